@@ -1,5 +1,5 @@
 # pyright: strict
-"""Exit codes of the process; errors carry their own code, the others are named here."""
+"""Exit codes of the process; errors carry their own code, the other codes are named here."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Documented in docs/cli.md; kept stable."""
+    """Exit codes, documented in docs/cli.md; kept stable."""
 
     OK = 0
     INCOMPLETE = 1
-    """Ran, but more ops failed or were skipped than --max-failed allows, or a process was lost with its op."""
+    """The run ended, but more ops failed or were skipped than --max-failed allows, or an op lost its process."""
     USAGE = 2
     REFUSED = 3
-    """Input that is malformed, over a limit, or against the policy."""
+    """The input is malformed, over a limit, or against the policy."""
     ENVIRONMENT = 4
-    """A device or library that was asked for is missing."""
+    """A requested device or library is missing."""
     REGRESSION = 5
     """A condition of `compare --fail-if` holds."""
     UNTESTED = 6
-    """Of none of those conditions that is told, but one of them could not be tested: no pass, and no regression."""
+    """No condition of `compare --fail-if` is known to hold, but at least one could not be tested.
+
+    This is neither a pass nor a regression.
+    """
     INTERNAL = 70
-    """Code of opreplay's own failed on an op; everything else was done."""
+    """opreplay's own code failed on an op; all other work was done."""
     INTERRUPTED = 130

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The `opreplay` command: finds subcommands, turns errors into messages and exit codes; holds no work of its own.
+"""The `opreplay` command: finds subcommands, and turns errors into messages and exit codes.
 
 Commands are imported when they are needed and import the library when they run, so that `--help` stays fast.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
 
 INTERRUPTS = Interrupts()
-"""Of this process; handlers are there once `main` has begun."""
+"""Signal handlers of this process; installed when `main` starts."""
 COMMANDS = (
     "run",
     "check",
@@ -52,22 +52,22 @@ COMMANDS = (
     "completion",
     "man",
 )
-"""In the order that --help shows; the module of the name below `commands` defines each as `command`."""
+"""Commands in the order of --help; each is the function `command` in the module of that name in `commands`."""
 RENAMED = {
     "devices": ("list", "devices"),
     "initializers": ("list", "initializers"),
     "plugins": ("list", "plugins"),
     "report": ("show",),
 }
-"""Names of before, which work for one version more."""
+"""Former command → its new form; former names work for one more version."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""What a write to a disk that takes no more ends with, or to a stdout that was closed."""
+"""errno values of a write to a full disk or to a closed stdout."""
 NO_THREAD = "can't start new thread"
-"""What Python's RuntimeError says where the system has no more threads."""
+"""Message of Python's RuntimeError if the system has no more threads."""
 UNBEARABLE = (RecursionError, OverflowError, MemoryError)
-"""What values of an input end with that are nested too deep, too large or too many, where no reader refused them."""
+"""Errors raised by inputs that are nested too deeply, too large or too many, and were not rejected by a reader."""
 
 
 class OpReplayGroup(click.Group):
@@ -86,7 +86,10 @@ class OpReplayGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve like click, but suggest the nearest name for an unknown command, and accept former names."""
+        """Resolve a command like click does, but also accept former names.
+
+        The error for an unknown command suggests the nearest name.
+        """
         if args and (new := RENAMED.get(args[0])) is not None:
             say_renamed(f"`{args[0]}`", f"`opreplay {' '.join(new)}`")
             args = [*new, *args[1:]]
@@ -107,8 +110,10 @@ class OpReplayGroup(click.Group):
         sys.exit(self._exit_code(*args, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; click itself would turn a broken pipe into exit code 1. Raises EnvironmentRefused if the
-        subcommand needs torch, which is not there or cannot be imported.
+        """Run the subcommand and flush stdout.
+
+        A broken pipe gives exit code 0, while click would exit with 1. Raises EnvironmentRefused if the subcommand
+        needs torch and torch is missing or cannot be imported.
         """
         try:
             result = super().invoke(ctx)
@@ -157,7 +162,7 @@ class OpReplayGroup(click.Group):
 
 
 def _keeping_stdout(command: click.Command) -> click.Command:
-    """Return the command, and its subcommands, with prints of user code sent to stderr while it runs."""
+    """Make a command and its subcommands send prints of user code to stderr while they run; return the command."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _keeping_stdout(inner)
     run = command.callback
@@ -177,7 +182,7 @@ def _keeping_stdout(command: click.Command) -> click.Command:
 
 
 def show_error(message: str, hint: str, exit_code: int) -> int:
-    """Print an error to stderr, with text from the input escaped; return the exit code."""
+    """Print an error and its hint to stderr, with text from the input escaped; return the exit code."""
     from opreplay.replay.report.text import safe
 
     click.echo(f"opreplay: {safe(message)}", err=True)
@@ -203,7 +208,7 @@ def _stdout_is_full() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not complain about a closed pipe."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -268,8 +273,7 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
 
 def _fill_closed_streams() -> None:
-    """Give closed standard streams a descriptor, so that the next opened file does not get it, and their output with
-    it.
+    """Open a descriptor for each closed standard stream, so that the next opened file does not get it and their output.
 
     Writing to a closed stdout fails as on a full disk; stderr accepts it.
     """
@@ -285,7 +289,7 @@ def _fill_closed_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Run the console script."""
+    """Entry point of the command line; does not return."""
     _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 gets escapes instead of a traceback.

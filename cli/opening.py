@@ -59,7 +59,7 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """Read the one profile in the TRACE argument and files next to it, with progress on stderr.
+    """Read the single profile in the TRACE argument and the files next to it, with progress on stderr.
 
     Raises UsageError for a glob that matches several files, TraceError for unreadable input.
     """
@@ -81,7 +81,10 @@ def open_trace(
 
 
 def busiest_of(trace: Trace) -> Trace:
-    """Return the process with most device time of a merged trace, and say so; another trace as it is."""
+    """Return the process of a merged trace with the most device time, and report it.
+
+    Any other trace is returned unchanged.
+    """
     if trace.info.merged is None:
         return trace
     from opreplay.cli.terminal import console
@@ -96,8 +99,9 @@ def busiest_of(trace: Trace) -> Trace:
 
 
 def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
-    """Return the reader's limits with those of --set limit. Raises UsageError that lists the names for an unknown
-    one.
+    """Return the reader's limits, changed by the values of --set limit.
+
+    Raises UsageError, listing the valid names, for an unknown name.
     """
     from opreplay.cli.options.types import ByteSize
     from opreplay.traces import Limits
@@ -112,7 +116,7 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
 
 
 def _told(trace: Trace) -> Trace:
-    """Return the trace after reporting what completed it."""
+    """Report on stderr which files completed the trace, and return the trace."""
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import join_notes
 

@@ -1,7 +1,5 @@
 # pyright: strict
-"""The files of --output: checked early, opened before anything is measured, written op by op if the format allows
-it.
-"""
+"""Files of --output: checked early, opened before anything is measured, and written op by op if the format allows."""
 
 from __future__ import annotations
 
@@ -20,30 +18,30 @@ from opreplay.replay.results.writing import LINES, JsonLinesSink
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 FORMS = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json"}
-"""Suffix → form of a view."""
+"""File suffix → output format of a view."""
 PAGES = (".csv", ".md", ".html")
-"""Suffixes that a run writes as a whole at the end."""
+"""Suffixes of files that a run writes as a whole at its end."""
 
 
 class Outputs:
-    """A sink that keeps the records of a run and writes them to every requested file.
+    """Sink that keeps the records of a run and writes them to every requested file.
 
     Nothing is created before the first record arrives, so a run that cannot start leaves no files.
     """
 
     def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
-        """Check names, and with `resume` open the .jsonl that holds a part of the run.
+        """Check the file names; with `resume`, open the .jsonl file that holds part of the run.
 
-        Raises UsageError for a suffix without a format, a file named twice, an existing file (other than the one to
-        resume), and for `resume` without exactly one .jsonl; FormatError if that is not a result file.
+        Raises UsageError for a suffix without a format, a file given twice, an existing file (other than the one to
+        resume), and for `resume` without exactly one .jsonl. Raises FormatError if that .jsonl is not a result file.
         """
         self.memory = MemorySink()
         self.earlier: ResultFile | None = None
-        """The part of the run that is there already."""
+        """Existing part of the run to resume; None for a new run."""
         self.to_stdout = "-" in names
         self._paths = _paths_of(names)
         self.results: Path | None = None
-        """The only .jsonl, which --resume could go on with."""
+        """The only .jsonl file, from which --resume could continue."""
         self._lines: list[JsonLinesSink] = []
         self._opened = False
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
@@ -59,14 +57,14 @@ class Outputs:
             self._continue(lines[0])
 
     def _continue(self, path: Path) -> None:
-        """Load the results in a file."""
+        """Reopen a result file and load its results."""
         sink, self.earlier = JsonLinesSink.reopen(path)
         self._lines.append(sink)
         self._paths.remove(path)
         self.memory.take(self.earlier)
 
     def forget(self) -> None:
-        """Leave the contents of the file to resume out of reports and pages if nothing was added to it."""
+        """Drop the results loaded from the file to resume if nothing was added, so that reports and pages omit them."""
         if not self._opened:
             self.memory = MemorySink()
 
@@ -76,7 +74,7 @@ class Outputs:
         return self.earlier is not None and not self._opened
 
     def write(self, record: Record) -> None:
-        """Write one record to the files, opening them for the first one."""
+        """Write one record to the files; the first record opens them."""
         if not self._opened:
             self._open()
         if not isinstance(record, OpResult):
@@ -123,8 +121,9 @@ class Outputs:
 
 
 def _paths_of(names: Sequence[str]) -> list[Path]:
-    """Return the files among names of outputs. Raises UsageError for a suffix without a format and a file named
-    twice.
+    """Return the paths of the outputs, without "-".
+
+    Raises UsageError for a suffix without a format and for a file given twice.
     """
     if len(set(names)) < len(names):
         raise UsageError("the same --output file is given twice")
@@ -158,7 +157,7 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 
 def check_plan_file(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a name that promises another format than JSON, and as `check_writable` does."""
+    """Raise UsageError for a suffix of another format than JSON, and as `check_writable` does."""
     if path.suffix.lower() in (*PAGES, *LINES):
         raise UsageError(
             f"a plan is written as JSON, not as {path.suffix}",
@@ -173,11 +172,16 @@ def write_file(path: Path, text: str, *, force: bool) -> None:
 
 
 ROOM_BYTES = 1 << 20
-"""That a disk must have for a page, which is written when all is measured: more than most need."""
+"""Free disk space required for a page, in bytes; more than most pages need.
+
+The page is written after all measurements.
+"""
 
 
 def _refuse_full_disk(path: Path) -> None:
-    """Raise EnvironmentRefused if there is no room for a page that will be written at the end."""
+    """Raise EnvironmentRefused and remove the file if the disk has no space for a page that will be written
+    at the end.
+    """
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
         raise EnvironmentRefused(
@@ -187,9 +191,9 @@ def _refuse_full_disk(path: Path) -> None:
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
-    """Write a page at the end of a run, whose results may also be in the file `lines`.
+    """Write a page at the end of a run; its results may also be in the file `lines`.
 
-    Raises EnvironmentRefused that says how to create the page later.
+    Raises EnvironmentRefused with a hint on how to create the page later.
     """
     try:
         path.write_bytes(text.encode(errors="backslashreplace"))
@@ -201,8 +205,10 @@ def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a file. Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot
-    be written completely.
+    """Write a file.
+
+    Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot be written
+    completely.
     """
     try:
         stream = path.open("wb" if force else "xb")
@@ -222,7 +228,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
-    """Raise UsageError for a file of another format or one that may not be written; None stands for no file."""
+    """Raise UsageError for an output file of another format or one that may not be written; None means no file."""
     for path in map(Path, filter(None, names)):
         if path.suffix.lower() not in suffixes:
             known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."
@@ -231,6 +237,6 @@ def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html
 
 
 def write_view(view: View, names: Iterable[str | None], *, force: bool) -> None:
-    """Write a result to each file in the format of its suffix; None stands for no file."""
+    """Write a view to each file, in the format of the file's suffix; None means no file."""
     for path in map(Path, filter(None, names)):
         write_file(path, view.text(FORMS[path.suffix.lower()], console.command_line()), force=force)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.job.job import Job
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
-"""Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
+"""Endings of file names that select TraceLens's IR as format, which has no counts, times or reasons."""
 
 
 def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
@@ -46,9 +46,9 @@ def show_plan(
     everything: bool = False,
     all_rows: bool = False,
 ) -> None:
-    """Print the coverage that a run would have, the results on meta tensors, then the ops.
+    """Print the coverage that a run would have, the results of calls on meta tensors, then the ops.
 
-    Raises InternalError afterwards if code of opreplay failed.
+    Afterwards raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.job.predicting import Faults
     from opreplay.replay.plan.recorded.where import where_of
@@ -64,7 +64,7 @@ def show_plan(
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
-    """Report the results on meta tensors on stderr, if stdout gets the plan itself."""
+    """Report the results of calls on meta tensors on stderr, for use when the plan itself goes to stdout."""
     from opreplay.replay.job.planned import planned_results
     from opreplay.replay.report.views import meta
 
@@ -72,7 +72,7 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 
 
 def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str, MetaCheck] | None = None) -> None:
-    """Print everything known about the heaviest op that matches `wanted`. Raises UsageError if none does."""
+    """Print a full explanation of the heaviest op that matches `wanted`. Raises UsageError if none does."""
     import msgspec
 
     from opreplay.replay.ascend import explain_op
@@ -111,7 +111,7 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
 
 
 def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: int | None) -> ExitCode:
-    """Return 1 if more ops than allowed would not be replayed, or are wrong on meta tensors."""
+    """Return exit code 1 if more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
     from opreplay.replay.ir.verdicts import META_WRONG
     from opreplay.replay.job.planned import why_not
@@ -126,9 +126,9 @@ def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: i
 
 
 def show_dry_run(job: Job, showing: Showing) -> ExitCode:
-    """Show what a run would do; return the exit code that the plan tells.
+    """Show what a run would do; return the exit code according to the plan.
 
-    Raises UsageError or FormatError for values that fit no op.
+    Raises UsageError or FormatError for supplied values that fit no op.
     """
     if job.settings.values is not None:
         from opreplay.replay.arguments.supplied import check_values_file
@@ -151,7 +151,7 @@ def plan_file(text: str) -> ReplayPlan | None:
 def captured_file(text: str) -> ReplayPlan | None:
     """Return the captured plan in a file; None for a trace or anything else.
 
-    Raises UsageError for the plan of a trace, which has nothing to inspect beyond what `plan` shows.
+    Raises UsageError for the plan of a trace: `plan` already shows all that `inspect` could show of it.
     """
     from opreplay.traces.errors import UsageError
 
@@ -165,7 +165,10 @@ def captured_file(text: str) -> ReplayPlan | None:
 
 
 def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
-    """Print what a captured plan knows about its step. Raises UsageError for a table of times, since it has none."""
+    """Print the information on the step in a captured plan.
+
+    Raises UsageError for a table of times, because a captured plan has none.
+    """
     from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The pytest plugin: the fixture `opreplay`, defined by `replay.testing`, and its options.
+"""Pytest plugin: the fixture `opreplay`, implemented in `replay.testing`, and its options.
 
-pytest loads it in every project where opreplay is installed, so the library is imported only when a test uses the
-fixture.
+pytest loads this module in every project where opreplay is installed, so the library is imported only when a test uses
+the fixture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def opreplay(request: pytest.FixtureRequest) -> Expectations:
-    """Ops of a trace in this test: `replay`, `check`, `open` and `op`; file names are relative to the test's folder."""
+    """Return an object to replay and check ops of a trace in this test: `replay`, `check`, `open` and `op`.
+
+    File names are relative to the test's folder.
+    """
     from opreplay.replay.testing.expectations import Expectations
 
     device, update = (request.config.getoption(name) for name in ("opreplay_device", "opreplay_update"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
-    """Raise UsageError if both the report and the records would go to stdout."""
+    """Raise UsageError if both the report and the records would be written to stdout."""
     from opreplay.traces.errors import UsageError
 
     if format_ == "json" and "-" in output:
@@ -30,8 +30,9 @@ def one_stdout(format_: str, output: Sequence[str]) -> None:
 
 
 def show_json(outputs: Outputs) -> None:
-    """Print the whole run as one JSON value to stdout, and its coverage to stderr; nothing for a run that could not
-    start.
+    """Print the whole run as one JSON value to stdout, and its coverage to stderr.
+
+    Prints nothing for a run that could not start.
     """
     from opreplay.replay.report.run import report
     from opreplay.replay.report.run.tables import run_of
@@ -43,7 +44,7 @@ def show_json(outputs: Outputs) -> None:
 
 
 def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = True) -> None:
-    """Print the coverage, then the tables; for a batch, tables of traces and jobs before those of ops.
+    """Print the coverage, then the tables; for a batch, tables of traces and jobs come before those of ops.
 
     If stdout gets the results themselves, only the coverage is printed, to stderr.
     """
@@ -62,9 +63,9 @@ def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = T
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
-    """Return 1 if more ops than allowed were skipped or failed, or one lost its process, and say so on stderr.
+    """Return exit code 1 if more ops than allowed were skipped or failed, or if an op lost its process.
 
-    Raises InternalError if code of opreplay failed.
+    The reason is reported on stderr. Raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.results.outcome import is_lost
     from opreplay.replay.results.resume import is_out_of_time
@@ -91,7 +92,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
 
 
 def _tell_stop(result: OpResult, untried: int) -> None:
-    """Say on stderr which op ended a run that stops at the first failure."""
+    """Report on stderr the op at which a run stopped because of --stop-on-error."""
     from opreplay.replay.report.text import plural
 
     console.narrate(
@@ -102,7 +103,10 @@ def _tell_stop(result: OpResult, untried: int) -> None:
 
 
 def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:
-    """Return the exit code for ops that were not replayed, or whose results differ from their own implementation."""
+    """Return the exit code for ops that were not replayed or whose results are wrong.
+
+    Results are wrong if they differ from those of the op's own implementation.
+    """
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in results)
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
@@ -110,7 +114,7 @@ def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_f
 
 
 def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
-    """Raise InternalError for an op that failed in code of opreplay."""
+    """Raise InternalError for the first op that failed in opreplay's own code."""
     from opreplay.traces.errors import InternalError
 
     for result in results:
@@ -119,7 +123,7 @@ def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
-    """Say on stderr which ops took the time of a run of `wall_s` in which `late` ops were not reached."""
+    """Report on stderr which ops used up the time of a run of `wall_s` seconds that did not reach `late` ops."""
     from opreplay.replay.results.resume import is_ended_by_time
 
     for result in filter(is_ended_by_time, outputs.memory.results):
@@ -137,7 +141,7 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
 
 
 def _measured_here(outputs: Outputs) -> bool:
-    """Check whether an op was tried by this run, not only by the run that it resumes."""
+    """Check whether this run tried an op, as opposed to the run that it resumes."""
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results
@@ -149,10 +153,10 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """Return 1 if more ops missed than allowed, with a line on stderr that says `what` they are; None allows any
-    number.
+    """Return exit code 1 if more ops missed than allowed, and report `what` happened to them on stderr.
 
-    Return 2 if `of`, the number of ops, is 0, as for an empty selection, since nothing was tested; None means unknown.
+    `max_failed` None allows any number. Return 2 if `of`, the number of ops, is 0, as for an empty selection, because
+    nothing was tested; None means that the number is unknown.
     """
     if max_failed is not None and of == 0:
         console.narrate("opreplay: there is no op to replay, so --max-failed tests nothing")
@@ -164,7 +168,7 @@ def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) 
 
 
 def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
-    """Return an engine with workers on a Ray cluster, or None for the engine in the options."""
+    """Return an engine with workers on a Ray cluster, or None to use the engine given in the options."""
     if engine != "ray":
         return None
     from opreplay.replay.execute.engines import worker_config
@@ -175,7 +179,7 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
-    """What becomes of the results of a run: files, history, report and exit code."""
+    """Output settings of a run: files, history, report and exit code."""
 
     output: tuple[str, ...]
     force: bool
@@ -186,17 +190,17 @@ class Showing:
     max_failed: int | None
     dry_run: bool
     rows: bool | None = None
-    """Whether each op is printed where there is no terminal; None for never."""
+    """Whether to print each op even if stderr is not a terminal; None prints no ops at all."""
     notes: bool = True
     all_rows: bool = True
 
     def refuse_unusable(self) -> None:
-        """Raise UsageError for what cannot be written, before anything is read."""
+        """Raise UsageError, before anything is read, for outputs that cannot be written."""
         one_stdout(self.format_, self.output)
         refuse_bad_history(self.history, self.label, dry_run=self.dry_run)
 
     def conclude(self, outputs: Outputs, faults: Faults) -> ExitCode:
-        """Add a run that has ended to the history; return the exit code of its results."""
+        """Add a finished run to the history; return the exit code of its results."""
         add_to_history(self.history, self.label, outputs)
         return outcome_code(outputs, self.max_failed, faults)
 
@@ -204,7 +208,7 @@ class Showing:
 def run_and_show(
     job: Job, outputs: Outputs, showing: Showing, *, devices_held: Sequence[str], engine: Engine | None = None
 ) -> Faults:
-    """Run a job into the outputs while `devices_held` are held, and show the results, also when it was cut short.
+    """Run a job into the outputs while `devices_held` are locked, and show the results, even if the run was cut short.
 
     Returns the faults of predictions.
     """

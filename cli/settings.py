@@ -1,8 +1,8 @@
 # pyright: strict
 """Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml: find the file, check it, pass it to click.
 
-Decides which file is used, what its names mean, and which of them need a file that the user trusts. Each option defines
-its own valid values; the command line takes precedence.
+This module decides which file is used, what its names mean, and which of them need a file that the user trusts. Each
+option defines its own valid values; the command line takes precedence.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 OWN, SHARED = "opreplay.toml", "pyproject.toml"
 NONE = "none"
-"""In place of a file: no file counts."""
+"""Value of --config that means: use no options file."""
 MOST_BYTES = {OWN: 16 << 10, SHARED: 256 << 10}
-"""Of a file by its name; of one with another name as of `OWN`."""
+"""Maximum size in bytes of an options file by its name; files with other names have the limit of `OWN`."""
 PER_PROCESSOR = 4
-"""Threads and processes that a found file may ask for without trust, times the processors of this machine."""
+"""Threads or processes per processor of this machine that an untrusted options file may request."""
 LONGEST_S = 60.0
-"""Time that a found file may give one op or case without trust."""
+"""Longest time per op or case that an untrusted options file may set, in seconds."""
 _PARALLEL = frozenset({"threads", "workers", "ranks"})
 _PER_OP = frozenset({"op_time", "speed_time"})
 _SIZES = frozenset({"batch", "context", "world_size", "cores"}) | {
     f"{kind}_parallel" for kind in ("expert", "tensor", "pipeline")
 }
 MOST_DEVICE_BYTES = 1 << 20
-"""As `devices.file.MAX_FILE_BYTES`, which takes its time to be imported."""
+"""Same value as `devices.file.MAX_FILE_BYTES`, which is slow to import."""
 MOST_SIZE = 1 << 24
-"""Value of a size or count of a simulated step that a found file may give without trust."""
+"""Largest size or count of a simulated step that an untrusted options file may set."""
 _SHOWN = 200
-"""Characters of a file that a message repeats."""
+"""Maximum number of characters of a file that a message quotes."""
 _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
 SETS = "Write what --set takes by its own name: op_time = 0.5, and not set = ['op_time=0.5']."
 _WORD = re.compile(r"[A-Z]+")
@@ -60,33 +60,33 @@ _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "S
     "keep",
     "real",
 }
-"""Words of metavars and flags that need trust."""
+"""Words in metavars and flags that mark options as needing trust."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The checked contents of an options file; empty if there is none."""
+    """Checked contents of an options file; empty if there is no file."""
 
     path: Path | None = None
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Command → parameter of it → value, as click's `default_map` has them."""
+    """Command → parameter → value, in the form of click's `default_map`."""
     places: tuple[tuple[str, str, str], ...] = ()
-    """(name as written, value, where it stands) of each setting."""
+    """(name as written, value, file) of each setting."""
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Command → names as written of what counts for it."""
+    """Command → settings that apply to it, as written in the file."""
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Name as written of each setting that needs trust → why its value does ("" where any value would), of a file that
-    has none."""
+    """Setting of an untrusted file that needs trust, as written → why its value does; "" if any value would."""
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Name as written of each setting whose device file cannot be read → why, of a file without trust."""
+    """Setting of an untrusted file whose device file cannot be read, as written → why it cannot."""
     problem: str = ""
-    """Why the file does not count, where somebody is to be told of it instead of stopped."""
+    """Why the file is invalid, for commands that report this instead of stopping."""
 
 
 def find_file(start: Path) -> Path | None:
-    """Return the nearest file at or above a folder, up to a repository's root, the home folder or the top.
+    """Return the nearest options file in a folder or its parents.
 
-    Raises UsageError if one folder has two files with options.
+    The search ends at a repository's root, the home folder or the root folder. Raises UsageError if one folder has two
+    files with options.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -102,9 +102,9 @@ def find_file(start: Path) -> Path | None:
 
 
 def irregular_file(start: Path, found: Path | None) -> Path | None:
-    """The nearest `opreplay.toml` that is no regular file and so does not count: a folder, a pipe, a device.
+    """Return the nearest `opreplay.toml` that is ignored because it is not a regular file (a folder, pipe or device).
 
-    Looks where `find_file` does, up to the folder of the file that it `found`.
+    Searches where `find_file` does, up to the folder of the file that it `found`.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -117,7 +117,7 @@ def irregular_file(start: Path, found: Path | None) -> Path | None:
 
 
 def _own(path: Path) -> Path:
-    """Return the file. Raises UsageError if it belongs to another user."""
+    """Return the path. Raises UsageError if the file belongs to another user (root is allowed)."""
     owner = path.stat().st_uid
     if owner not in (os.getuid(), 0):
         raise _wrong(f"{path} belongs to another user", f"Name it with --config, or give --config {NONE}.")
@@ -135,8 +135,8 @@ def _speaks(path: Path) -> bool:
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
     """Return the settings of a file for the existing commands.
 
-    For a file that was found rather than `named`, the user's trust in it decides which settings are used. Raises
-    UsageError for an unreadable file, unknown options or commands, and values of a wrong type.
+    If the file was found rather than `named` by the user, only a trusted file may use all settings. Raises UsageError
+    for an unreadable file, unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -167,7 +167,7 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
 def _assigned(
     path: Path, table: Mapping[str, Any], commands: Mapping[str, click.Command]
 ) -> Iterator[tuple[str, Any, dict[str, click.Option]]]:
-    """Yield (name as written, value, the option of each command that it sets). Raises UsageError for unknown names."""
+    """Yield (name as written, value, command → option that it sets). Raises UsageError for unknown names."""
     known = {name: _options(command) for name, command in commands.items()}
     everywhere = sorted({flag for options in known.values() for flag in options})
     for name, value in table.items():
@@ -189,9 +189,9 @@ def _assigned(
 
 
 def needs_trust(option: click.Option) -> bool:
-    """Check whether an option affects more than the numbers of a run.
+    """Check whether an option affects more than the numbers of a run, so that it may only be set by a trusted file.
 
-    It then names code, files or machines, overwrites files, or raises limits that protect against hostile files.
+    These options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
     Simulated devices are data, which is checked.
     """
     if isinstance(option.type, SocName):
@@ -202,9 +202,7 @@ def needs_trust(option: click.Option) -> bool:
 
 
 def refuse_untrusted(settings: Settings, command: str) -> None:
-    """Raise UsageError if a command would use a setting that an untrusted file may not make, or an invalid device
-    file.
-    """
+    """Raise UsageError if a command would use an unreadable device file, or a setting that needs a trusted file."""
     used, reasons = settings.used.get(command, ()), settings.untrusted
     unreadable = next((f"{name}: {settings.unreadable[name]}" for name in used if name in settings.unreadable), None)
     if unreadable is not None:
@@ -218,10 +216,10 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
 
 
 def excess_of(option: click.Option, value: Any, folder: Path) -> str:
-    """Return why a value in an untrusted file needs trust although its option does not; "" if it does not.
+    """Return why a value in an untrusted file needs trust although its option does not; "" if the value needs none.
 
-    Such a value names a file outside `folder`, asks for more processes than the machine can run well, or takes very
-    long.
+    A value needs trust if it names a file outside `folder`, asks for more processes than the machine can run well, or
+    takes very long.
     """
     texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, SocName) or option.name == "init_arg":
@@ -239,7 +237,7 @@ def excess_of(option: click.Option, value: Any, folder: Path) -> str:
 
 
 def _unreadable(value: Any) -> str:
-    """Return why one of the device files among the device names cannot be read; "" if all can."""
+    """Return why one of the given device files cannot be read; "" if all can. Device names are not checked."""
     from opreplay.traces.folders import open_regular
 
     names = cast("list[Any]", value) if isinstance(value, list) else [value]
@@ -253,7 +251,7 @@ def _unreadable(value: Any) -> str:
 
 
 def _is_outside(text: str, folder: Path) -> bool:
-    """Check whether a text may name a file, with links resolved, outside a folder."""
+    """Check whether a text may name a file outside a folder, with links resolved."""
     if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
         return False
     from opreplay.traces.folders import is_inside
@@ -289,7 +287,10 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table with names as in flags: `op_time`, as in --set, becomes `op-time`."""
+    """Return the table with names in the form of flags: `op_time`, as in --set, becomes `op-time`.
+
+    Raises UsageError if a name occurs in both forms.
+    """
     names = [name.replace("_", "-") for name in table]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -301,7 +302,7 @@ def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """Return options by their flags without dashes."""
+    """Return the options of a command by their flags without dashes."""
     by_flag: dict[str, click.Option] = {}
     for option in command.params:
         if isinstance(option, click.Option):
@@ -314,7 +315,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 def _take(
     values: dict[str, dict[str, Any]], path: Path, command: str, option: click.Option, value: Any, written: str
 ) -> None:
-    """Store a value where click finds it. Raises UsageError if the option does not accept it."""
+    """Store a value where click will find it. Raises UsageError if the option does not accept it."""
     texts = _texts(value, option)
     hint = f"It is as `opreplay {command}` takes --{written.rpartition('.')[2]}."
     if texts is None:
@@ -337,7 +338,7 @@ def _take(
 
 
 def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
-    """Return a flag's value, or all values of another option; None if the type is wrong."""
+    """Return the value of a flag, or the list of values of another option; None if the type is wrong."""
     if option.is_flag:
         return value if isinstance(value, bool) else None
     if isinstance(value, dict) and option.multiple:
@@ -349,14 +350,14 @@ def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Check whether a value is a text or a finite number."""
+    """Check whether a value is a string or a finite number."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def _placed(value: Any, option: click.Option, folder: Path) -> Any:
-    """Resolve a file name relative to the options file's folder, independent of the current folder."""
+    """Resolve a file name relative to the folder of the options file, not to the current folder."""
     metavar = option.metavar or ""
     if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and os.path.exists(folder / value):
         return str(folder / value)
@@ -364,13 +365,13 @@ def _placed(value: Any, option: click.Option, folder: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return the value for a message, with the middle of a long one left out."""
+    """Return a value for a message, with the middle of a long value left out."""
     text = ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def refused(error: Exception) -> TypeGuard[UsageError]:
-    """Check whether an error is about an options file."""
+    """Check whether an error while reading an options file is the user's (UsageError)."""
     from opreplay.traces.errors import UsageError
 
     return isinstance(error, UsageError)
@@ -393,7 +394,7 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
 
 
 def folder() -> Path:
-    """Return `$XDG_STATE_HOME/opreplay/trusted`, or the same below `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/opreplay/trusted`, or the same folder in `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -401,7 +402,7 @@ def folder() -> Path:
 
 
 def trust(path: Path, content: bytes) -> None:
-    """Remember a file with its current contents. Raises OSError."""
+    """Record that the user trusts a file with its current contents. Raises OSError."""
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(place):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNUSED_SHOWN = 5
-"""Unused registrations that are told one by one."""
+"""Maximum number of unused registrations that are reported one by one."""
 
 
 def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
@@ -53,9 +53,9 @@ def open_job(
     settings: Settings,
     socs: Sequence[str],
 ) -> Job:
-    """Load users' code, then open the job. Raises UsageError and FormatError for what the user gave.
+    """Load user code, then open the job. Raises UsageError and FormatError for invalid input of the user.
 
-    `settings.plugins` holds what the user named; `job.settings.plugins` holds the files to load from.
+    `settings.plugins` holds the names that the user gave; `job.settings.plugins` holds the files to load from.
     """
     import msgspec
 
@@ -66,9 +66,9 @@ def open_job(
 
 
 def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
-    """Return the plan, after a look at what the user gave for its ops.
+    """Return the plan after checking the initializers and values that the user gave for its ops.
 
-    Raises UsageError for initializers and values that fit no op, and what `Job.plan` raises.
+    Raises UsageError for initializers and values that fit no op, and whatever `Job.plan` raises.
     """
     from opreplay.cli.terminal import console
 
@@ -85,7 +85,7 @@ def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
 
 
 def warn_of_small_cluster(job: Job) -> None:
-    """Say on stderr where groups of collectives are larger than the simulated cluster."""
+    """Warn on stderr if groups of collectives are larger than the simulated cluster."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 
@@ -94,7 +94,7 @@ def warn_of_small_cluster(job: Job) -> None:
 
 
 def conclude(job: Job, *, unused: bool = True) -> None:
-    """Once all is predicted: say on stderr what could not be, and keep what the next run can have."""
+    """Finish the predictions: report on stderr what could not be predicted, and store what the next run can reuse."""
     contents = job.contents
     _tell_problems(contents)
     if (keep := getattr(contents, "keep", None)) is not None:
@@ -104,9 +104,9 @@ def conclude(job: Job, *, unused: bool = True) -> None:
 
 
 def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
-    """Return what was read, a captured plan with the fused kernels that `fused` asks for; say where there are none.
+    """Return a captured plan with the kernels that `fused` requests, or the input if nothing changes.
 
-    Raises UsageError for what was not captured.
+    If "ascend" finds no calls to fuse, this is reported on stderr. Raises UsageError for anything but a captured plan.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ir.model import ReplayPlan
@@ -124,8 +124,8 @@ def refuse_unused_initializers(
 ) -> None:
     """Raise UsageError for unused initializers.
 
-    That is a --plugin file with nothing but initializers, or a setting init_arg, if none of them names an op of the
-    plan.
+    These are the initializers of a --plugin file that holds nothing else, or of a setting init_arg, if none of them
+    lists an op of the plan.
     """
     from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
@@ -152,7 +152,7 @@ def refuse_unused_initializers(
 
 
 def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
-    """Say on stderr for how many ops the initializers could not make the contents on which predictions depend."""
+    """Report on stderr how many ops have contents that predictions depend on but initializers could not make."""
     from opreplay.cli.terminal import console
 
     for why, text in (
@@ -165,8 +165,10 @@ def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
-    """Say on stderr which of the user's conversions, executors, estimators, properties and rules were not used, and
-    why."""
+    """Report on stderr which functions that the user registered were not used, and why.
+
+    These are conversions, executors, estimators, properties and rules.
+    """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.custom.estimators import unused_registrations
     from opreplay.replay.plugins import unused_functions

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""As `exit_codes.ExitCode`, which takes its time to be imported."""
+"""Exit code after Ctrl-C; same value as in `exit_codes.ExitCode`, which is slow to import."""
 
 
 def main() -> NoReturn:
@@ -24,6 +24,6 @@ def main() -> NoReturn:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit immediately, since nothing has begun yet."""
+    """Exit immediately on SIGINT, because no work has started yet."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Amounts of work and their text."""
+"""Amounts of work that calls do, and how to format them as text."""
 
 from __future__ import annotations
 
@@ -7,41 +7,44 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A number of items that a call processes, of the most that its shapes allow."""
+    """Number of items that a call processes, and the maximum that its shapes allow."""
 
     what: str
     """Plural noun, e.g. "context tokens"."""
     done: int
     most: int | None = None
-    """None where the shapes set no bound."""
+    """Maximum number of items; None if the shapes set no bound."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The work that one call does, given the values of its arguments."""
+    """Work done by one call with the values of its arguments."""
 
     amounts: tuple[Amount, ...] = ()
-    """The one that matters most comes first."""
+    """Amounts of items processed; the most important one comes first."""
     bytes_read: int | None = None
-    """Bytes of memory that one call reads; None for those of its arguments."""
+    """Bytes of memory that one call reads; None means the size of its arguments."""
     bytes_written: int | None = None
-    """Bytes of memory that one call writes; None for those of its results."""
+    """Bytes of memory that one call writes; None means the size of its results."""
     flops: int | None = None
-    """Floating-point operations of one call, a multiply-add being two."""
+    """Floating-point operations of one call; a multiply-add counts as two."""
     warnings: tuple[str, ...] = ()
-    """What is wrong with the values, e.g. "1,024 of 1,024 tokens meet an expert twice"."""
+    """Problems with the values, e.g. "1,024 of 1,024 tokens meet an expert twice"."""
     idle: bool = False
-    """Whether the values make the op do nothing, or the same thing again and again, where its shapes allow more."""
+    """Whether the values make the op do nothing, or repeat the same work, although its shapes allow more."""
 
 
 def work(*amounts: Amount, warnings: tuple[str, ...] = (), same: bool = False) -> Work:
-    """Return Work whose `idle` follows from the first amount: 0, or with `same` a single one of several."""
+    """Return a Work whose `idle` follows from the first amount.
+
+    It is idle if the first amount is 0 although more is possible or, with `same`, 1 although more than 1 is possible.
+    """
     first = amounts[0]
     idle = first.done == 0 != first.most or (same and first.done == 1 and (first.most or 0) > 1)
     return Work(amounts=amounts, warnings=warnings, idle=idle)
 
 
 def amount_text(amount: Amount) -> str:
-    """Return "8,192 of 65,536 context tokens (12.5 %)"."""
+    """Format an amount, e.g. "8,192 of 65,536 context tokens (12.5 %)"."""
     if amount.most is None:
         return f"{amount.done:,} {amount.what}"
     share = f" ({100 * amount.done / amount.most:.3g} %)" if 0 < amount.done < amount.most else ""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Run an initializer on a call and check the result; any fault in it becomes an InitializerError.
+"""Run an initializer on a call and check the result; any failure in it becomes an InitializerError.
 
 `registry` decides which initializer a call gets.
 """
@@ -22,9 +22,9 @@ from opreplay.initializers.user_code import failed_at
 from opreplay.traces.errors import InternalError, strict
 
 FINGERPRINT_BYTES = 1 << 24
-"""Largest tensor whose bytes are looked at; of larger ones torch's count of writes tells."""
+"""Largest tensor, in bytes, whose contents are hashed; for larger ones only torch's version counter is compared."""
 TEXT_LENGTH = 400
-"""Characters kept of what an initializer says of itself or of one argument."""
+"""Maximum number of characters kept of an initializer's message or of its note on one argument."""
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
@@ -42,10 +42,11 @@ def applies(rule: CustomInit, context: InitContext) -> bool:
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
-    """Let the initializer fill the tensors and return its report; a line of text or None is converted to one.
+    """Let the initializer fill the tensors and return its report; a str or None is converted to an InitReport.
 
-    Raises InternalError if an initializer of opreplay raises anything but InitializerError. Raises InitializerError for
-    any exception of a user's initializer, a result of another type, and tensors resized or replaced instead of filled.
+    Raises InternalError if a built-in initializer raises anything but InitializerError. Raises InitializerError for any
+    exception of a user's initializer, for a result of another type, and for tensors that were resized or replaced
+    instead of filled.
     """
     before = list(_tensors(context.args))
     try:
@@ -67,9 +68,10 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 
 
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
-    """Return the initializer's statement of a filled call's work.
+    """Return the work of a filled call as stated by the initializer's `work` method.
 
-    Raises InitializerError, naming the initializer, if it fails or returns anything but Work with whole numbers >= 0.
+    Raises InitializerError, naming the initializer, if the method fails or returns anything but a Work with integers >=
+    0.
     """
     try:
         with _as_built_in(rule, context):
@@ -88,11 +90,11 @@ def work_by(rule: CustomInit, context: InitContext) -> Work | None:
 
 
 MAX_AMOUNT = 1 << 62
-"""Largest number that `work` may say: more fits no record."""
+"""Largest number that `work` may return; larger numbers do not fit into a record."""
 
 
 def _wrong_work(said: Any) -> str:
-    """Return what is invalid about a Work; "" if nothing is."""
+    """Return a message that says why a Work is invalid; "" if it is valid."""
     if not isinstance(said, Work):
         return f"{type(said).__name__} returned, not a Work"
     # Users' code may have put anything into it.
@@ -112,7 +114,7 @@ def _wrong_work(said: Any) -> str:
 
 
 def _all_of(values: object, kind: type) -> bool:
-    """Check whether it is a tuple or list of values of one type."""
+    """Check whether `values` is a tuple or list whose items are all of one type."""
     return isinstance(values, tuple | list) and all(isinstance(value, kind) for value in cast("list[object]", values))
 
 
@@ -123,8 +125,9 @@ def _is_amount(name: str, value: object) -> bool:
 
 
 def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Return values that change if a tensor of these arguments is written, by torch or bypassing it (numpy,
-    `.data`).
+    """Return a fingerprint per argument that changes when one of its tensors is written.
+
+    This covers writes by torch and writes that bypass it (numpy, `.data`).
     """
     marks: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for name, tensor in context.tensors():
@@ -136,7 +139,10 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Allow only InitializerError to leave a built-in initializer; a user's initializer may raise anything."""
+    """Return a context that lets only InitializerError leave a built-in initializer.
+
+    A user's initializer may raise anything.
+    """
     if not type(rule).__module__.startswith("opreplay."):
         return nullcontext()
     return strict(f"initializer {rule.name} for {context.op}", InitializerError)
@@ -176,7 +182,7 @@ def _short(text: str) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Return "ValueError: message (file.py:12)", with the location if the file is not opreplay's."""
+    """Return "ValueError: message (file.py:12)"; the location is left out if the file belongs to opreplay."""
     first = (str(error).splitlines() or [""])[0]
     place = failed_at(error)
     package = Path(__file__).resolve().parents[1]

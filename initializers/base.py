@@ -1,5 +1,5 @@
 # pyright: strict
-"""Base classes of initializers, which fill the argument tensors of the ops that they name."""
+"""Base classes of initializers, which fill the argument tensors of the ops that they list."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 class InitializerError(Exception):
-    """An initializer cannot make valid values; the op is not replayed, and the message says why."""
+    """Raised if an initializer cannot make valid values.
+
+    The op is not replayed, and the message says why.
+    """
 
 
 OptionValue = int | float | str | bool | None
-"""What an option may hold."""
+"""Types that the value of an option may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLengths:
-    """Sequences of a batch: sequence i has query[i] new tokens and attends to kv[i] tokens in total."""
+    """Sequence lengths of a batch: sequence i has query[i] new tokens and attends to kv[i] tokens in total."""
 
     query: tuple[int, ...]
     kv: tuple[int, ...]
@@ -46,7 +49,7 @@ class BatchLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitContext:
-    """One call whose tensors are allocated and already hold plain seeded values of their dtypes."""
+    """One call whose tensors are allocated and already filled with seeded default values for their dtypes."""
 
     op: str
     """Name as recorded, "namespace::op"."""
@@ -58,15 +61,15 @@ class InitContext:
     """The only source of randomness; seeded from the run's seed and the op's id, on the tensors' device."""
     seed: int = 0
     outputs: tuple[TensorMeta | None, ...] | None = None
-    """Metadata of the results, where known."""
+    """Metadata of the results; None if unknown."""
     batch: BatchContext | None = None
-    """The batch of the iteration that the op ran in, where the trace says so."""
+    """Batch of the iteration in which the op ran; None if the trace does not record it."""
     run_seed: int = 0
-    """The run's own seed, the same for all ops: what several ops must agree on is drawn from it."""
+    """Seed of the run, the same for all ops; used to draw values on which several ops must agree."""
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
-    """The initializer's options, all of them, checked."""
+    """Values of all options of the initializer, already checked."""
     role: str = ""
-    """What a built-in initializer does for this op, where it has several ways."""
+    """Variant of a built-in initializer to use for this op, if it has several variants."""
     keyword_only: frozenset[str] = frozenset()
     """Names of the arguments that are passed by keyword."""
 
@@ -76,8 +79,9 @@ class InitContext:
         return value if hasattr(value, "data_ptr") else None
 
     def need(self, name: str, dims: int = 0) -> torch.Tensor:
-        """Return the tensor argument `name`. Raises InitializerError if there is none with at least `dims`
-        dimensions.
+        """Return the tensor argument `name`, which must have at least `dims` dimensions.
+
+        Raises InitializerError if there is none.
         """
         value = self.tensor(name)
         if value is None:
@@ -87,15 +91,16 @@ class InitContext:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Check whether the argument `name` is set. Raises InitializerError if it is not a number."""
+        """Return the argument `name` as a bool. Raises InitializerError if it is not a number."""
         value = self.args.get(name, default)
         if value is not None and not isinstance(value, (bool, int, float)):
             raise InitializerError(f"{self.op}: {name} is neither true nor false")
         return bool(value)
 
     def first(self, names: Sequence[str], *, elements: bool = False, dims: int = 0) -> torch.Tensor | None:
-        """Return the first tensor argument with one of these names; optionally only if non-empty or of `dims`
-        dimensions.
+        """Return the first tensor argument with one of these names, or None.
+
+        It must have at least `dims` dimensions and, with `elements`, must not be empty.
         """
         tensors = (value for name in names if (value := self.tensor(name)) is not None)
         return next((t for t in tensors if t.dim() >= dims and (t.numel() or not elements)), None)
@@ -113,14 +118,14 @@ class InitContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitReport:
-    """A report of what an initializer did."""
+    """Report of what an initializer did."""
 
     summary: str = ""
-    """One line for people, e.g. "141 indices in [0, 30522)"."""
+    """One-line description for the user, e.g. "141 indices in [0, 30522)"."""
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
-    """The batch's lengths, for ops that cannot get them through an argument; handed to them around each call."""
+    """Sequence lengths of the batch, for ops that have no argument for them; passed to the op around each call."""
 
 
 def extent(tensor: torch.Tensor, dim: int = 0) -> int:
@@ -131,13 +136,13 @@ def extent(tensor: torch.Tensor, dim: int = 0) -> int:
 
 
 class CustomInit:
-    """Base class of all initializers: subclass it, name the ops, fill their tensors in place.
+    """Base class of all initializers: subclass it, list the ops in `op_patterns`, and fill their tensors in place.
 
     `options` are settings that the user may give; `context.options` holds a value for each of them.
 
     `name` identifies the initializer in results. `op_patterns` are exact op names; for built-ins, rows of `replay.ops`
-    provide them. Of initializers that name the same op, the one with the highest `priority` is used (built-ins have 0),
-    then the one registered first.
+    provide them. If several initializers list the same op, the one with the highest `priority` is used (built-ins have
+    0); among equal priorities, the one registered first.
     """
 
     name: ClassVar[str] = ""
@@ -146,16 +151,17 @@ class CustomInit:
     options: ClassVar[tuple[Option, ...]] = ()
 
     def applies_to(self, context: InitContext) -> bool:
-        """Check whether this initializer applies to this call of a named op."""
+        """Check whether this initializer applies to this call of a listed op."""
         return True
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
-        """Check the options together before anything runs. Raise InitializerError for a combination that cannot
-        work.
+        """Check the options together before anything runs.
+
+        Raise InitializerError for a combination that cannot work.
         """
 
     def initialize(self, context: InitContext) -> InitReport | str | None:
-        """Fill tensors of `context.args` in place; a line of text stands for a report with only a summary.
+        """Fill tensors of `context.args` in place; a returned str becomes the summary of the report.
 
         Raise InitializerError if no valid values can be made.
         """
@@ -172,5 +178,5 @@ class CustomInit:
 
 
 def says_work(rule: CustomInit) -> bool:
-    """Check whether an initializer overrides `work`."""
+    """Return whether an initializer overrides `work`."""
     return type(rule).work is not CustomInit.work

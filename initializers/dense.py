@@ -1,6 +1,7 @@
 # pyright: strict
-"""Values that every tensor gets before an op's own rule: N(0, 1), safe integers, fair coins, and by argument name.
+"""Default values of every tensor, written before an op's own rule runs.
 
+Floats are N(0, 1), integers are safe as indices, booleans are fair coins; some argument names have values of their own.
 Rules for single ops are in `domains`, `indices`, `masks` and `attention`.
 """
 
@@ -22,15 +23,15 @@ POSITIVE = frozenset({
     "square_avgs", "scale", "scales", "scale_a", "scale_b", "a_scale", "b_scale", "q_scale", "k_scale", "v_scale",
     "x_scale", "w_scale", "input_scale", "weight_scale", "inv_scale", "grad_scale", "total_weight", "bag_size",
 })  # fmt: skip
-"""Names of float arguments that a square, a standard deviation or a scale stands behind: uniform in [0.5, 1.5)."""
+"""Names of float arguments that are squares, standard deviations or scales: uniform in [0.5, 1.5)."""
 ZERO = frozenset({"found_inf"})
-"""Names of float arguments that switch work off when they are not zero."""
+"""Names of float arguments that disable work if they are not zero."""
 SMALL = frozenset({"lr"})
-"""Names of float arguments that stand for a step size: 0.001."""
+"""Names of float arguments that are step sizes: filled with 0.001."""
 STEPS = frozenset({"state_steps"})
-"""Names of arguments that count steps from one, whatever their type."""
+"""Names of arguments that count steps from one, whatever their dtype."""
 INTEGERS_BELOW = 100
-"""Bound of integers where no shape gives one."""
+"""Upper bound of integers if no shape gives one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class DenseInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         """Fill every tensor; integers stay below every dimension that they could index.
 
-        Raises InternalError if anything goes wrong.
+        Raises InternalError if anything fails.
         """
         high = safe_bound(context)
         assumed: dict[str, str] = {}
@@ -75,7 +76,7 @@ def safe_bound(context: InitContext) -> int:
 
 
 def values_for(name: str, dtype: torch.dtype, high: int) -> Values:
-    """Return the initial values of a tensor argument with this name and dtype; integers stay below `high`."""
+    """Return the distribution of the initial values for an argument's name and dtype; integers stay below `high`."""
     if name in STEPS:
         return Values(kind="integers", low=1, high=11)
     if dtype is torch.bool:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""User initializers: registered by decorator, from a file or module, or by entry point; and TraceLens's classes.
+"""Load user initializers: registered by decorator, from a file or module, or by entry point; TraceLens classes too.
 
-Finds and loads them; `registry` decides which one an op gets.
+This module finds and loads them; `registry` decides which one an op gets.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from opreplay.initializers.user_code import (
 from opreplay.traces.errors import UsageError
 
 ENTRY_POINTS = "opreplay.initializers"
-"""Entry point group; each names a class."""
+"""Entry point group; each entry point names a class."""
 USERS_PRIORITY = 10
-"""Of classes written for TraceLens, which know no priorities: they come before the built-ins."""
+"""Priority of classes written for TraceLens, which has no priorities: they come before the built-ins."""
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -35,9 +35,9 @@ _sources: dict[str, str] = {}
 
 
 def register_initializer(kind: Kind) -> Kind:
-    """Class decorator that registers an initializer: a `CustomInit` or a class written for TraceLens.
+    """Register an initializer class, a `CustomInit` or a class written for TraceLens; used as a decorator.
 
-    Raises UsageError for a name that is taken, and for a class that no op could get.
+    Raises UsageError for a name that is already taken, and for a class that no op could get.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)
@@ -56,10 +56,10 @@ def register_initializer(kind: Kind) -> Kind:
 def extend(
     registry: Registry, modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True
 ) -> Registry:
-    """Add the users' initializers and, with `plugins`, those of installed packages, and apply all settings.
+    """Add the user's initializers and, with `plugins`, those of installed packages, and apply all settings.
 
     `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for a module that cannot be
-    loaded, for duplicates and for wrong settings.
+    loaded, for duplicates and for invalid settings.
     """
     for name in modules:
         load_user_code(name, flag="--plugin")
@@ -74,7 +74,7 @@ def extend(
 
 
 def clear_registrations() -> None:
-    """Forget what was registered and loaded; for tests and long-lived programs."""
+    """Clear all registrations and forget the loaded files; for tests and long-running programs."""
     _registered.clear()
     _sources.clear()
     forget_loaded()
@@ -99,8 +99,8 @@ def registered() -> dict[str, tuple[type[CustomInit], str]]:
 def adapt_tracelens(kind: type) -> type[CustomInit]:
     """Wrap a class with TraceLens's interface as an initializer.
 
-    It has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
-    `priority`; the replayer has `args`, `kwargs`, `event` and `event_replay_IR`. Raises UsageError for another class.
+    The class has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
+    `priority`. The replayer has `args`, `kwargs`, `event` and `event_replay_IR`. Raises UsageError for any other class.
     """
     patterns = getattr(kind, "op_patterns", None)
     if not patterns or not callable(getattr(kind, "initialize", None)):
@@ -127,8 +127,9 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
 
 
 def replayer_of(context: InitContext) -> SimpleNamespace:
-    """Return the call in the form that TraceLens's initializers expect; tensors are the call's own, to fill in
-    place.
+    """Return the call in the form that TraceLens's initializers expect.
+
+    The tensors are those of the call itself, to be filled in place.
     """
     by_place = {name: value for name, value in context.args.items() if name not in context.keyword_only}
     by_name = {name: value for name, value in context.args.items() if name in context.keyword_only}

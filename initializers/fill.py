@@ -1,9 +1,9 @@
 # pyright: strict
 """Fill tensors of every dtype, stride and overlap with seeded values.
 
-Every function fills the storage that a tensor spans rather than its elements one by one, so that overlapping and
-expanded tensors get consistent values, and repeats one random block, so that a gigabyte takes no longer than copying
-it. The same generator state gives the same bytes.
+Every function fills the storage that a tensor spans, not its elements one by one, so that overlapping and expanded
+tensors get consistent values. One random block is repeated, so that filling a gigabyte takes no longer than copying it.
+The same generator state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from opreplay.initializers.base import InitializerError
 
 BLOCK = 1_000_003
-"""Random elements before they repeat; a prime, so that rows of common widths differ."""
+"""Number of random elements drawn before they repeat; a prime, so that rows of common widths differ."""
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COMPLEX_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 PACKED = tuple(d for d in (getattr(torch, "float4_e2m1fn_x2", None),) if d is not None)
 POWERS_OF_TWO = tuple(d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None)
-"""Scale types that hold nothing but positive powers of two."""
+"""Scale dtypes that can only hold positive powers of two."""
 WITHOUT_ARITHMETIC = frozenset(
     dtype
     for name in (
@@ -33,10 +33,10 @@ WITHOUT_ARITHMETIC = frozenset(
     )
     if (dtype := getattr(torch, name, None)) is not None
 )
-"""Types whose tensors torch stores and views, but neither fills nor computes with."""
+"""Dtypes whose tensors torch can store and view, but neither fill nor compute with."""
 
 Draw = Callable[[int], torch.Tensor]
-"""Makes a 1-D block of the given number of random elements on the target's device."""
+"""Function that returns a 1-D block of the given number of random elements on the target's device."""
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,19 +48,19 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def elements(tensor: torch.Tensor) -> list[Any]:
-    """Return the values of a 1-D tensor as Python numbers; gives `tolist` a type."""
+    """Return the values of a 1-D tensor as Python numbers; a typed `tolist`."""
     return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's numbers as int64 [elements] on the CPU. Raises InitializerError for complex ones."""
+    """Return a tensor's values as flat int64 on the CPU. Raises InitializerError for complex dtypes."""
     if tensor.is_complex():
         raise InitializerError("found complex numbers where integers are needed")
     return tensor.detach().reshape(-1).to("cpu", torch.int64)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Check for a plain integer dtype: not bool, not quantized, and supported by torch's arithmetic."""
+    """Return whether a dtype is a plain integer: not bool, not quantized, and supported by torch's arithmetic."""
     if dtype is torch.bool or dtype in WITHOUT_ARITHMETIC:
         return False
     return not (dtype.is_floating_point or dtype.is_complex or _is_quantized(dtype))
@@ -79,7 +79,7 @@ def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, hig
 
 
 def normal(tensor: torch.Tensor, generator: torch.Generator, mean: float = 0.0, std: float = 1.0) -> None:
-    """Fill with N(mean, std²), both parts for complex types; e8m0 scales get powers of two near 1."""
+    """Fill with N(mean, std²), in both parts of complex dtypes; e8m0 scales get powers of two near 1."""
     _floats(tensor, lambda out: out.normal_(mean, std, generator=generator))
 
 
@@ -89,8 +89,9 @@ def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: 
 
 
 def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
-    """Fill with uniform integers in [low, high), also for float dtypes; never all equal if two values and elements
-    exist.
+    """Fill with uniform integers in [low, high), also for float dtypes.
+
+    The values are never all equal if the range has two values and the tensor two elements.
     """
     largest = _largest(tensor.dtype)
     high = max(low + 1, min(high, largest + 1))
@@ -104,7 +105,7 @@ def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: i
 
 
 def drawn(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
-    """Fill with integers in [0, bound) from `draw`; never all equal if two values and elements exist."""
+    """Fill with integers in [0, bound) from `draw`; never all equal if the bound and the tensor's size exceed 1."""
     _repeat(span(tensor), draw)
     if bound > 1 and tensor.numel() > 1:
         first = int(span(tensor)[0])
@@ -123,7 +124,7 @@ def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5
 def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Fill with +1 or -1, so that repeated multiplication neither grows nor shrinks values.
 
-    Unsigned types and single factors get only +1, so that positive values, such as second moments, stay positive.
+    Unsigned dtypes and single factors get only +1, so that positive values, such as second moments, stay positive.
     """
 
     def draw(count: int) -> torch.Tensor:
@@ -134,9 +135,9 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values from any device, broadcast and cast; if elements share storage, the last one written stays.
+    """Copy values from any device, with broadcast and cast; if elements share storage, the last write remains.
 
-    A list of as many values as the tensor has elements fills it in order, regardless of its dimensions. Raises
+    A 1-D `values` with as many elements as the tensor fills it in order, whatever its dimensions. Raises
     InitializerError for values that cannot be broadcast to the tensor's shape.
     """
     values = values.to(tensor.device)
@@ -162,7 +163,7 @@ def broadcastable(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
-    """Check whether values of one shape can be broadcast to another one."""
+    """Check whether values of shape `shape` can be broadcast to the shape `over`."""
     return len(shape) <= len(over) and all(
         size in (1, wider) for size, wider in zip(reversed(shape), reversed(over), strict=False)
     )
@@ -174,7 +175,7 @@ def even_cuts(parts: int, total: int) -> torch.Tensor:
 
 
 def edges_of(lengths: torch.Tensor) -> torch.Tensor:
-    """Return [n + 1] offsets of rows with these lengths, from 0 to their sum."""
+    """Return [n + 1] offsets of rows with these lengths, from 0 to the sum of the lengths."""
     return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
 
@@ -187,7 +188,7 @@ def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
 
 @contextmanager
 def one_thread() -> Generator[None, None, None]:
-    """Limit torch to one thread: drawing and copying indices is too short to benefit from more."""
+    """Limit torch to one thread inside the context; drawing and copying indices is too short to benefit from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -197,7 +198,7 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Check whether two elements may share storage: some stride is smaller than the span of the smaller strides."""
+    """Check whether two elements may share storage: a stride is smaller than the span of the smaller strides."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

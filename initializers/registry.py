@@ -1,5 +1,5 @@
 # pyright: strict
-"""The ordered rules that decide which initializer an op gets: the first match is used, and duplicates are refused."""
+"""Ordered rules that decide which initializer an op gets: the first match is used, and duplicates are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Registry:
     """Initializers by op name, highest priority first, then in order of registration."""
 
     def __init__(self, roles: Mapping[str, str] | None = None) -> None:
-        """Create a registry; `roles` gives the variant for each op of a built-in initializer with several variants."""
+        """Create a registry; `roles` maps an op to its variant of a built-in initializer with several variants."""
         self._by_op: dict[str, list[CustomInit]] = {}
         self._by_name: dict[str, CustomInit] = {}
         self._roles = dict(roles or {})
@@ -29,8 +29,9 @@ class Registry:
     def register(self, initializer: CustomInit) -> CustomInit:
         """Add an initializer.
 
-        Raises UsageError for one without a name or ops, invalid options, a name that is taken, and an op for which an
-        initializer of the same class, or one without a condition, is already registered at the same priority.
+        Raises UsageError for an initializer without a name or ops, for invalid options and for a name that is already
+        taken. Also raises it for an op for which an initializer of the same class, or an unconditional one, is already
+        registered at the same priority.
         """
         kind = type(initializer)
         ops = initializer.op_patterns
@@ -51,21 +52,21 @@ class Registry:
         return initializer
 
     def find(self, context: InitContext) -> CustomInit | None:
-        """Return the first initializer that names the op and applies to this call, or None.
+        """Return the first initializer that lists the op and applies to this call, or None.
 
-        Raises InitializerError if one fails to decide whether it applies.
+        Raises InitializerError if the `applies_to` of an initializer fails.
         """
         context = self._with_role(context)
         return next((rule for rule in self._by_op.get(context.op, ()) if applies(rule, context)), None)
 
     def rules_for(self, op: str) -> tuple[CustomInit, ...]:
-        """Return all initializers that name the op, in the order in which they are tried."""
+        """Return all initializers that list the op, in the order in which they are tried."""
         return tuple(self._by_op.get(op, ()))
 
     def configure(self, settings: Sequence[str]) -> None:
         """Apply settings "NAME.OPTION=VALUE".
 
-        Raises UsageError for unknown names, bad values, one given twice, and options that cannot be combined.
+        Raises UsageError for unknown names, invalid values, settings given twice, and options that cannot be combined.
         """
         for text in settings:
             name, option, value = parse_setting(text, self)
@@ -80,11 +81,11 @@ class Registry:
                 raise UsageError(f"initializer {name!r}: {error}") from error
 
     def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
-        """Return a value for each option of an initializer."""
+        """Return the values of all options of an initializer, set or default."""
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:
-        """Let an initializer with its options fill the tensors on one thread. Raises InitializerError if it fails."""
+        """Let an initializer fill the tensors on one thread, with its options. Raises InitializerError if it fails."""
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
@@ -114,8 +115,9 @@ class Registry:
         return len(self._by_name)
 
     def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
-        """Refuse an unconditional rule of equal priority that would permanently hide the new one, or be hidden by
-        it.
+        """Raise UsageError for an unconditional rule of equal priority.
+
+        It would permanently hide the new rule or be hidden by it.
         """
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
@@ -127,8 +129,10 @@ class Registry:
 
 
 def refuse_unusable(kind: type[CustomInit], ops: object, written: type) -> None:
-    """Raise UsageError for an initializer that no op could ever get: without a name or an op, or
-    with names that no op has. `written` is the class whose place the message gives."""
+    """Raise UsageError for an initializer that no op could ever get.
+
+    These have no name or no op, or list names that no op has. `written` is the class whose location the message gives.
+    """
 
     def refuse(why: str, hint: str) -> None:
         place = place_of_class(written)  # parses the file: 10 ms
@@ -163,7 +167,7 @@ def _hint_for(op: object) -> str:
 
 
 def built_in_kinds() -> list[type[CustomInit]]:
-    """Return the classes of all built-in initializers, which do not name their ops yet. Imports torch."""
+    """Return the classes of all built-in initializers, which do not list their ops yet. Imports torch."""
     from opreplay.initializers.rules import (
         attention,
         domains,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parse settings of initializers, `NAME.OPTION=VALUE`, and check them against the initializer's declaration."""
+"""Parse initializer settings, `NAME.OPTION=VALUE`, and check them against the options that the initializer declares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opreplay.traces.errors import UsageError
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float)}
-"""Types of values of an option where they are not its own alone."""
+"""Type of an option → accepted types of its values, if other types are accepted, too."""
 
 
 class Known(Protocol):
-    """Finds initializers by name; raises UsageError for an unknown one."""
+    """Lookup of initializers by name; raises UsageError for an unknown name."""
 
     def __getitem__(self, name: str) -> CustomInit: ...
 
@@ -26,7 +26,10 @@ def defaults(rule: CustomInit) -> dict[str, OptionValue]:
 
 
 def check_declared(kind: type[CustomInit]) -> None:
-    """Raise UsageError for two options with one name, and for a default that the option itself does not accept."""
+    """Check the options that an initializer declares.
+
+    Raises UsageError for two options with one name, and for a default that the option itself does not accept.
+    """
     names = [option.name for option in kind.options]
     if len(set(names)) != len(names):
         raise UsageError(f"initializer {kind.name!r} has two options with the same name")
@@ -44,7 +47,7 @@ def check_declared(kind: type[CustomInit]) -> None:
 def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
     """Parse "NAME.OPTION=VALUE" to (initializer, option, value).
 
-    Raises UsageError, naming valid alternatives, for another form, unknown names and values that are not allowed.
+    Raises UsageError, listing valid alternatives, for another form, unknown names and values that are not allowed.
     """
     key, equals, value = text.partition("=")
     name, dot, chosen = key.strip().partition(".")

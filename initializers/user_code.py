@@ -1,7 +1,7 @@
 # pyright: strict
 """Run the user's files and modules, each once, and remember which option or package loaded them.
 
-Only names that the user gives on the command line or has installed as plugins come here, never a name from a trace.
+The names come only from the user's command line or from installed plugins, never from a trace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Loaded = TypeVar("Loaded")
 
 PROGRAM = "this program"
-"""Where a registration is from when no file, module or plugin is being loaded."""
+"""Source of a registration that was made while no file, module or plugin was being loaded."""
 
 _allowed: ContextVar[bool] = ContextVar("allowed", default=True)
 _loaded: dict[Path, ModuleType] = {}
@@ -38,14 +38,15 @@ _source = PROGRAM
 
 
 def current_source() -> str:
-    """Return what is being loaded, for registries that record the origin of entries: "--plugin my_ops.py"."""
+    """Return the source that is being loaded, e.g. "--plugin my_ops.py"; registries store it with each entry."""
     return _source
 
 
 @contextmanager
 def loading(source: str) -> Generator[None, None, None]:
-    """Set the origin of code that runs inside the context; the outermost one, which the user named, takes
-    precedence.
+    """Set the source of code that runs inside the context.
+
+    If contexts are nested, the outermost source counts, because the user named it.
     """
     global _source
     before = _source
@@ -59,7 +60,7 @@ def loading(source: str) -> Generator[None, None, None]:
 
 @contextmanager
 def without_user_code() -> Generator[None, None, None]:
-    """Hide installed plugins inside the context, and refuse named files and modules."""
+    """Hide installed plugins inside the context, and raise UsageError for files and modules named by the user."""
     before = _allowed.set(False)
     try:
         yield
@@ -68,14 +69,14 @@ def without_user_code() -> Generator[None, None, None]:
 
 
 def installed(group: str) -> Sequence[EntryPoint]:
-    """Return the plugins that packages install under a group name."""
+    """Return the plugins that installed packages provide in an entry point group; empty in `without_user_code`."""
     return tuple(entry_points(group=group)) if _allowed.get() else ()
 
 
 def load_user_code(name: str, *, flag: str) -> None:
-    """Run a .py file, or import a module, unless that was done before.
+    """Run a .py file, or import a module, unless this was done before.
 
-    Raises UsageError that names the flag, the file and the line of any failure in it.
+    Raises UsageError for any failure in it, with the flag, the file and the line.
     """
     if not _allowed.get():
         raise UsageError(f"{flag} {name}: user code is not run here", hint="Leave it out.")
@@ -100,7 +101,7 @@ def load_user_code(name: str, *, flag: str) -> None:
 
 
 def _imported_hint(name: str) -> str:
-    """Return a hint for a file that the program has imported: what it registers is registered by then."""
+    """Return a hint if the program has already imported this file and thus made its registrations; otherwise ""."""
     if not name.endswith(".py"):
         return ""
     file = Path(name).resolve()
@@ -112,7 +113,10 @@ def _imported_hint(name: str) -> str:
 
 
 def _beside_hint(name: str, error: BaseException) -> str:
-    """Return a hint for a module next to the importing file, which Python finds only for scripts."""
+    """Return a hint for a missing module in the same folder as the importing file, or "".
+
+    Python searches that folder only for scripts.
+    """
     if not name.endswith(".py") or not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     folder, module = Path(name).resolve().parent, error.name.partition(".")[0]
@@ -130,7 +134,7 @@ def _fallback_hint(name: str, error: BaseException) -> str:
 
 
 def load_entry_point(entry: EntryPoint) -> Any:
-    """Load an entry point. Raises UsageError if that fails."""
+    """Load an entry point. Raises UsageError if loading fails."""
     try:
         with loading(f"entry point {entry.name} = {entry.value}"):
             return entry.load()
@@ -150,7 +154,7 @@ def run_file(path: str | Path) -> bool:
 
 
 def import_package(folder: str | Path) -> list[Path]:
-    """Import a folder that has an __init__.py as a package; return which of its files ran now.
+    """Import a folder that has an __init__.py as a package; return the files that were run by this call.
 
     The package has the folder's name, which its files may import, unless Python has another module of that name. Raises
     whatever the package raises.
@@ -166,7 +170,7 @@ def import_package(folder: str | Path) -> list[Path]:
 
 
 def import_from_package(file: str | Path) -> list[Path]:
-    """Import a file of a package imported by `import_package`; return which of its files ran now.
+    """Import a file of a package imported by `import_package`; return the files that were run by this call.
 
     Raises whatever the file raises.
     """
@@ -199,9 +203,7 @@ def _execute_once(name: str, file: Path) -> ModuleType:
 
 
 class _AbsentOp:
-    """Stands for torch.ops.library.op in a user's file if the library is not installed, so that code can register for
-    it.
-    """
+    """Placeholder for torch.ops.library.op, so that user code can register for the op without its library."""
 
     def __init__(self, name: str) -> None:
         self._qualified_op_name = name
@@ -241,11 +243,11 @@ def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
 
 
 _MOST_ABSENT = 100
-"""Ops of absent libraries that one file may name: it is run once more for each."""
+"""Maximum number of ops without a library that one file may use; the file is run once more for each."""
 
 
 def _is_there(op: str) -> bool:
-    """Check whether the library of an op is loaded, so that the op is misspelt, or of another version."""
+    """Check whether the library of an op is loaded; if so, the op is misspelt or belongs to another version."""
     import torch
 
     namespace = f"{op.partition('::')[0]}::"
@@ -255,7 +257,7 @@ def _is_there(op: str) -> bool:
 
 @contextmanager
 def _as_ops(absent: Mapping[str, _AbsentOp]) -> Generator[None, None, None]:
-    """Add these placeholder ops to torch.ops inside the context."""
+    """Add placeholder ops to torch.ops inside the context."""
     placed: list[tuple[Any, str]] = []
     try:
         for name, op in absent.items():
@@ -272,12 +274,12 @@ def _as_ops(absent: Mapping[str, _AbsentOp]) -> Generator[None, None, None]:
 
 
 def _unique_name(file: Path, shown: str) -> str:
-    """Return a module name for a file: two files of one name are two modules."""
+    """Return a module name that is unique to the file's path."""
     return f"opreplay_user_{shown}_{blake2b(bytes(file), digest_size=4).hexdigest()}"
 
 
 def _is_free(name: str, init: Path) -> bool:
-    """Check that no module other than the package of this __init__.py has the name."""
+    """Check that the name is not used by any module other than the package of this __init__.py."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) == str(init)
     spec = importlib.util.find_spec(name)
@@ -289,7 +291,7 @@ def _remember(file: Path, module: ModuleType) -> None:
 
 
 def _remember_parts(package: str) -> list[Path]:
-    """Record and return the files of a package that were imported since the last time."""
+    """Record and return the files of a package that were imported since the last call."""
     files: list[Path] = []
     for name, module in tuple(sys.modules.items()):
         origin = getattr(module, "__file__", None) if name.startswith(f"{package}.") else None
@@ -300,7 +302,7 @@ def _remember_parts(package: str) -> list[Path]:
 
 
 def _forget_module(name: str) -> None:
-    """Make Python import a module and its submodules again."""
+    """Remove a module and its submodules from sys.modules, so that Python imports them again."""
     for known in tuple(sys.modules):
         if known == name or known.startswith(f"{name}."):
             del sys.modules[known]
@@ -308,7 +310,7 @@ def _forget_module(name: str) -> None:
 
 @contextmanager
 def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
-    """Make Python also look for a module in a folder, after all other places."""
+    """Let Python find a module in a folder inside the context, after all other places."""
     root = name.partition(".")[0]
     here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
     if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
@@ -327,12 +329,12 @@ def user_module(path: str | Path) -> ModuleType:
 
 
 def loaded_files() -> dict[str, str]:
-    """Map the full path of each file that was run to what the user named to load it."""
+    """Return the full path of each file that was run → what the user named to load it."""
     return dict(_sources)
 
 
 def forget_loaded() -> None:
-    """Allow files to run again; for tests and long-lived programs that clear a registry."""
+    """Allow files to run again; for tests and long-running programs that clear a registry."""
     for module in _loaded.values():
         _forget_module(module.__name__)
     _loaded.clear()
@@ -346,7 +348,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
-    """Check whether a function replaces another: the same file run again, or an edited notebook cell.
+    """Check whether a function is a new version of another one: the same file run again, or an edited notebook cell.
 
     A notebook cell gets another file name with each edit.
     """
@@ -363,7 +365,7 @@ def _qualified(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def place_of_class(kind: type) -> str:
-    """Return "file:line" of a class's definition, or its module if it is in no file."""
+    """Return "file:line" of a class's definition, or the name of its module if it is in no file."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
@@ -377,12 +379,12 @@ _INSTEAD = {
         "of tensor_cast's modules."
     ),
 }
-"""What to import in place of a project whose files are taken as they are but for that."""
+"""Project whose files opreplay accepts except for an import → hint on what to import instead."""
 _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
 
 
 def missing_op_hint(error: BaseException) -> str | None:
-    """Return what to write instead of a missing torch.ops.library.Op or a missing import of another project."""
+    """Return a hint for a missing torch.ops.library.Op or for an import of another project that is not installed."""
     if isinstance(error, ModuleNotFoundError):
         return _INSTEAD.get((error.name or "").partition(".")[0])
     match = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None

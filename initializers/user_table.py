@@ -1,8 +1,8 @@
 # pyright: strict
-"""A table of users' functions by op, for any purpose.
+"""Table of user functions by op.
 
-Exact names take precedence over patterns, and functions for one device over those for all devices. A name has one
-function; the table records what loaded each function and which were never used.
+Exact names take precedence over patterns, and functions for one device over functions for all devices. A name has one
+function. The table records what loaded each function and which functions were never used.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from opreplay.traces.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFunction:
-    """One registration."""
+    """Registration of one user function."""
 
     ops: tuple[str, ...]
-    """Names "namespace::op", and patterns of them."""
+    """Op names "namespace::op", or patterns for them."""
     function: Callable[..., Any]
     device: str | None = None
-    """The simulated device that it is for; None stands for all."""
+    """Simulated device that the function is for; None for all devices."""
     override: bool = False
-    """Goes before what opreplay and torch have for the op; else it is for ops that cannot be replayed without it."""
+    """Whether the function takes precedence over opreplay's and torch's implementation.
+
+    If False, it is used only for ops that cannot be replayed otherwise.
+    """
     source: str = field(default_factory=current_source)
-    """What the user named to load it."""
+    """What the user named to load the function, e.g. "--plugin my_ops.py"."""
 
     @property
     def name(self) -> str:
@@ -48,18 +51,18 @@ class UserFunction:
 
 Entry = TypeVar("Entry", bound=UserFunction)
 Key = tuple[str, str | None]
-"""(op or pattern, device or None for all)."""
+"""(op or pattern, device); the device is None for all devices."""
 
 
 class Taken(UsageError, ValueError):
-    """Another function is already registered for the op."""
+    """Raised if another function is already registered for the op."""
 
 
 class UserTable(Generic[Entry]):
-    """Registrations of one kind; without patterns it is a plain lookup by name."""
+    """Registrations of one kind; without patterns this is a plain lookup by name."""
 
     def __init__(self, what: str, *, remedy: str = "leave one of them out") -> None:
-        """Create an empty table; `remedy` says what to do about a duplicate registration."""
+        """Create an empty table; `remedy` tells the user what to do about a duplicate registration."""
         self.what = what
         self._remedy = remedy
         self._exact: dict[Key, Entry] = {}
@@ -69,10 +72,10 @@ class UserTable(Generic[Entry]):
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register a function; ops in `patterns` match the start of a name, the others a whole name.
+        """Register a function; ops in `patterns` match the start of a name, other ops match the whole name.
 
-        Raises Taken for an op with another function for the same device, unless `replace` is set. The same file run
-        again, or an edited notebook cell, replaces its own functions.
+        Raises Taken for an op that has another function for the same device, unless `replace` is set. If a file is run
+        again or a notebook cell is edited, its functions replace their earlier versions.
         """
         patterns = patterns or {}
         earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
@@ -91,18 +94,21 @@ class UserTable(Generic[Entry]):
                 self._exact[op, entry.device] = entry
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """Return the function for the first of an op's spellings that has one, by name, else by pattern."""
+        """Return the function for an op, given the spellings of its name, and mark it as used; None if there is none.
+
+        Exact matches of all spellings come before patterns; earlier spellings come before later ones.
+        """
         match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
         if match is None and self._patterns:
             match = next((entry for name in names for _, entry in self.matching(name, device)), None)
         return self.took(match)
 
     def exactly(self, name: str, device: str | None = None) -> Entry | None:
-        """Return the function registered for a name: one for that device, else one for all devices."""
+        """Return the function registered for a name and device, otherwise the function for all devices, or None."""
         return self._exact.get((name, device)) or self._exact.get((name, None))
 
     def matching(self, name: str, device: str | None = None) -> list[tuple[str, Entry]]:
-        """(pattern, function) of each pattern that a name matches, in the order of registration."""
+        """Return (pattern, function) of each pattern that matches a name, in the order of registration."""
         return [
             (op, entry)
             for (op, on), (pattern, entry) in self._patterns.items()
@@ -110,13 +116,13 @@ class UserTable(Generic[Entry]):
         ]
 
     def took(self, entry: Entry | None) -> Entry | None:
-        """The same, from now on known to be used."""
+        """Mark a function as used and return it."""
         if entry is not None:
             self._used.add(id(entry))
         return entry
 
     def unused(self) -> list[Entry]:
-        """Those that nobody has asked for."""
+        """Return the functions that were never used."""
         return [entry for entry in self if id(entry) not in self._used]
 
     def clear(self) -> None:

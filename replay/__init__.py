@@ -1,7 +1,8 @@
 # pyright: strict
-"""From a trace to results: the IR, resolution, execution, prediction and reports; here what users' plugins need.
+"""From a trace to results: the IR, resolution, execution, prediction and reports; this package exports names for
+plugins.
 
-The names are looked up when they are first used, since an import of any module in this folder imports this one.
+The names are looked up when they are first used, because an import of any module in this folder imports this one.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +25,6 @@ _HOMES = {
     "register_conversion": "replay.resolve.user.conversions",
     "register_executor": "replay.resolve.user.executors",
 }
-"""Where each name is defined, below `opreplay`."""
+"""Name → module below `opreplay` that defines it."""
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -26,7 +26,7 @@ from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.replay.resolve.user.table import OpFunction, OpTable
 
 ENTRY_POINTS = "opreplay.plugins"
-"""Entry point group; each names a module, which registers what it has when it is imported."""
+"""Entry point group; each entry names a module, which makes its registrations when it is imported."""
 
 Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "tile program", "rule"]
 
@@ -37,14 +37,14 @@ class Registration:
 
     kind: Kind
     name: str
-    """Of the function, or of the initializer."""
+    """Name of the function or initializer."""
     ops: tuple[str, ...]
     source: str
-    """What loaded it: "--plugin my_ops.py", "entry point mine = my_package.ops"."""
+    """Origin of the registration: "--plugin my_ops.py", "entry point mine = my_package.ops"."""
     place: str
-    """ "file:line"; a module for a class of no file."""
+    """"file:line", or the module for a class without a file."""
     note: str = ""
-    """What decides against others: "override", "priority 5", the simulated device."""
+    """What gives it priority over others: "override", "priority 5", the simulated device."""
 
 
 def built_in_ops() -> list[Row]:
@@ -53,8 +53,8 @@ def built_in_ops() -> list[Row]:
 
 
 def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
-    """Run the files, modules and folders of files that the user names and, with `installed`, those of packages, each
-    once.
+    """Run the user's files, modules and folders in `names` and, with `installed`, the plugins of installed packages,
+    each once.
 
     Raises UsageError for a plugin that cannot be loaded and for registrations that are refused.
     """
@@ -70,8 +70,8 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
 
 
 def plugin_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the files, modules and packages among `names`, with other folders replaced by their files, in order of
-    running.
+    """Return the files, modules and packages among `names`, with other folders replaced by their files, in execution
+    order.
     """
     return tuple(file for name in names for file in _parts(name))
 
@@ -85,7 +85,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _is_folder(name: str) -> bool:
-    """Check whether the name is a folder of files, not an installed package of that name."""
+    """Check whether the name is a folder of files and not an installed package of that name."""
     if not Path(name).is_dir():
         return False
     if os.sep in name or not name.isidentifier():
@@ -95,14 +95,17 @@ def _is_folder(name: str) -> bool:
 
 
 def registrations() -> tuple[Registration, ...]:
-    """Return everything that user code has registered so far, by kind."""
+    """Return everything that user code has registered so far, sorted by kind."""
     order = get_args(Kind)
     return tuple(sorted((*_functions(), *_initializers()), key=lambda entry: order.index(entry.kind)))
 
 
 def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
-    """Raise UsageError, with file and line, for a registration that commands on plans refuse: for a device that is none
-    and that no file among `socs` describes, or for an initializer with the name or an op of another one."""
+    """Raise UsageError, with file and line, for a registration that commands on plans refuse.
+
+    It is refused if its device does not exist and no file among `socs` describes it, or if it is an initializer with
+    the name or an op of another one.
+    """
     from opreplay.replay.ascend.simulate.devices import load_socs
 
     load_socs(socs)
@@ -113,7 +116,9 @@ def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
 
 
 def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
-    """Return one line for each conversion and executor that decided on none of these planned ops, with the reason."""
+    """Return one line, with the reason, for each conversion and executor that was used for none of these
+    planned ops.
+    """
     used: set[str] = set()
     needless: dict[str, str] = {}
     for op in ops:
@@ -136,7 +141,7 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
 
 
 def _is_for(entry: OpFunction, op: ReplayOp) -> bool:
-    """Whether a registration names a planned op, or the op that it became."""
+    """Check whether a registration names a planned op, or the op that replaced it."""
     names = {op.name, op.called, *([op.via] if op.via else [])}
     return any(
         fnmatchcase(name, pattern) or name.rpartition("::")[2] == pattern for name in names for pattern in entry.ops
@@ -144,7 +149,7 @@ def _is_for(entry: OpFunction, op: ReplayOp) -> bool:
 
 
 def clear_registrations() -> None:
-    """Forget conversions and executors; for tests and long-lived programs."""
+    """Remove all conversions and executors; for tests and long-lived programs."""
     CONVERSIONS.clear()
     EXECUTORS.clear()
 

@@ -2,7 +2,7 @@
 """Build the command line of every Python process that opreplay starts, so that no other folder can inject a module.
 
 `python -c` and `python -m` search the current folder before the standard library, and another user may have put files
-there. This module starts no process itself.
+into that folder. This module does not start processes itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _BOOTSTRAP = (
     "import sys; count = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + count]; "
     "from {module} import {function}; {function}(*map(int, sys.argv[2 + count :]))"
 )
-"""Imports nothing but `sys`, which is built in, before the path is the parent's."""
+"""Start-up code of a child process: it replaces `sys.path` with the parent's path before it imports anything except
+`sys`, which is built in.
+"""
 
 
 def python_command(module: str, function: str, *numbers: int) -> list[str]:
@@ -29,8 +31,9 @@ def python_command(module: str, function: str, *numbers: int) -> list[str]:
 
 
 def module_path() -> list[str]:
-    """Return the folders in which a child looks for modules: this process's, without "" and relative folders.
+    """Return the folders in which a child process looks for modules: this process's `sys.path` without "" and relative
+    folders.
 
-    Relative folders depend on the current folder; absolute folders stay.
+    Relative folders are dropped because they depend on the current folder.
     """
     return [entry for entry in sys.path if os.path.isabs(entry)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Data types by torch's names ("bfloat16"): sizes, and the type names that profilers record. Does not import torch."""
+"""Data types by torch name ("bfloat16"): sizes, and the type names that profilers record. Does not import torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ITEMSIZE_BYTES: dict[str, int] = {
     "bits16": 2,
     **dict.fromkeys((f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")), 1),
 }
-"""Bytes of one element, by torch dtype name; torch keeps integers of 1 to 7 bits in a byte each."""
+"""torch dtype name → bytes of one element; torch stores each integer of 1 to 7 bits in one byte."""
 
 CPP_SPELLINGS: dict[str, str] = {
     "bool": "bool",
@@ -65,13 +65,13 @@ CPP_SPELLINGS: dict[str, str] = {
     **{f"c10::{name}": name for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16")},
     **{f"c10::dummy_{sign}int1_7_t<{bits}>": f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")},
 }  # fmt: skip
-"""C++ type names as builds of torch record them under "Input type" → torch dtype name; `__int64` is MSVC's.
+"""C++ type name as recorded by torch builds under "Input type" → torch dtype name; `__int64` is MSVC's.
 
-`torch_dtype_name` accepts them with any namespace and with MSVC's `struct`, `class` and `enum`.
+`torch_dtype_name` accepts these names with any namespace and with MSVC's `struct`, `class` and `enum`.
 """
 
 ABSENT_TYPES = frozenset({"", "None", "nullptr (uninitialized)", "Undefined", "undefined"})
-"""Type names of arguments without a value."""
+"""Type names of absent arguments."""
 SCALAR_TYPES = frozenset({"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"})
 SCALAR_LIST_TYPES = frozenset({"ScalarList", "IntList", "DoubleList", "BoolList"})
 TENSOR_LIST_TYPES = frozenset({"TensorList", "Tensor[]", "OptionalTensorList"})
@@ -80,10 +80,10 @@ _OTHER_TYPES = frozenset((
     "MemoryFormat", "Object", "PyObject", "QScheme", "Quantizer", "RRef", "ScalarType", "Storage", "Stream", "String",
     "SymBool", "SymFloat", "SymInt", "Tuple", "Uninitialized",
 ))  # fmt: skip
-"""Names of torch's other IValue kinds (ATen/core/ivalue.h, TORCH_FORALL_TAGS); their values are not recorded."""
+"""Names of torch's other IValue types (ATen/core/ivalue.h, TORCH_FORALL_TAGS); their values are not recorded."""
 
 MASKS = ("bool", "uint8")
-"""Of index tensors that select elements by truth rather than by number."""
+"""dtypes of index tensors that are masks rather than lists of indices."""
 
 SCALAR_TYPE_CODES: tuple[str, ...] = (
     "uint8",
@@ -121,11 +121,13 @@ SCALAR_TYPE_CODES: tuple[str, ...] = (
     "float8_e8m0fnu",
     "float4_e2m1fn_x2",
 )
-"""torch dtype name by the integer that a trace has for a c10::ScalarType (c10/core/ScalarType.h of torch 2.13)."""
+"""torch dtype names, indexed by the number that a trace records for a c10::ScalarType (c10/core/ScalarType.h of torch
+2.13).
+"""
 
 INTEGERS = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("int", "uint")))
 QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint", "quint")))
-"""Element types with a scale and a zero point, which no profiler records."""
+"""Element types with a scale and a zero point, neither of which any profiler records."""
 
 
 def torch_dtype_name(recorded: str) -> str | None:
@@ -140,7 +142,7 @@ def _normalised_dtype_name(recorded: str) -> str | None:
 
 
 def _strip(recorded: str) -> str:
-    """Remove namespaces, MSVC's `struct` and similar words, and superfluous spaces from a C++ type name."""
+    """Remove namespaces, MSVC's `struct` and similar keywords, and superfluous spaces from a C++ type name."""
     if len(recorded) > _LONGEST_NAME:
         return recorded
     return " ".join(_DECORATION.sub("", recorded).replace("<", " < ").replace(">", " > ").split())
@@ -152,10 +154,9 @@ _BY_BARE_NAME = {_strip(spelling): name for spelling, name in CPP_SPELLINGS.item
 
 
 def common_spelling(recorded: str) -> str:
-    """Return the GCC and Clang spelling of an MSVC type name: "c10::Half" for "struct c10::Half", "long int" for
-    "__int64".
+    """Return the GCC and Clang spelling of an MSVC type name.
 
-    Other names are returned unchanged.
+    Examples: "c10::Half" for "struct c10::Half", "long int" for "__int64". Other names are returned unchanged.
     """
     if not _OF_MSVC.search(recorded):
         return recorded
@@ -174,7 +175,7 @@ _KNOWN_KINDS = ABSENT_TYPES | SCALAR_TYPES | SCALAR_LIST_TYPES | TENSOR_LIST_TYP
 
 
 def unknown_types(types: Iterable[str]) -> list[str]:
-    """Return the recorded type names that are neither a tensor element type nor another known kind of argument."""
+    """Return the recorded type names that are neither tensor element types nor other known argument types."""
     return [name for name in types if not _is_known(name)]
 
 

@@ -1,18 +1,18 @@
 # pyright: strict
-"""The root of opreplay's error tree; every error a user can meet has an exit code and a hint.
+"""The root of opreplay's error hierarchy; every error that a user can see has an exit code and a hint.
 
     OpReplayError
-    ├── UsageError              2   flags or option values that make no sense together
+    ├── UsageError              2   flags or option values that are invalid, alone or together
     ├── TraceError              3   the input file was refused
-    │   ├── Malformed               not JSON, not a trace, or damaged beyond salvage
+    │   ├── Malformed               not JSON, not a trace, or damaged beyond repair
     │   ├── TooLarge                over a limit of `traces.limits.Limits`
-    │   └── UnknownDialect          JSON, but of no kind that opreplay reads
+    │   └── UnknownDialect          JSON of a kind that opreplay does not read
     ├── PolicyError             3   the input asks for something that opreplay never does
     ├── FormatError             3   a plan, result or device file with the wrong schema or version
-    ├── EnvironmentRefused      4   a device or library that was asked for is missing
-    └── InternalError          70   code of opreplay's own failed
+    ├── EnvironmentRefused      4   a requested device or library is missing
+    └── InternalError          70   opreplay's own code failed
 
-Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.model.Reason`.
+Reasons why a single op was not replayed are not errors: see `opreplay.replay.ir.model.Reason`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import CodeType, FunctionType, TracebackType
 
 
 class OpReplayError(Exception):
-    """An error for the user: `problem` says what is wrong, `hint` what to do next, and `str()` both."""
+    """An error for the user: `problem` describes the error, `hint` says what to do next, and `str()` gives both."""
 
     exit_code: int = 1
 
@@ -52,7 +52,7 @@ class TraceError(OpReplayError):
 
 
 class NothingRan(TraceError):
-    """The step or file holds nothing that could be timed or placed on the requested device."""
+    """The step or file contains nothing that can be timed or placed on the requested device."""
 
 
 class Malformed(TraceError):
@@ -60,7 +60,7 @@ class Malformed(TraceError):
 
 
 class TooLarge(TraceError):
-    """Over a limit: the message names the limit, its value, the actual value and how to raise it."""
+    """A limit was exceeded: the message names the limit, its value, the actual value and how to raise it."""
 
 
 class UnknownDialect(TraceError):
@@ -74,25 +74,25 @@ class PolicyError(OpReplayError):
 
 
 class FormatError(OpReplayError):
-    """A plan, result or device file whose schema or version does not fit."""
+    """A plan, result or device file with the wrong schema or version."""
 
     exit_code = 3
 
 
 class EnvironmentRefused(OpReplayError):
-    """A device or library that was asked for is missing; opreplay never falls back to another by itself."""
+    """A requested device or library is missing; opreplay never falls back to another one by itself."""
 
     exit_code = 4
 
 
 class InternalError(OpReplayError):
-    """Code of opreplay's own failed on one op: a fault to be reported and mended, never a prediction or a reason."""
+    """opreplay's own code failed on one op: a bug to report and fix, never a prediction or a reason."""
 
     exit_code = 70
 
 
 def internal_error(doing: str, error: Exception) -> InternalError:
-    """Return the error for a function of opreplay that raised an unexpected exception, with the line that raised it."""
+    """Return the error for an unexpected exception in an opreplay function, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return InternalError(
@@ -102,9 +102,11 @@ def internal_error(doing: str, error: Exception) -> InternalError:
 
 
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
-"""What torch, oneDNN and the C++ library say when an allocation fails."""
+"""Texts in the error messages of torch, oneDNN and the C++ library when an allocation fails."""
 _MACHINE = ("OutOfMemoryError", "AcceleratorError")
-"""Errors of torch that say nothing of the code that meets them: memory, or an earlier kernel of the device."""
+"""torch errors that are not caused by the code that raises them: lack of memory, or a failed earlier kernel on the
+device.
+"""
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -114,9 +116,9 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None]:
-    """Allow code of opreplay to raise only errors of the `expected` types and of this hierarchy.
+    """Allow code of opreplay to raise only errors of the `expected` types and subclasses of OpReplayError.
 
-    Raises InternalError for any other. Errors of the machine, such as lack of memory, pass through.
+    Raises InternalError for any other error. Errors caused by the machine, such as lack of memory, pass through.
     """
     try:
         yield
@@ -130,15 +132,15 @@ def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _OWN = frozenset({"cli", "initializers", "replay", "traces"})
-"""Folders of opreplay's own code."""
+"""Folders that contain opreplay's own code."""
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Check whether a line of opreplay raised an error that an op's arguments cannot explain.
+    """Check whether an error was raised by a line of opreplay and cannot be explained by an op's arguments.
 
-    These are a missing name, attribute or key, an import of a module that opreplay lacks, or a call that a function of
-    opreplay does not accept. Other errors in code that runs an op are how torch refuses mismatched arguments, and so
-    are errors in lines that unpack a shape: `rows, columns = x.shape`, `x.shape[3]`.
+    Such errors are a missing name, attribute or key, the import of a module that opreplay lacks, or a call that an
+    opreplay function does not accept. Other errors in code that runs an op are torch refusing mismatched arguments, and
+    so are errors in lines that unpack a shape: `rows, columns = x.shape`, `x.shape[3]`.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -153,9 +155,9 @@ def is_own_fault(error: BaseException) -> bool:
 
 
 def _misses_own_signature(error: TypeError, last: TracebackType) -> bool:
-    """Check whether the line called a function of opreplay with the wrong arguments.
+    """Check whether the failing line called a function of opreplay with the wrong arguments.
 
-    Calls with `*shape` do not count, since its length depends on the op's tensors.
+    Calls with `*shape` do not count, because the length of the shape depends on the op's tensors.
     """
     frame = last.tb_frame
     called = (value for value in {**frame.f_globals, **frame.f_locals}.values() if isinstance(value, FunctionType))

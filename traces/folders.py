@@ -1,8 +1,8 @@
 # pyright: strict
-"""Open input files safely: only regular files of bounded size, in the folders that may be read.
+"""Open input files safely: only regular files of bounded size in the allowed folders.
 
-Every small file (options, a device, a cluster, a table) is opened by `open_regular` or `read_regular`, so that a pipe
-never blocks a command, and a device or a huge file never fills memory.
+All small files (options, a device, a cluster, a table) are opened by `open_regular` or `read_regular`, so that a pipe
+cannot block a command, and a device file or a huge file cannot fill memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOLDERS: ContextVar[tuple[str, ...] | None] = ContextVar("folders", default=Non
 
 @contextmanager
 def only_in(folders: Sequence[str]) -> Generator[None, None, None]:
-    """Restrict `may_read` to files in these folders inside the context; outside it, any file may be read."""
+    """Within the context, allow `may_read` only for files in these folders; outside it, any file may be read."""
     before = _FOLDERS.set(tuple(os.path.realpath(folder) for folder in folders))
     try:
         yield
@@ -31,21 +31,21 @@ def only_in(folders: Sequence[str]) -> Generator[None, None, None]:
 
 
 def may_read(path: str | os.PathLike[str]) -> bool:
-    """Check whether a file, with all links resolved, lies in one of the allowed folders."""
+    """Check whether a file, after resolving all links, lies in one of the allowed folders."""
     folders = _FOLDERS.get()
     return folders is None or is_inside(os.path.realpath(path), folders)
 
 
 def is_inside(real_path: str, folders: Sequence[str]) -> bool:
-    """Check whether a resolved path is one of the folders, or below one."""
+    """Check whether a resolved path is one of the folders or inside one."""
     return any(os.path.commonpath((real_path, folder)) == folder for folder in folders)
 
 
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReader:
     """Open a regular file of at most `most_bytes` bytes for reading.
 
-    Raises OSError, whose `strerror` completes "cannot read NAME: ...", for any other file, for a file outside the
-    allowed folders, and for an invalid name.
+    Raises OSError for any other file, a file outside the allowed folders or an invalid name; its `strerror` completes
+    "cannot read NAME: ...".
     """
     try:
         if not may_read(path):
@@ -63,15 +63,15 @@ def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReade
 
 
 def open_regular_text(path: str | os.PathLike[str], most_bytes: int) -> TextIO:
-    """Open a table like `open_regular`, as UTF-8 with or without a mark; invalid bytes are replaced, line ends kept.
+    """Open a table like `open_regular`, as UTF-8 with or without a byte order mark.
 
-    Raises OSError as `open_regular` does.
+    Invalid bytes are replaced and line ends are kept. Raises OSError like `open_regular`.
     """
     return TextIOWrapper(open_regular(path, most_bytes), encoding="utf-8-sig", errors="replace", newline="")
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return the contents of a regular file of at most `most_bytes` bytes. Raises OSError as `open_regular` does."""
+    """Return the contents of a regular file of at most `most_bytes` bytes. Raises OSError like `open_regular`."""
     with open_regular(path, most_bytes) as file:
         data = read_at_most(file, most_bytes)
     if data is None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Turn Python's garbage collector off while thousands of values are created that cannot form cycles."""
+"""Turn off Python's garbage collector while creating thousands of values that cannot form cycles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Generator[None, None, None]:
-    """Disable cycle collection inside the context, which would take a third of the time of building large tables."""
+    """Disable cycle collection within the context; it would take a third of the time of building large tables."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,5 @@
 # pyright: strict
-"""The grammar of "Concrete Inputs" text: values as the profiler prints them, parsed without eval and formatted
-again.
-"""
+"""Parse and format "Concrete Inputs" text: values as the profiler prints them, parsed without eval."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ MAX_NESTING = 16
 
 
 def parse_literal(text: str) -> Literal:
-    """Parse a recorded text; text of no known form is returned unchanged, as a string.
+    """Parse a recorded text; unrecognised text is returned unchanged as a string.
 
     "" and "None" → None; "True" → bool; "512" → int; "0.", "1e-05", "inf", "nan" → float; "1+2j" and "(1,2)" → complex;
     "[2, [3, 4]]" → nested lists. Raises Malformed for lists nested deeper than 16.
@@ -84,9 +82,9 @@ def _parse_list(text: str, at: int, depth: int) -> tuple[list[Literal], int]:
 
 
 def format_literal(value: Literal) -> str:
-    """Return the text that the profiler would record for a value; `parse_literal` is the inverse.
+    """Format a value as the profiler would record it; `parse_literal` is the inverse.
 
-    Strings that look like another literal are ambiguous and are not quoted, as in the profiler.
+    Strings that look like another literal are ambiguous; they are not quoted, as in the profiler.
     """
     if isinstance(value, list):
         return "[" + ", ".join("None" if item is None else format_literal(item) for item in value) + "]"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Losses that only the finished tables of a trace show: unknown type names, events that are in the file twice."""
+"""Find losses that only the finished tables of a trace reveal: unknown type names and duplicate events."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from opreplay.traces.model import OpSignature
 from opreplay.traces.names import printable
 
 MAX_NAMES = 5
-"""Unknown type names that are reported one by one; the rest are counted together."""
+"""Maximum number of unknown type names reported individually; the others are counted together."""
 
 COPIED_OPS, COPIED_WORK = "copy of a host op", "copy of device work"
-"""Events left out since the file has them twice: nothing is missing for it."""
+"""Reasons for dropped duplicate events; dropping them loses no information."""
 
 
 def without_copies(losses: Mapping[str, int]) -> dict[str, int]:
-    """Return the losses after which something is missing."""
+    """Return the losses without duplicate events, which lose no information."""
     return {reason: count for reason, count in losses.items() if reason not in (COPIED_OPS, COPIED_WORK)}
 
 
 def copies_text(losses: Mapping[str, int]) -> str:
-    """Return "120 events that are in the file twice count once"; "" where none is."""
+    """Return "120 events that are in the file twice count once", or "" if there are none."""
     copies = losses.get(COPIED_OPS, 0) + losses.get(COPIED_WORK, 0)
     if not copies:
         return ""
@@ -38,7 +38,10 @@ def copies_text(losses: Mapping[str, int]) -> str:
 
 
 def loss_text(losses: Mapping[str, int], shown: str) -> str:
-    """Return what reading lost and counted once, "" where nothing; `shown`: subject and verb of what is of the rest."""
+    """Return a text about losses and duplicate events, or "" if there are none.
+
+    `shown` is the subject and verb before "of the rest" in the text.
+    """
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
     lost = f"reading lost {reasons}: {shown} of the rest" if reasons else ""
     return "; ".join(filter(None, (lost, copies_text(losses))))
@@ -47,7 +50,7 @@ def loss_text(losses: Mapping[str, int], shown: str) -> str:
 def unknown_type_losses(
     signatures: Sequence[OpSignature], signature: npt.NDArray[np.integer] | Sequence[int]
 ) -> Counter[str]:
-    """Count the calls per type name that opreplay does not know; `signature` is the signature index of each call."""
+    """Count calls by unknown type name; `signature` is the signature index of each call."""
     unknown = [(index, names) for index, each in enumerate(signatures) if (names := unknown_types_of(each))]
     if not unknown:
         return Counter()

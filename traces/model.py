@@ -1,5 +1,5 @@
 # pyright: strict
-"""The contents of a profile as frozen values and columns; independent of torch and of replaying."""
+"""The contents of a profile as frozen values and columns, independent of torch and of replaying."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
 
 MetadataLevel = Literal["none", "dims", "dims+concrete", "full"]
-"""What a trace records of an op's arguments: nothing; dims and types; also concrete inputs; also strides."""
+"""What a trace records about an op's arguments: nothing; dims and types; also concrete inputs; also strides."""
 
 
 class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,15 +28,17 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str
     """torch dtype name, e.g. "bfloat16"."""
     strides: tuple[int, ...] | None = None
-    """In elements; None means contiguous (or not recorded: the plan then holds an assumption)."""
+    """Strides in elements; None means contiguous (or not recorded: the plan then states an assumption)."""
     storage_offset: int = 0
-    """In elements."""
+    """Offset in elements."""
     storage: int | None = None
-    """Number of a memory within one op: tensors of one number share it. None: memory of its own, or not recorded."""
+    """Number of the tensor's memory within one op; tensors with the same number share it. None: separate memory, or not
+    recorded.
+    """
 
 
 MOST_ELEMENTS = 1 << 47
-"""Of one tensor: 140 TB of bytes, more than any one machine holds."""
+"""Maximum number of elements of one tensor: 140 TB at one byte each, more than any machine holds."""
 
 
 def beyond_memory(meta: TensorMeta) -> bool:
@@ -46,7 +48,7 @@ def beyond_memory(meta: TensorMeta) -> bool:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements; a dimension of size 0 counts as 1, as in torch."""
+    """Return row-major strides in elements; a dimension of size 0 counts as 1, as in torch."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -57,9 +59,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSignature:
-    """The properties by which two recorded calls are the same op: name and recorded argument metadata, nothing else.
+    """The identity of an op: recorded calls with the same name and argument metadata are the same op.
 
-    Each of the four argument fields is None if the trace does not record it, else has one entry per argument.
+    Each of the four argument fields is None if the trace does not record it; otherwise it has one entry per argument.
     """
 
     name: str
@@ -68,37 +70,42 @@ class OpSignature:
     types: tuple[str, ...] | None = None
     """"Input type" as spelled in the trace: "float", "c10::BFloat16", "Scalar", "TensorList", "ScalarList", ""."""
     strides: tuple[Dims, ...] | None = None
-    """"Input Strides", in elements, nested like `dims`."""
+    """"Input Strides" in elements, nested like `dims`."""
     concrete: tuple[str, ...] | None = None
     """"Concrete Inputs" as recorded text; parse with `opreplay.traces.literals.parse_literal`."""
     overload: str | None = None
-    """Overload name ("int", "" for the default one); only an ExecutionTrace records it."""
+    """Overload name ("int", "" for the default overload); only an ExecutionTrace records it."""
     list_types: tuple[tuple[str, ...], ...] | None = None
     """Element types of each TensorList, spelled as in `types`, "" for an absent element; `()` for other arguments."""
     storage: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    """(storage, offset) of each tensor of an argument: one pair for a tensor, n for a TensorList, none else.
+    """(storage, offset) of the tensors of each argument: one pair for a tensor, n for a TensorList, none for other
+    arguments.
 
-    Numbered by first use within the op, so arguments whose memory overlaps have the same number; views of one storage
-    that lie apart count as two. -1 is an absent element. Offsets are in elements from the 512-byte boundary at or below
-    the first byte that the op uses there, so alignment is kept and no memory is needed for what the op never touches.
+    Storages are numbered by first use within the op. Arguments whose memory overlaps have the same number; views of one
+    storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements from the
+    512-byte boundary at or below the first byte that the op uses in the storage, which keeps the alignment and needs no
+    memory for parts that the op never touches.
     """
     results: tuple[tuple[str, tuple[int, ...]] | None, ...] | None = field(default=None, compare=False)
-    """(type, dims) of each result of one such call, lists flattened, None for what is no tensor; only an ExecutionTrace
-    records them. They follow from the arguments, so they do not make two calls different ops."""
+    """(type, dims) of each result of one of these calls, with lists flattened and None for non-tensors.
+
+    Only an ExecutionTrace records results. They follow from the arguments, so they are ignored when ops are compared.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMemories:
-    """Numbers of the memories that hold each tensor of each call; -1 if unknown.
+    """The numbers of the memories that hold each tensor of each call; -1 if unknown.
 
     Tensors that begin at different offsets of one storage have different numbers.
     """
 
     ids: npt.NDArray[np.int64]
-    """Of all calls one after the other, the arguments of each before its results, lists flattened."""
+    """Memory numbers of all calls in order: the arguments of each call, then its results, with lists flattened."""
     bounds: npt.NDArray[np.int64]
-    """Ends of these parts: the arguments of row r are `ids[bounds[2r]:bounds[2r + 1]]`, its results what follows up to
-    `bounds[2r + 2]`."""
+    """Boundaries of these parts: row r has the arguments `ids[bounds[2r]:bounds[2r + 1]]` and the results
+    `ids[bounds[2r + 1]:bounds[2r + 2]]`.
+    """
 
     def of_row(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the memories of a call's arguments and results, without undefined and absent tensors."""
@@ -106,7 +113,10 @@ class TensorMemories:
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
     def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
-        """Return the table for other calls; `rows` gives each one's row in this table, or -1 for an unknown call."""
+        """Return the table for other calls.
+
+        `rows` gives the row of each call in this table, or -1 for an unknown call.
+        """
         parts = np.stack([2 * rows, 2 * rows + 1], axis=1).reshape(-1)
         known = parts >= 0
         lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
@@ -126,17 +136,21 @@ class OpTable:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks` (process, thread)."""
     parent: npt.NDArray[np.int64] | None = None
-    """Row of the innermost enclosing op, or -1, where the file says so; None where only the intervals tell."""
+    """Row of the innermost enclosing op, or -1; None if the file does not record it, so that it follows from the
+    intervals.
+    """
     record_function_id: npt.NDArray[np.int64] | None = None
-    """torch's number of the call, the same in a Kineto trace and an ExecutionTrace of one run; -1 unknown."""
+    """torch's number of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
     sequence: npt.NDArray[np.int64] | None = None
-    """Autograd's number of the node that a call recorded or belongs to, the same forward and backward; -1 for none."""
+    """Autograd sequence number of the node that a call recorded or belongs to, equal in forward and backward; -1 for
+    none.
+    """
     gradients: npt.NDArray[np.bool_] | None = None
-    """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
+    """Whether autograd recorded the call: gradients were on, and an input required them. None if not requested."""
     gradients_assumed: npt.NDArray[np.bool_] | None = None
-    """Whether nothing tells that of a call, which counts as not recorded; as `gradients`."""
+    """Whether it is unknown if autograd recorded the call, which then counts as not recorded. None if not requested."""
     memories: TensorMemories | None = None
-    """Only an ExecutionTrace tells them."""
+    """Memories of the tensors; recorded only by an ExecutionTrace."""
 
     def __len__(self) -> int:
         return len(self.signature)
@@ -157,7 +171,7 @@ class KernelTable:
     owner: npt.NDArray[np.int64]
     """Row in `Trace.ops` of the op that owns this device time, or -1."""
     grid: npt.NDArray[np.int64] | None = None
-    """Launch grid (`reading.grids`), -1 where the file does not give it; None where nobody asked."""
+    """Launch grid (`reading.grids`), -1 if the file does not give it; None if not requested."""
 
     @classmethod
     def none(cls) -> KernelTable:
@@ -169,19 +183,22 @@ class KernelTable:
 
 
 KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset", "task")
-""""task" is an NPU's device row, which its profiler does not categorise further."""
+"""Categories of device work; "task" is an NPU's device row, which its profiler does not categorise further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLaunches:
-    """Launches of captured CUDA or HIP graphs by time; each runs several kernels whose ops the file does not give."""
+    """Launches of captured CUDA or HIP graphs, sorted by time.
+
+    Each launch runs several kernels whose ops are not in the file.
+    """
 
     start_ns: npt.NDArray[np.int64]
-    """Of the call that launched each graph."""
+    """Start of the call that launched each graph."""
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks`."""
     kernels: npt.NDArray[np.int64]
-    """Rows of the kernels of all launches one after the other, each launch's by start."""
+    """Rows of the kernels of all launches, one launch after the other, each sorted by start."""
     bounds: npt.NDArray[np.int64]
     """Launch i ran `kernels[bounds[i]:bounds[i + 1]]`."""
 
@@ -197,9 +214,9 @@ class RuntimeCalls:
     name: npt.NDArray[np.int64]
     """Index into `names`."""
     kernel: npt.NDArray[np.int64]
-    """Index into `Trace.kernel_names` of the kernel that the call launches, -1 where it does not say (CUDA)."""
+    """Index into `Trace.kernel_names` of the kernel that the call launches; -1 if not recorded (CUDA)."""
     grid: npt.NDArray[np.int64]
-    """Of that kernel, -1 where the call does not say."""
+    """Grid of the launched kernel; -1 if the call does not record it."""
     start_ns: npt.NDArray[np.int64]
     track: npt.NDArray[np.integer]
 
@@ -215,126 +232,142 @@ class Annotation:
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How device time was assigned to ops: number of kernels by kind of evidence."""
+    """How device time was assigned to ops: number of kernels by type of evidence."""
 
     by_external_id: int = 0
     by_containment: int = 0
     by_flow: int = 0
     by_capture: int = 0
-    """Kernels of captured graphs, by the recording of the capture."""
+    """Kernels of captured graphs, assigned through the recording of the capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
     repeated_ids: int = 0
-    """Of the unowned: several processes with one process and thread id gave out their id."""
+    """Unowned kernels whose id was used by several processes with the same process id and thread id."""
     repeated_ids_device_ns: int = 0
     repeated_examples: tuple[int, ...] = ()
     """The first few of these ids."""
     repeated_tracks: tuple[int, ...] = ()
-    """Indexes into `Trace.tracks`: the threads that gave them out."""
+    """Indexes into `Trace.tracks` of the threads that used these ids."""
     displaced: int = 0
-    """Of the unowned: start milliseconds before the launch of their id, while most start after theirs: their times are
-    wrong, or the launch is of another process."""
+    """Unowned kernels that start milliseconds before the launch with their id, while most kernels start after their
+    launch.
+
+    Either their times are wrong or the launch belongs to another process.
+    """
     displaced_device_ns: int = 0
     displaced_by_ns: int = 0
-    """By how much at most."""
+    """Maximum time by which these kernels start before their launch."""
     launched_before: int = 0
-    """Of the unowned: they start before all that the host recorded, or before the first launch on their stream and with
-    a lower id than every launch. So they were launched before the recording began, and no op of the file owns them."""
+    """Unowned kernels that were launched before the recording began, so that no op in the file owns them.
+
+    They start before everything that the host recorded, or before the first launched kernel on their stream and with a
+    lower id than every launch.
+    """
     launched_before_device_ns: int = 0
     launched: int = 0
     """Device events whose launch is recorded."""
     before_launch: int = 0
-    """Of those: start over 1 us before their launch does, as no device can: the clocks of host and device differ."""
+    """Launched device events that start more than 1 us before their launch, which is impossible: host and device clocks
+    differ.
+    """
     before_launch_ns: int = 0
-    """By how much at most."""
+    """Maximum time by which these events start before their launch."""
     clocks_apart_ns: int = 0
-    """Median time from a launch to its device event, where that is minutes; else 0."""
+    """Median time from a launch to its device event if it is minutes, otherwise 0."""
     launches: int = 0
-    """Calls that launch kernels or graphs, where device events have the ids to tell which they launched."""
+    """Calls that launch kernels or graphs; counted only if ids link device events to launches."""
     launches_without_work: int = 0
-    """Of those: no device event is recorded."""
+    """Launches without a recorded device event."""
     shared_ids: int = 0
-    """Device events whose correlation id is that of many others and so tells no launch; it counts as absent."""
+    """Device events whose correlation id is shared by many others, so that it identifies no launch and counts as
+    absent.
+    """
     external_id_is_correlation: bool = False
-    """Eras B and C of torch write the correlation id there; then containment is used for all."""
+    """Whether the External id is the correlation id, as in eras B and C of torch; owners are then found by containment
+    only.
+    """
 
 
 class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ops of a trace got argument metadata from another one, by evidence."""
+    """How many ops of a trace got argument metadata from another trace, by evidence."""
 
     donor: str
     """Path of the ExecutionTrace."""
     same_process: bool
-    """The process ids agree; if not, the two files are hardly of the same run."""
+    """Whether the process ids agree; if not, the two files are probably not from the same run."""
     by_record_function_id: int = 0
     by_sequence: int = 0
-    """The op stands in a run of ops of the same names in both."""
+    """Ops within a sequence of ops that has the same names in both files."""
     by_context: int = 0
-    """All ops of this name between such neighbours have the same arguments in the donor."""
+    """Ops whose name and neighbouring names always have the same arguments in the donor."""
     already_recorded: int = 0
-    """The trace itself has shapes; the donor may have added strides, values or the overload."""
+    """Ops for which the trace itself has shapes; the donor may have added strides, values or the overload."""
     disagreeing: int = 0
-    """Of those: the donor says other shapes, which were not taken."""
+    """Those of the ops with recorded shapes for which the donor has other shapes, which were not taken."""
     no_arguments: int = 0
-    """Matched, but the donor records no arguments either: labels, autograd nodes."""
+    """Matched ops for which the donor records no arguments either: labels, autograd nodes."""
     unmatched: int = 0
 
 
 class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph in a recording of captures."""
+    """One graph in a capture recording."""
 
     source: str
     """Path of the recording."""
     kernels: int
-    """Launches that were captured: as many kernels, copies and fills run when the graph is replayed."""
+    """Number of captured launches, which equals the number of kernels, copies and fills that a replay of the graph
+    runs.
+    """
 
 
 class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that ran in captured graphs, and how much of it was assigned to ops by the recording of their capture."""
+    """Work that ran in captured graphs, and how much of it was assigned to ops through the recordings of their
+    captures.
+    """
 
     sources: tuple[str, ...] = ()
-    """Paths of the recordings that were used; empty where none was."""
+    """Paths of the recordings that were used; empty if none was."""
     launches: int = 0
     kernels: int = 0
     device_us: float = 0.0
-    """Of the kernels that graphs ran."""
+    """Device time of all kernels that graphs ran."""
     told_launches: int = 0
     told_kernels: int = 0
     told_us: float = 0.0
-    """Of the kernels that have an owner through the recording of the capture."""
+    """Device time of the kernels that got an owner from a capture recording."""
     by_name: int = 0
-    """Launches whose kernels are those of one capture, name by name; for the others only number and kinds agree."""
+    """Launches whose kernels match a capture name by name; the other launches match only by number and kinds."""
     ambiguous: int = 0
-    """Launches that fit captures of different ops, of which none was taken."""
+    """Launches that match several captures with different ops, so that none was used."""
     read_captures: tuple[CapturedGraph, ...] = ()
-    """What the recordings of captures held, where a launch fits none of it: a few, those of the nearest size first."""
+    """A few of the recorded captures if a launch matches none of them, nearest size first."""
     unmatched_kernels: int = 0
-    """Kernels of the first launch that fits no capture."""
+    """Number of kernels in the first launch that matches no capture."""
 
 
 class Collided(msgspec.Struct, frozen=True, kw_only=True):
-    """Device work without a certain owner, since several processes gave out its ids."""
+    """Device work whose owner is uncertain because several processes used the same ids."""
 
     events: int = 0
     device_us: float = 0.0
     ids: tuple[int, ...] = ()
-    """The first few correlation ids, or External ids where device work has no others."""
+    """The first few correlation ids, or External ids if device work has no correlation ids."""
     of: tuple[str, ...] = ()
-    """The processes that gave them out, or the threads where processes have one id."""
+    """The processes that used these ids, or the threads if the processes have the same process id."""
     same_thread: bool = False
-    """The processes have one process and one thread id, so that nothing tells their launches apart."""
+    """Whether the processes have the same process id and thread id, so that their launches cannot be distinguished."""
 
 
 class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a file that several processes' profiles were merged into."""
+    """One process in a file merged from the profiles of several processes."""
 
     name: str
-    """Its process id as the file has it; with its threads where processes share one id."""
+    """The recorded process id, with thread ids if processes share one process id."""
     ops: int
     device_events: int
     device_us: float
     devices: tuple[int, ...] = ()
-    """Numbers in `KernelTable.device`, which differ between processes."""
+    """Device numbers in `KernelTable.device`, which differ between processes."""
 
 
 class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,34 +375,34 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: tuple[MergedProcess, ...]
     uncertain_events: int = 0
-    """Device events that more than one process may have launched: no op owns them."""
+    """Device events that more than one process may have launched, so that no op owns them."""
     uncertain_us: float = 0.0
     uncertain_ids: tuple[int, ...] = ()
     """The first few ids of device events that more than one process may have launched."""
     uncertain_of: tuple[str, ...] = ()
-    """Names of the processes that launched work with these ids."""
+    """Names of the processes that made launches with these ids."""
     of_track: tuple[int, ...] = ()
-    """Index into `processes` by index into `Trace.tracks`; -1 where several processes share a track."""
+    """Index into `processes` for each index into `Trace.tracks`; -1 if several processes share a track."""
     of_device: dict[int, int] = {}
-    """Number of a device → index into `processes`; -1 for device work whose process is not certain."""
+    """Device number → index into `processes`; -1 for device work whose process is uncertain."""
 
 
 HOLE = "an unknown number of events where bytes are missing or overwritten"
-"""Loss counted by place: how many events a hole in the file took cannot be told."""
+"""A loss counted by location, because the number of events in a gap of the file is unknown."""
 
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Losses and repairs while reading, by reason; empty for a sound file."""
+    """Losses and repairs while reading, by reason; empty for an intact file."""
 
     losses: dict[str, int] = {}
     """Reason ("truncated file", "broken event", "duplicate key traceEvents", ...) → number of events or keys."""
     repairs: dict[str, int] = {}
-    """Reason ("invalid UTF-8", "NaN", "unescaped quote", ...) → number of events that were repaired."""
+    """Reason ("invalid UTF-8", "NaN", "unescaped quote", ...) → number of repaired events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceInfo:
-    """Facts about the run as a whole; None if the file does not say."""
+    """Facts about the whole run; None if the file does not record them."""
 
     path: str
     dialect: str
@@ -381,66 +414,68 @@ class TraceInfo:
     events_by_category: dict[str, int] = field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None
-    """Letter of the torch era (trace-format documentation), inferred from features."""
+    """Letter of the torch era (see the trace-format documentation), inferred from features."""
     torch_version: str | None = None
-    """As recorded, or a range such as ">=2.4" inferred from features."""
+    """Version as recorded, or a range such as ">=2.4" inferred from features."""
     device_names: tuple[str, ...] = ()
     vendor: Literal["nvidia", "amd", "ascend", "mtia", "intel", "cpu"] | None = None
     world_size: int | None = None
     rank: int | None = None
     backend: str | None = None
-    """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    """torch.distributed back-end: "nccl", "gloo", "hccl"."""
     process_groups: int = 0
-    """Groups of torch.distributed that differ in their members; 0 where the file lists none."""
+    """Number of torch.distributed groups with distinct members; 0 if the file lists none."""
     starts_recorded: bool = True
-    """False where the file has durations and no start times (Chakra's converter): nothing is known of overlaps."""
+    """False if the file has durations but no start times (Chakra's converter), so that overlaps are unknown."""
     base_ns: int = 0
-    """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
+    """Base of the file's times, in ns since 1970; 0 if not recorded, in which case the times themselves are
+    since 1970.
+    """
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()
     joined: ShapeJoin | None = None
     """Set when shapes were taken from an ExecutionTrace of the same run."""
     kernel_details: DetailsJoin | None = None
-    """Set when a kernel table was joined, or lay beside the trace and could not be."""
+    """Set if a kernel table was joined, or if a table next to the trace could not be joined."""
     graphs: GraphJoin | None = None
-    """Set when captured graphs ran."""
+    """Set if captured graphs ran."""
     collided: Collided = Collided()
-    """Of the whole file, also when the trace is one process of it."""
+    """Collided ids in the whole file, even if the trace is one process of it."""
     merged: MergedProcesses | None = None
-    """Set when the file holds several processes."""
+    """Set if the file contains several processes."""
     process: str | None = None
-    """Set when the trace is one process of a merged file."""
+    """Name of the process if the trace is one process of a merged file."""
     processes: int = 1
-    """In the file that `process` was taken of."""
+    """Number of processes in the file from which `process` was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One profile, read and linked: the input of everything else."""
+    """One profile, read and linked; the input of all analyses."""
 
     info: TraceInfo
     signatures: tuple[OpSignature, ...]
     ops: OpTable
     tracks: tuple[tuple[str, str], ...]
-    """(pid, tid) as text, by track index."""
+    """(pid, tid) as text for each track."""
     kernel_names: tuple[str, ...]
     kernels: KernelTable
     annotations: Sequence[Annotation]
-    """In file order; a tuple, or a table that makes them from columns (`annotations.AnnotationTable`)."""
+    """Annotations in file order: a tuple, or a table that creates them from columns (`annotations.AnnotationTable`)."""
     details: KernelDetails | None = None
-    """Of `kernels`, from the kernel table of an Ascend profile."""
+    """Details of `kernels` from the kernel table of an Ascend profile."""
     graphs: GraphLaunches | None = None
-    """None where no captured graph ran."""
+    """Graph launches; None if no captured graph ran."""
     calls: RuntimeCalls | None = None
-    """None unless asked for."""
+    """Runtime calls; None unless requested."""
     activity: Activity | None = None
-    """What else the file says of when things ran; only where it was asked for."""
+    """Timing of calls, waits, arrows and memory; None unless requested."""
     collectives: tuple[ListedCollective, ...] = ()
-    """Of a Chakra file."""
+    """Collectives listed in a Chakra file."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor in the view of a CANN kernel."""
+    """One tensor as a CANN kernel sees it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -455,20 +490,20 @@ class KernelKind(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     """CANN operator type: "MatMulV3", "Add", "TransData", ..."""
     core: str
-    """"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "AI_CPU", ... as spelled in the table; "" where it does not say."""
+    """"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "AI_CPU", ... as spelled in the table; "" if not recorded."""
     inputs: tuple[TensorSpec | None, ...] = ()
     outputs: tuple[TensorSpec | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelDetails:
-    """Rows of a kernel table by the row of `Trace.kernels` that they describe."""
+    """Rows of a kernel table, assigned to the rows of `Trace.kernels` that they describe."""
 
     kinds: tuple[KernelKind, ...]
     kind: npt.NDArray[np.int32]
-    """Index into `kinds`, or -1 where the table has no row; one entry a row of `Trace.kernels`."""
+    """Index into `kinds` for each row of `Trace.kernels`; -1 if the table has no row for it."""
     wait_ns: npt.NDArray[np.int64]
-    """How long the task had waited for the one before it; -1 where unknown."""
+    """Time that the task waited for the preceding task; -1 if unknown."""
 
 
 class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
@@ -477,24 +512,24 @@ class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     """Name of the table, without its folder."""
     discovered: bool
-    """Found beside the trace; else named by the user."""
+    """True if the table was found next to the trace, False if the user named it."""
     problem: str | None = None
-    """Why a discovered table was not used; then all counts are 0."""
+    """Reason why a discovered table was not used; all counts are then 0."""
     rows: int = 0
     by_start: int = 0
-    """Same name, same start."""
+    """Rows matched by equal name and start."""
     by_order: int = 0
-    """Same name, which table and trace have equally often."""
+    """Rows matched by order, for names that occur equally often in table and trace."""
     communication_rows: int = 0
-    """Rows of collectives among those not found: a trace has them as parts."""
+    """Unmatched rows that are collectives, which the trace records as several tasks."""
     unmatched_rows: int = 0
-    """All other rows that are no task of the trace."""
+    """All other rows that match no task of the trace."""
     unmatched_tasks: int = 0
-    """NPU tasks of the trace without a row: copies, events and waits have none."""
+    """NPU tasks of the trace without a row; copies, events and waits have none."""
     other_durations: int = 0
-    """Matched rows whose duration differs from the trace's by more than 1 %; the table's is used."""
+    """Matched rows whose duration differs by more than 1 % from the trace's; the table's duration is used."""
     dropped: dict[str, int] = {}
-    """Reason → number of rows that could not be read."""
+    """Reason → number of unreadable rows."""
 
 
 def tensor_text(spec: TensorSpec | None) -> str:

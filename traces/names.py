@@ -1,8 +1,8 @@
 # pyright: strict
 """Escape names and texts for output, because terminals, JSON and HTML interpret some characters.
 
-A file name may contain any bytes and a trace any characters. Files are opened by their real name; only output goes
-through here.
+A file name may contain any bytes, and a trace any characters. Files are opened by their real name; only output is
+escaped.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import re
 from pathlib import PurePath
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Bytes that are not UTF-8, as Python keeps them in a name (PEP 383), and other halves of a pair."""
+"""Surrogates: bytes of a name that are not UTF-8, as Python stores them (PEP 383), and other unpaired surrogates."""
 
 
 ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Characters that a terminal acts on or does not show: controls but line feeds and tabs, marks of direction, characters
-without a width."""
+"""Characters that a terminal interprets or does not show: control characters except line feeds and tabs, direction
+marks, zero-width characters.
+"""
 
 
 def escape_controls(text: str) -> str:

@@ -16,16 +16,16 @@ from opreplay.traces.model import KernelTable, OpTable, Trace, TraceInfo
 from opreplay.traces.reading.signatures import decode_signatures
 
 SOURCE = "event"
-"""Stands for the name of the file."""
+"""Used in place of the file name."""
 _DIMS = ("Input Dims", "Input dims")
-"""As torch spells it, and as torch up to 1.8 did."""
+"""The key as spelled by torch, and by torch up to 1.8."""
 _HINT = "An op of a Kineto trace has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."
 
 
 def trace_of_event(event: Mapping[str, Any]) -> Trace:
-    """Return a trace with this call and no device time; arguments are parsed as from a file.
+    """Return a trace of one call without device time; arguments are parsed as from a file.
 
-    `event` is an entry of `traceEvents`, of which "name", "args" and, if present, "dur" (microseconds) are used. Raises
+    `event` is an entry of `traceEvents`; its "name", "args" and, if present, "dur" (microseconds) are used. Raises
     Malformed for an event without a name or with unreadable arguments.
     """
     if not isinstance(event, Mapping):
@@ -63,7 +63,7 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
 
 
 def _nanoseconds(duration_us: object, name: str) -> int:
-    """Return a duration in nanoseconds; 0 if there is none. Raises Malformed."""
+    """Return a duration in nanoseconds; 0 if there is none. Raises Malformed for an invalid duration."""
     if duration_us is None:
         return 0
     if isinstance(duration_us, bool) or not isinstance(duration_us, (int, float)) or not math.isfinite(duration_us):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`read_trace`: read a path with the first dialect that recognises it, and return a linked `Trace`."""
+"""`read_trace`: read a file with the first dialect that recognises it, and return a linked `Trace`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ def read_trace(
 ) -> Trace:
     """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
 
-    `processes` > 1 splits a plain file. `progress(bytes_done, total)` counts bytes of the file; total may be None.
-    `record_function_ids` fills that column of the ops where the trace has it, to join an ExecutionTrace of the same
-    run, `gradients` the one that says which ops autograd recorded, and `calls` the runtime calls with their names, to
-    find what a graph was captured from; one process then reads all, as it does for `activity`: also what else ran when
-    (`Trace.activity`), some three times slower.
-    Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file over one of `limits`.
+    `processes` > 1 splits a plain file between processes. `progress(bytes_done, total)` counts bytes of the file; total
+    may be None.
+
+    Optional columns: `record_function_ids` reads the record function ids of ops if the trace has them, to join an
+    ExecutionTrace of the same run. `gradients` reads which ops autograd recorded. `calls` reads the runtime calls with
+    their names, to find the capture of a graph. `activity` reads what else ran when (`Trace.activity`), which takes
+    about three times as long. With `calls` or `activity`, one process reads everything.
+
+    Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file that exceeds one of `limits`.
     """
     wanted: dict[Column, bool] = {"numbers": record_function_ids or gradients, "calls": calls, "activity": activity}
     want = Want(
@@ -55,7 +58,7 @@ def read_trace(
 
 
 def expand_paths(patterns: Iterable[str]) -> list[str]:
-    """Return the files that paths and globs name, sorted within a glob, without repeats; "-" stands for stdin.
+    """Return the files that match the paths and globs, sorted within each glob and without repeats; "-" means stdin.
 
     Raises TraceError for a glob that matches nothing.
     """
@@ -76,7 +79,7 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
 
 
 def the_one_path(text: str) -> str:
-    """Return the one file that a path or glob names. Raises UsageError for none or several."""
+    """Return the only file that a path or glob matches. Raises UsageError if it matches none or several."""
     paths = expand_paths([text])
     if len(paths) != 1:
         problem = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"

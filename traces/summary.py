@@ -26,16 +26,16 @@ TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name that own device time, or all its calls if the trace has no device work."""
+    """All calls of one op name that own device time; if the trace has no device work, all calls of that name."""
 
     name: str
     calls: int
-    """Calls that own device time."""
+    """Calls that own device time, or all calls if the trace has no device work."""
     device_us: float
     signatures: int
-    """Distinct signatures among them."""
+    """Distinct signatures of these calls."""
     host_us: float = 0.0
-    """Own time on the host, without ops inside; 0 where the trace has device work."""
+    """Host time without the ops inside; 0 if the trace has device work."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,31 +47,29 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All iterations with equal batches, according to their annotations; numbers are per iteration, None if not
-    recorded.
-    """
+    """All iterations whose annotations describe equal batches; numbers are per iteration, None if not recorded."""
 
     phase: Phase | None
-    """None for an empty batch."""
+    """Phase of the batch; None for an empty batch."""
     iterations: int
     prefill_sequences: int
     prefill_tokens: int | None
-    """New tokens."""
+    """New tokens of the prefill sequences."""
     prefill_context: int | None
-    """Tokens attended to, new ones included."""
+    """Tokens attended to, including new ones."""
     decode_sequences: int
     decode_tokens: int | None
     decode_context: int | None
     total_us: float
-    """From start to end on the host, all iterations together."""
+    """Host time from start to end, summed over all iterations."""
     ops: int
-    """Recorded calls in them, on all threads."""
+    """Number of recorded calls in the iterations, on all threads."""
     device_us: float
-    """Device time that these calls own."""
+    """Device time owned by these calls."""
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and facts; the field names are stable, scripts read them (`inspect --format json`)."""
+    """Counts and facts about a trace; field names are stable because scripts read them (`inspect --format json`)."""
 
     path: str
     dialect: str
@@ -84,20 +82,20 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     owner_ops: int
     """Distinct signatures that own at least one row of device work."""
     kernels: int
-    """Events of category kernel."""
+    """Number of events of category kernel."""
     gpu_memory_events: int
     device_events: int
-    """NPU device rows, which have no category."""
+    """Number of NPU device rows, which have no category."""
     user_annotations: int
     collectives: int
-    """Collectives and messages between ranks that nodes of a Chakra file describe by kind and size."""
+    """Number of collectives and messages between ranks that nodes of a Chakra file describe by kind and size."""
     device_time_us: float
-    """Kernels, copies, sets and NPU tasks, overlapping ones counted each."""
+    """Time of kernels, copies, memsets and NPU tasks; overlapping work is counted separately."""
     owned_device_time_us: float
     op_time_us: float
-    """Host time, summed over all ops: nested ones count each."""
+    """Host time summed over all ops, including nested ones."""
     span_us: float
-    """From the first start to the last end of ops and device work."""
+    """Time from the first start to the last end of ops and device work."""
     metadata_level: MetadataLevel
     era: str | None
     torch_version: str | None
@@ -109,37 +107,41 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     threads: int
     iterations: int
-    """Steps of torch.profiler, and iterations of an inference server; one that is marked twice counts once."""
+    """Number of torch.profiler steps and inference server iterations; an iteration that is marked twice counts once."""
     phases: dict[str, int]
-    """Iterations over a batch by its phase: prefill, decode, mixed."""
+    """Phase of the batch (prefill, decode, mixed) → number of iterations."""
     batches: tuple[BatchSummary, ...]
-    """By batch, the longest in total first."""
+    """Iterations by batch, those with the longest total time first."""
     categories: dict[str, int]
     links: LinkStats
     losses: dict[str, int]
     repairs: dict[str, int]
     coarse_unit_us: float | None = None
-    """Of which all recorded device durations are multiples, where they are no timings; see `times.clock`."""
+    """Unit of which all device durations are multiples, if it is so coarse that they are not timings; see
+    `times.clock`.
+    """
     doubts: Doubts = Doubts()
-    """What speaks against the device times."""
+    """Reasons to doubt the device times."""
     busy: tuple[DeviceBusy, ...]
     """How busy each device was."""
     work: tuple[Row, ...]
-    """Time by class of work: GEMM, attention, elementwise, communication, copies, ...; of the device, else the host."""
+    """Time by class of work (GEMM, attention, elementwise, communication, copies, ...), on the device or otherwise on
+    the host.
+    """
     top_ops: tuple[TopOp, ...]
     top_kernels: tuple[Row, ...] = ()
-    """Kernels with most time; only where ops own less than half of the device time."""
+    """Kernels with the most time; empty unless ops own less than half of the device time."""
     merged: MergedProcesses | None = None
-    """The processes of a file that the profiles of several were merged into."""
+    """The processes of a file that was merged from the profiles of several processes."""
     npu_ops: tuple[OpKernels, ...]
-    """Ops with the kernels they own; only for a trace with a kernel table."""
+    """Ops with the kernels that they own; only for a trace with a kernel table."""
     kernel_details: DetailsJoin | None
-    """How that table was joined, or why it was not."""
+    """How the kernel table was joined, or why it was not."""
     annotations: tuple[Interval, ...]
 
 
 def summarize(trace: Trace) -> TraceSummary:
-    """Count what is in a trace."""
+    """Return the counts, times and facts of a trace."""
     ops, kernels, info = trace.ops, trace.kernels, trace.info
     index = BatchIndex(trace)
     calls = _counts(ops.signature, len(trace.signatures))
@@ -224,11 +226,11 @@ def _span_us(trace: Trace) -> float:
 
 
 KERNELS_KEPT = 100
-"""Kernels in a summary of a trace whose device time mostly has no op."""
+"""Maximum number of kernels in the summary of a trace whose device time mostly has no owning op."""
 
 
 def _top_kernels(trace: Trace) -> tuple[Row, ...]:
-    """Return the kernels with most time if most of the device time has no op; otherwise the ops tell more."""
+    """Return the kernels with the most time if most of the device time has no owning op; otherwise an empty tuple."""
     kernels = trace.kernels
     unowned_ns = int(kernels.dur_ns[kernels.owner < 0].sum(dtype=np.int64))
     if 2 * unowned_ns <= int(kernels.dur_ns.sum(dtype=np.int64)):
@@ -256,7 +258,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 
 def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
-    """Return ops by their own host time."""
+    """Return the ops with the most host time of their own."""
     unique = Counter(signature.name for signature in trace.signatures)
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(

@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def summed(amounts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Return the sum of each key's amounts, in the order of first occurrence."""
+    """Sum the amounts of each key; keys are in order of first occurrence."""
     sums: dict[Key, float] = {}
     for key, amount in amounts:
         sums[key] = sums.get(key, 0.0) + amount

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parse TOML from an untrusted file within bounds, with one kind of error."""
+"""Parse TOML from an untrusted file within limits; all failures raise ValueError."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MOST_DEPTH = 32
-"""Tables and lists in each other, and parts of a dotted key: parsing costs the square of that number."""
+"""Maximum nesting depth of tables and lists, and maximum parts of a dotted key: parsing time is quadratic in this
+number.
+"""
 MOST_BITS = 64
-"""Of a whole number: longer ones cannot be printed in linear time, and nothing needs them."""
+"""Maximum bits of a whole number: longer ones cannot be printed in linear time, and nothing needs them."""
 _STRING = re.compile(rb"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
 _NO_KEY = re.compile(rb"[^\w.\- \t]+")
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """Return the table in a TOML text.
+    """Parse a TOML text into a table.
 
     Raises ValueError for invalid TOML, keys or values nested too deeply, and numbers that are too long.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work they
+"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work that they
 launch.
 
-Events are copied byte for byte, so that viewers of the large file can open the small one.
+Events are copied byte for byte, so that programs that open the large file can also open the small one.
 """
 
 from __future__ import annotations
@@ -35,48 +35,50 @@ from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
 LAG_SPANS = 3
-"""Device work launched in a span is looked for until this many times its length after its end."""
+"""Time after the end of the wanted spans, as a multiple of their length, within which device work launched in them is
+searched.
+"""
 SHORTEST_LAG_NS = 100_000_000
 SPOOL_BYTES = 1 << 24
-"""Device work that waits for its launch is held in memory up to this size, then in a temporary file."""
+"""Maximum bytes of waiting device work held in memory; larger amounts go to a temporary file."""
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _LEVEL = 6
 Progress = Callable[[int, "int | None"], None]
 Span = tuple[int, int]
-"""From, until: ns on the clock of the file's "ts"; the end is not part of it."""
+"""(start, end) in ns on the clock of the file's "ts"; the end is exclusive."""
 
 
 class Trimmed(Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """Counts of the written events, and losses."""
 
     events: int
-    """Entries of traceEvents in the new file, metadata included."""
+    """Number of traceEvents entries in the new file, including metadata."""
     of_events: int
-    """Those of the old one."""
+    """Number of traceEvents entries in the old file."""
     device_events: int
-    """Kernels, copies and fills among them."""
+    """Number of written kernels, copies and fills."""
     missing_device_work: int
-    """Launches whose device work was not found, or that launch none."""
+    """Number of launches whose device work was not found, or that launch none."""
     losses: dict[str, int]
-    """What of the old file could not be read."""
+    """Parts of the old file that could not be read, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which events to take."""
+    """The time spans whose events are written."""
 
     spans: tuple[Span, ...] = ()
-    """Of all threads."""
+    """Spans that apply to all threads."""
     of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = field(
         default_factory=dict[tuple[str, str], tuple[Span, ...]]
     )
-    """Of one thread each, (pid, tid) as text."""
+    """Spans that apply to one thread, by (pid, tid) as text."""
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
-    """Return start and end of "ProfilerStep#number" on the thread that marks it, by a text search.
+    """Return the start and end of "ProfilerStep#number" on the thread that marks it, found by a text search.
 
-    Raises TraceError if the file does not mark it.
+    Raises TraceError if the file does not mark the step.
     """
     name = f'"ProfilerStep#{number}"'.encode()
     with Source(path, limits or Limits()) as source:
@@ -110,7 +112,7 @@ _MARK = msgspec.json.Decoder(_Mark, float_hook=fields.exact_decimal)
 
 
 def _span_of(text: bytes, name: bytes) -> Span | None:
-    """Return the span of a host mark whose text begins before its name."""
+    """Return the span of a host mark whose event text begins before its name; None if there is no readable mark."""
     at = text.find(name)
     start = at
     for _ in range(8):
@@ -133,7 +135,7 @@ def _span_of(text: bytes, name: bytes) -> Span | None:
 
 
 def first_time_ns(path: str | Path, limits: Limits | None = None) -> int:
-    """The microsecond, in ns, of the earliest "ts" above 0. Raises TraceError where there is none."""
+    """Return the earliest "ts" above 0 in ns, rounded down to a microsecond. Raises TraceError if there is none."""
     limits = limits or Limits()
     earliest = _Earliest(limits)
     with Source(path, limits) as source:
@@ -155,11 +157,12 @@ def trim(
     progress: Progress | None = None,
     force: bool = False,
 ) -> Trimmed:
-    """Write the events of `path` that are wanted to `output` (gzip where its name ends with .gz), with all metadata.
+    """Write the wanted events of `path`, with all metadata, to `output` (compressed with gzip if its name ends with
+    .gz).
 
-    An event is taken when it starts in a span; device work and its arrows also when a taken call launched it.
-    Raises TraceError as reading does, for a file of begin and end events, of which halves would remain, and when
-    nothing is taken; the output is then removed.
+    An event is written if it starts in a wanted span. Device work and its arrows are also written if a written call
+    launched them. Raises TraceError like reading, for a file of begin and end events, whose pairs would be split, and
+    if no event is written. The output is removed if writing fails.
     """
     target = Path(output)
     limits = limits or Limits()
@@ -208,7 +211,7 @@ def _zipped(path: Path) -> bool:
 
 
 SKIPPED, KERNEL, LAUNCH, ARROW, METADATA, ARROW_HEAD = 0, 2, 3, 4, 64, 68
-"""What an event is to whoever copies it, as the compiled half numbers it (native/record.h)."""
+"""Roles of events when they are copied, numbered as in the compiled part (native/record.h)."""
 _KINDS: dict[str, type[Any]] = {
     **dict.fromkeys(fields.KERNEL_TAGS, fields.Kernel),
     **dict.fromkeys(fields.LAUNCH_TAGS, fields.Launch),
@@ -243,7 +246,7 @@ class _Block(Struct, frozen=True):
 
     text: bytes | memoryview
     columns: Array
-    """Track, start (ns), role, id, first and last byte."""
+    """Columns: track, start (ns), role, id, first and last byte."""
 
     def texts(self, rows: Array) -> list[bytes | memoryview]:
         """Return the original texts of some events."""
@@ -313,7 +316,7 @@ def _role_and_id(event: _EventFields) -> tuple[int, Any]:
 
 
 class _Earliest(Collector):
-    """The earliest time above 0."""
+    """Finds the earliest time above 0."""
 
     ns: int | None = None
 
@@ -328,14 +331,17 @@ class _Earliest(Collector):
 
 
 class _Picker(Collector):
-    """Decides which events of a block are taken, and writes them."""
+    """Decides which events of a block are written, and writes them."""
 
     def __init__(self, limits: Limits, wanted: Wanted, stream: IO[bytes], spool: IO[bytes]) -> None:
-        """Create a picker; `spool` holds device work that may precede its launch, which can exceed memory."""
+        """Create a picker.
+
+        `spool` holds device work whose launch may come later in the file, which can exceed memory.
+        """
         super().__init__(limits)
         self.stream, self.spool = stream, spool
         self.layout: Callable[[], str] = lambda: "object"
-        """How the file is laid out, known once its first event is read."""
+        """Returns the layout of the file, which is known after its first event is read."""
         spans = [*wanted.spans, *chain.from_iterable(wanted.of_threads.values())]
         self._spans, self._of_all = _in_order(spans), _in_order(wanted.spans)
         self._of_tracks = {
@@ -345,7 +351,7 @@ class _Picker(Collector):
         self.until = self.high + max(LAG_SPANS * (self.high - self.low), SHORTEST_LAG_NS)
         self.launched: set[int] = set()
         self.arrived: set[int] = set()
-        """Ids of the device work that was written."""
+        """Ids of the device work written so far."""
         self.written = self.timed = self.device_events = 0
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
@@ -374,7 +380,10 @@ class _Picker(Collector):
         self._write(block.texts(rows), roles[rows], ids[rows])
 
     def _launched_before(self, ids: list[int], rows: list[int], first: Mapping[int, int]) -> Array:
-        """Return a mask of device work that follows its launch; `first` is the row of each launch in the same block."""
+        """Return a mask of the device work whose launch came earlier in the file.
+
+        `first` maps the id of each launch in the same block to its row.
+        """
         if self.launched.isdisjoint(ids) and first.keys().isdisjoint(ids):
             return np.zeros(len(ids), np.bool_)
         return np.array(
@@ -382,7 +391,7 @@ class _Picker(Collector):
         )
 
     def _inside(self, tracks: Array, starts: Array) -> Array:
-        """Return a mask of events that start in a span of their thread or of all threads."""
+        """Return the rows of events that start in a span of their thread or of all threads."""
         rows = np.flatnonzero(_within(self._spans, starts))
         if not self._of_tracks or not len(rows):
             return rows
@@ -393,7 +402,7 @@ class _Picker(Collector):
         return rows[inside]
 
     def _wait(self, block: _Block, rows: Array) -> None:
-        """Set device work aside, by the id of a launch that may still follow."""
+        """Set device work aside, by its id, in case its launch follows later."""
         if len(rows):
             _, _, roles, ids, first, last = block.columns[:, rows]
             text = b"".join(block.texts(rows))
@@ -411,7 +420,7 @@ class _Picker(Collector):
         self.arrived.update(ids[on_device].tolist())
 
     def finish(self, keys: Mapping[str, bytes], layout: str) -> None:
-        """Write device work that preceded its launch, and everything after the events."""
+        """Write the device work whose launch came later in the file, and everything after the events."""
         self.spool.seek(0)
         while sizes := self.spool.read(16):
             rows, size = np.frombuffer(sizes, np.int64).tolist()
@@ -432,7 +441,7 @@ class _Picker(Collector):
 
 
 def _in_order(spans: Sequence[Span]) -> tuple[Array, Array]:
-    """Return the starts of some spans in order, and the latest end of those that started so far."""
+    """Return the sorted starts of some spans and, for each, the latest end of the spans that have started by then."""
     columns = np.array(sorted(spans), np.int64).reshape(-1, 2)
     return columns[:, 0], np.maximum.accumulate(columns[:, 1])
 
@@ -447,7 +456,7 @@ def _within(spans: tuple[Array, Array], times: Array) -> Array:
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:
-    """Return when ops with names that match a shell pattern run, by (pid, tid). Raises TraceError if none matches."""
+    """Return the times at which ops matching a shell pattern run, by (pid, tid). Raises TraceError if no op matches."""
     from opreplay.traces.reader import read_trace
 
     trace = read_trace(path, limits=limits or Limits())

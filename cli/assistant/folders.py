@@ -1,5 +1,5 @@
 # pyright: strict
-"""The folders whose files an assistant may name, and the only conversion from its text to a path that is opened."""
+"""Folders whose files an assistant may name, and the only conversion from its text to a path that is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.folders import is_inside
 
 MOST_ENTRIES = 5_000
-"""Entries of the folders that are looked at for a list of files."""
+"""Maximum number of folder entries examined for a list of files."""
 KINDS = (".json", ".json.gz", ".jsonl", ".toml", ".csv", ".txt")
 HINT = "Name a file as the tool `files` does."
 
@@ -26,7 +26,7 @@ class Folders:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Folders:
-        """Resolve folder names. Raises UsageError for a name that is not a folder."""
+        """Resolve folder names. Raises UsageError for a name that is not a folder, and if there are no names."""
         missing = next((name for name in names if not os.path.isdir(name)), None)
         if missing is not None or not names:
             raise UsageError(
@@ -35,9 +35,9 @@ class Folders:
         return cls(paths=tuple(dict.fromkeys(os.path.realpath(name) for name in names)))
 
     def file(self, text: str) -> str:
-        """Return the resolved path of a regular file in one of the folders; relative names are tried in each.
+        """Return the resolved path of a regular file in one of the folders; relative names are tried in each folder.
 
-        Raises the same UsageError for anything else, whether or not a file of that name exists outside.
+        Otherwise raises a UsageError that does not reveal whether a file of that name exists outside the folders.
         """
         for folder in self.paths:
             try:
@@ -50,24 +50,29 @@ class Folders:
         raise UsageError(f"file {text!r:.200} does not exist in the folders that may be read", hint=HINT)
 
     def device(self, text: str) -> str:
-        """Return a simulated device: a name, or a device file in the folders. Raises UsageError for a file
-        elsewhere.
+        """Return a simulated device: a name, or the path of a device file in the folders.
+
+        Raises UsageError for a file elsewhere.
         """
         return self.file(text) if "/" in text or os.sep in text or text.endswith(".toml") else text
 
     def function(self, text: str) -> str:
-        """Return an op, or "file.py:function" with a file in the folders. Raises UsageError for a file elsewhere."""
+        """Return an op name, or "file.py:function" with a file in the folders.
+
+        Raises UsageError for a file elsewhere.
+        """
         path, colon, function = text.rpartition(":")
         return f"{self.file(path)}:{function}" if colon and path.endswith(".py") else text
 
     def shown(self, path: str) -> str:
-        """Return a path as an assistant names it: relative to its folder."""
+        """Return a path as an assistant would write it: relative to its folder."""
         folder = next((folder for folder in self.paths if is_inside(path, (folder,))), None)
         return path if folder is None else os.path.relpath(path, folder)
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, bytes) of each possible trace, plan, result or device file; links to other places are left
-        out.
+        """Yield (name, bytes) of each possible trace, plan, result or device file.
+
+        Links that lead out of the folders are left out.
         """
         seen = 0
         for folder in self.paths:

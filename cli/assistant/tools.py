@@ -1,5 +1,5 @@
 # pyright: strict
-"""The tools of the server: each calls the library once and returns a small value."""
+"""Tools of the server: each calls the library once and returns a small answer."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 LOSERS = 20
-"""Ops that a prediction lists as those that lose most."""
+"""Maximum number of ops with the largest loss that a prediction lists."""
 FAILING = 3
-"""Cases that a failed point of a check shows."""
+"""Maximum number of cases shown for a failed point of a check."""
 OPEN_FILES = 4
-"""Traces that are kept open for the next question."""
+"""Maximum number of traces kept open for further questions."""
 
 FileName = Annotated[str, Field(description="File as `files` names it, or its absolute path.")]
 OpName = Annotated[str, Field(description='Id, name, glob ("aten::*mm*") or place by time ("#1") of an op.')]
@@ -61,13 +61,13 @@ By = Literal["op", "category", "kernel", "phase"]
 
 
 class Tools:
-    """The functions that a client can call. They read only files in `folders`; `allow_run` permits `check`."""
+    """Functions that a client can call. They read only files in `folders`; `allow_run` permits `check`."""
 
     def __init__(self, folders: Folders, *, allow_run: bool) -> None:
         self._folders, self._allow_run = folders, allow_run
 
     def all(self) -> tuple[Callable[..., Any], ...]:
-        """Return the tools in the order in which one would use them."""
+        """Return the tools in the order in which they are usually used."""
         return (
             self.files,
             self.inspect,
@@ -290,7 +290,7 @@ class Tools:
         )
 
     def _open(self, name: str) -> OpenTrace:
-        """Return a trace or plan in the folders, resolved once for several questions."""
+        """Return a trace or plan in the folders; it is cached for further questions."""
         return _opened(*_state(self._folders.file(name)))
 
     def _trace(self, name: str) -> Trace:

@@ -1,5 +1,8 @@
 # pyright: strict
-"""`opreplay batch`: run many traces as one job; parses options, merges plans, runs them, prints the sums."""
+"""`opreplay batch`: run many traces as one job.
+
+Parses options, merges plans, runs them and prints the totals.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def run_showing(
     all_rows: bool = True,
     **others: Any,
 ) -> Showing:
-    """Return what becomes of the results, of the options of a command that runs."""
+    """Return the output settings (`Showing`) given by the options of a command that runs ops."""
     from opreplay.cli.reporting import Showing
 
     return Showing(
@@ -177,7 +180,7 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
 
 
 def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
-    """Report traces that were not read in full on stderr, and return them; empty if that is `allowed`."""
+    """Report incompletely read traces on stderr and return them; return nothing if `allowed`."""
     from opreplay.cli.terminal.console import narrate
 
     damaged = () if allowed else batch.damaged()
@@ -190,15 +193,15 @@ def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
 
 
 def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode) -> ExitCode:
-    """Return the exit code of the process from all outcomes."""
+    """Return the exit code of the process: REFUSED if a trace was unreadable or damaged, otherwise `code`."""
     return ExitCode.REFUSED if refused or damaged else code
 
 
 @contextlib.contextmanager
 def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None, None, None]:
-    """Plans in the user's cache; files that a run cannot be continued with are named, and their plans not kept.
+    """Yield the store of plans in the user's cache, or None if user code is involved, because it may change unnoticed.
 
-    None with code of the user's, which may change unnoticed.
+    If a run cannot be resumed because trace files have changed, report these files and remove their stored plans.
     """
     if how.plugins or how.selection.allow_imports:
         yield None

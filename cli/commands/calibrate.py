@@ -57,7 +57,7 @@ def command(
 
 
 def of_calls(paths: Sequence[str]) -> bool:
-    """Check whether tables hold calls. Raises UsageError if some hold calls and others kernels."""
+    """Return whether the tables hold calls, not kernels. Raises UsageError if they hold both."""
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.traces.errors import UsageError
 
@@ -73,7 +73,7 @@ def of_calls(paths: Sequence[str]) -> bool:
 def calibrate_to_calls(
     paths: Sequence[str], soc: Sequence[str], output: Path, *, name: str | None, format_: str, force: bool
 ) -> None:
-    """Write the device with the measured calls of tables, and print how predictions change."""
+    """Write the device file with the measured calls of the tables, and print how the predictions change."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
@@ -95,7 +95,7 @@ def calibrate_to_calls(
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the file cannot be written, before any work is done."""
+    """Raise UsageError, before any work is done, if the device file cannot be written or does not end in .toml."""
     from opreplay.cli.outputs import check_writable
     from opreplay.traces.errors import UsageError
 

@@ -258,7 +258,7 @@ def command(
 
 
 TABLES = (".html", ".csv", ".md")
-"""Suffixes of --output with --vary."""
+"""Suffixes that --output accepts with --vary."""
 
 
 def _vary(
@@ -271,7 +271,7 @@ def _vary(
     weights: Weights | None,
     options: CaptureOptions,
 ) -> View:
-    """Return the table of --vary."""
+    """Return the table that --vary prints."""
     from opreplay.cli.terminal.progress import SizesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay check`: test whether an op is right and fast; exit code 1 if a required point fails."""
+"""`opreplay check`: test whether an op is correct and fast; the exit code is 1 if a required point fails."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay compare`: compare two result files, with an exit code for builds."""
+"""`opreplay compare`: compare two result files, with an exit code for use in CI."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ def command(
 
 
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
-"""Parameters of two runs."""
+"""Parameters that need two runs and cannot be used with a history."""
 
 
 def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
-    """Print which ops of a history changed at which run; return the exit code."""
+    """Print which ops of a history changed, and at which run; return the exit code."""
     from opreplay.cli.options.settings import refuse_given
     from opreplay.cli.terminal import console
     from opreplay.replay.report.views import history as views
@@ -180,7 +180,7 @@ def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
 
 
 def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
-    """Report violated and untestable conditions on stderr; return the exit code."""
+    """Report violated and untested conditions on stderr; return the exit code."""
     from opreplay.cli.terminal import console
 
     for line in (*broken, *untested):

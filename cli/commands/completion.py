@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay completion`: print the script with which a shell completes commands, options, devices and files."""
+"""`opreplay completion`: print a shell script that completes commands, options, devices and files."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def command(ctx: click.Context, format_: str) -> int:
 
 
 def _settings(settings: object) -> list[Check]:
-    """Return the settings from files and the environment, each with its source."""
+    """Return one check per setting from files and the environment, with the source of each."""
     import os
 
     from opreplay.cli.settings import OWN, SHARED, Settings

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 FOLDERS = ("bundle", "flashinfer-trace")
-"""Formats that are folders, with inputs that initializers draw."""
+"""Formats that are written as folders, with inputs drawn by initializers."""
 MEASURE_S = 300.0
-"""How long the script of --format measure may run unless --budget says otherwise."""
+"""Default maximum run time of the script of --format measure, in seconds; --budget overrides it."""
 MEASURED_SHOWN = 10
-"""Calls that the export of such a script lists."""
+"""Maximum number of measured calls listed after exporting this script."""
 
 
 @click.command("export", cls=Command, short_help="Write ops as a script for torch, or for other tools.")
@@ -236,7 +236,7 @@ def _write_bundle(
 def _write_chakra(
     plan: ReplayPlan, read: Trace | ReplayPlan | None, output: Path, wanted: str | None, *, force: bool
 ) -> None:
-    """Write the step's graph if a whole trace with a device is exported, else the calls one after the other."""
+    """Write the step's graph if a whole trace with a device is exported, otherwise the calls one after another."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.export.chakra import chakra_trace
@@ -281,9 +281,7 @@ def _write_measure(
     *,
     force: bool,
 ) -> None:
-    """Write the script that measures the calls that narrow the predicted total most, and print which calls these
-    are.
-    """
+    """Write a script that measures the calls that narrow the predicted total most, and list these calls."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.setup import refuse_unused_initializers
     from opreplay.cli.terminal import console

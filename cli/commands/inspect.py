@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay inspect`: show what is in a trace. Does not import torch."""
+"""`opreplay inspect`: show what a trace contains. Does not import torch."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def command(
 
 
 def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
-    """Return a line for each trace in a folder, reading one at a time."""
+    """Return a view with one line per trace in a folder; traces are read one at a time."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import readable_traces

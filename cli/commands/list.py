@@ -114,4 +114,4 @@ LISTS: dict[What, Callable[[Sequence[str]], View]] = {
     "initializers": _initializers,
     "ops": _ops,
 }
-"""What is listed with the files of --plugin."""
+"""Lists that depend on the files of --plugin."""

@@ -32,7 +32,7 @@ def command(ctx: click.Context) -> None:
 
 
 _SPECIAL = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "…": "...", "·": r"\(pc"}
-"""Characters that troff reads as something else, and how they are written."""
+"""Characters with a special meaning in troff, and their escapes."""
 
 
 def manual(group: click.Command, commands: Mapping[str, click.Command], version: str) -> str:

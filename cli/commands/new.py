@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay new`: write a file to start from for an op of a trace."""
+"""`opreplay new`: write a template file for an op of a trace."""
 
 from __future__ import annotations
 

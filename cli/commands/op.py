@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay op`: measure and predict calls written as in reports, over sizes, without a trace."""
+"""`opreplay op`: measure and predict calls, written as in reports, for several sizes and without a trace."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay plan`: dry run; show what would be replayed, how, and why the rest would not."""
+"""`opreplay plan`: dry run that shows what would be replayed and how, and why the rest would not."""
 
 from __future__ import annotations
 

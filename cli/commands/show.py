@@ -11,9 +11,9 @@ from opreplay.cli.options.settings import is_default
 from opreplay.cli.options.shared import all_option, force_option, format_option, notes_option
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
-"""What a file is written as where no --format is given."""
+"""File suffix → format, if no --format is given."""
 TABLES = (".txt", ".log", "")
-"""Suffixes of the table, all rows of it."""
+"""Suffixes of files that get the text table with all rows."""
 
 
 @click.command("show", short_help="Print a saved run again, in any format.")
@@ -67,7 +67,7 @@ def command(result: str, format_: str, output: str | None, force: bool, all_rows
 
 
 def _format_of(suffix: str, default: str) -> str:
-    """Return the format for a file suffix. Raises UsageError for an unknown suffix."""
+    """Return the format for a file suffix, or `default` for a text file. Raises UsageError for an unknown suffix."""
     from opreplay.traces.errors import UsageError
 
     if suffix not in (*SUFFIXES, *TABLES):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay tile`: run tile kernels: their values, limits and time on simulated devices."""
+"""`opreplay tile`: run tile kernels, and show their values, limits and times on simulated devices."""
 
 from __future__ import annotations
 
@@ -126,10 +126,9 @@ def command(
 def write_kernels(
     file: str, cases: tuple[str, ...], emit: str | None, output: str | None, soc: str, *, values: bool, force: bool
 ) -> int:
-    """Write the kernels of all programs to a file, with `values` for those whose values are right; return 1 if some
-    have none.
+    """Write the kernels of all programs to a file; return 1 if a program has none.
 
-    Raises UsageError for wrong flags.
+    With `values`, only kernels with correct values are written. Raises UsageError for invalid flags.
     """
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
@@ -168,7 +167,7 @@ def _tensors_of(path: str) -> dict[str, Any]:
 
 
 def check_timeline(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a file of another format or one that may not be written."""
+    """Raise UsageError for a timeline file of another format or one that may not be written."""
     from opreplay.cli.outputs import check_writable
     from opreplay.traces.errors import UsageError
 
@@ -178,7 +177,7 @@ def check_timeline(path: Path, *, force: bool) -> None:
 
 
 def write_timeline(result: Study, path: Path, *, force: bool) -> None:
-    """Write the timeline of the first case that fits. Raises UsageError if none does."""
+    """Write the timeline of the first case that has a time and no failure. Raises UsageError if there is none."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.report.tile_programs import timeline

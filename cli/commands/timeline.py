@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay timeline`: explain the duration of one step, and estimate what changes would gain."""
+"""`opreplay timeline`: explain the duration of one step, and estimate the gain of changes."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def command(
 
 
 class Asked(TypedDict):
-    """The request for a step, of one trace or of several ranks."""
+    """Options of an analysis of one step, for one trace or for several ranks."""
 
     step: int | None
     what_if: tuple[str, ...]
@@ -202,14 +202,14 @@ class Asked(TypedDict):
 
 
 class Looked(NamedTuple):
-    """The result of a request."""
+    """Result of an analysis of one step."""
 
     view: View
     processes: Callable[[], Iterable[Process]]
-    """What a timeline shows."""
+    """Function that returns the processes of the timeline file."""
     what_if: Sequence[WhatIf | JobChange]
     plan: ReplayPlan | None = None
-    """The ops that were predicted."""
+    """Ops that were predicted, if any."""
 
 
 def _step(
@@ -266,8 +266,9 @@ def _of_captured(
     what_if: tuple[str, ...],
     format_: str,
 ) -> int:
-    """Show the step of a captured plan, which has no recorded times; `host` is its host scale and a file of host
-    times.
+    """Show the step of a captured plan, which has no recorded times.
+
+    `host` is the host scale and a file of host times.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan
@@ -287,7 +288,7 @@ def _of_captured(
 
 
 def _measured(path: str | None) -> MeasuredOps | None:
-    """Return the measured ops if a result file is given."""
+    """Return the measured ops of a result file; None if no file is given."""
     if path is None:
         return None
     from opreplay.replay.results.reading import read_result_file
@@ -309,7 +310,7 @@ def _refuse_unmatched(changes: Sequence[WhatIf | JobChange | CapturedChange]) ->
 
 
 def _check_timeline(path: Path, *, force: bool) -> None:
-    """Refuse a file that cannot be written before anything is read."""
+    """Raise UsageError for a timeline file that cannot be written, before anything is read."""
     from opreplay.cli.outputs import check_writable
     from opreplay.replay.report.step import pftrace
 
@@ -330,7 +331,7 @@ def _write_timeline(processes: Iterable[Process], path: Path, *, force: bool) ->
 
 
 def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
-    """Return the ops to predict and the contents of their arguments, if there are devices to predict for."""
+    """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
     if not devices:
         return None, None
     from opreplay.replay.job.job import Job

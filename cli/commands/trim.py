@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay trim`: cut a small trace out of a large one. Does not import torch."""
+"""`opreplay trim`: extract a small trace from a large one. Does not import torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def command(
 
 
 def _between(text: str, path: str, limits: object) -> tuple[int, int]:
-    """Return the span of --between in ns of the file's clock. Raises UsageError for invalid text."""
+    """Parse --between to (start, end) in ns of the file's clock. Raises UsageError for invalid text."""
     from opreplay.cli.options.types import Duration
     from opreplay.traces.errors import UsageError
     from opreplay.traces.limits import Limits

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay trust`: allow an options file to name code, files and limits."""
+"""`opreplay trust`: allow an options file to specify code, files and limits."""
 
 from __future__ import annotations
 

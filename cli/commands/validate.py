@@ -87,8 +87,9 @@ Kind = Literal["transfers", "calls", "kernels"]
 
 
 def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
-    """Return what the tables hold. Raises UsageError for tables of several kinds, and for kernels on an unnamed
-    device.
+    """Return what the tables hold: transfers, calls or kernels.
+
+    Raises UsageError for tables of several kinds, and for kernels without a device name.
     """
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.replay.ascend.measured.communication import is_communication

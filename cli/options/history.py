@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options for adding a run to a history, and adding it once it has ended."""
+"""Options for adding a run to a history, and functions that add the finished run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _OPTIONS = [
     ),
 ]
 GIT_S = 10.0
-"""Seconds that git may take."""
+"""Time limit of a call of git, in seconds."""
 
 
 def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --history and the setting label."""
+    """Add --history and the setting label to a command."""
     return with_options(command, _OPTIONS)
 
 
 def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool) -> None:
-    """Raise UsageError, before anything is measured, for a file that cannot be extended."""
+    """Raise UsageError, before anything is measured, for a history file that cannot be extended."""
     if history is None:
         if label is not None:
             from opreplay.traces.errors import UsageError
@@ -49,7 +49,7 @@ def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool)
 
 
 def add_to_history(history: str | None, label: str | None, outputs: Outputs) -> None:
-    """Add the finished run, and say so on stderr."""
+    """Append the finished run to the history, and report this on stderr."""
     summary = outputs.memory.summary
     if history is None or outputs.memory.header is None or summary is None or summary.interrupted:
         return
@@ -62,7 +62,7 @@ def add_to_history(history: str | None, label: str | None, outputs: Outputs) -> 
 
 
 def commit() -> str:
-    """Return the commit that is checked out here, or $GITHUB_SHA; "" without one."""
+    """Return the commit checked out in the current folder, or $GITHUB_SHA; "" if there is neither."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=True, timeout=GIT_S

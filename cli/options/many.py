@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options for a run of many traces: how many at once, and on which machines."""
+"""Options for a run of many traces: number of workers, engine and machines."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OF_ONE_TRACE = {
     "rows": "Results of many traces go to a file with --output.",
     "notes": "`opreplay show FILE --notes` prints the notes of a file of results.",
 }
-"""Parameter of `opreplay run` that many traces have not → what to do instead."""
+"""Parameter of `opreplay run` that does not work with many traces → what to do instead."""
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --engine and --workers, and the settings address and allow_damaged."""
+    """Add --engine and --workers, and the settings address and allow_damaged, to a command."""
     return with_options(command, _OPTIONS)
 
 
@@ -66,9 +66,9 @@ _OPTIONS = [
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Check whether several traces are named: several arguments, a folder, or a glob that matches several files.
+    """Return whether several traces are given: several arguments, a folder, or a glob that matches several files.
 
-    Raises TraceError for a glob that matches none.
+    --engine or --workers have the same effect. Raises TraceError for a glob that matches none.
     """
     if is_given("engine") or is_given("workers"):
         return True

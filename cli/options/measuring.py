@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options of all commands that measure, and the locking of the device while such a command measures."""
+"""Options of all commands that measure, and locking of devices while such a command measures."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ _MEASURING = [
         help="Measure even if another opreplay measures on the same device.",
     ),
 ]
-"""What `measuring_options` adds to a command."""
+"""Options that `measuring_options` adds to a command."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options for time, memory and seed of measurements: the command gets `measuring`, a RunOptions to complete."""
+    """Add options for time, memory and seed of measurements; the command receives them as `measuring`, a RunOptions."""
 
     @wraps(command)
     def taking_measuring(
@@ -138,17 +138,17 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_option(what: str) -> Callable[[Command], Command]:
-    """Add --quick, a first look; `what` completes its help text."""
+    """Return a decorator that adds --quick; `what` completes its help text."""
     return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
 
 
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 QUICK_LIMIT_S = 10.0
-"""Of one op, set-up included: huge ones took a minute each of a look that is to be a short one."""
+"""Timeout of one op with --quick, in seconds, including set-up; huge ops would otherwise take a minute each."""
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
-    """Apply --quick to both: fewer ops and less time for each, unless the command line sets them."""
+    """Apply --quick: select fewer ops and spend less time on each, unless the command line sets these options."""
     import msgspec
 
     measuring = quick_times(measuring)
@@ -156,7 +156,7 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
 
 
 def quick_times(measuring: RunOptions) -> RunOptions:
-    """Apply the part of --quick that does not select ops."""
+    """Apply the part of --quick that concerns times, not the selection of ops."""
     import msgspec
 
     if not is_default("op_time"):
@@ -166,13 +166,13 @@ def quick_times(measuring: RunOptions) -> RunOptions:
 
 
 dry_run_option = click.option("--dry-run", is_flag=True, hidden=True, help="Show what would run, without running it.")
-"""--dry-run: what `opreplay plan` shows."""
+"""--dry-run: show what `opreplay plan` shows."""
 
 
 max_failed_option = click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more ops are skipped or failed."
 )
-"""--max-failed: what a build tolerates."""
+"""--max-failed: number of skipped or failed ops that a build tolerates."""
 
 
 stop_on_error_option = setting(
@@ -181,7 +181,7 @@ stop_on_error_option = setting(
     is_flag=True,
     help="Stop the run after the first op that fails, with exit code 1.",
 )
-"""--stop-on-error: the first failure is what is looked for."""
+"""--stop-on-error: stop at the first failure."""
 
 
 resume_option = click.option(
@@ -189,14 +189,14 @@ resume_option = click.option(
     is_flag=True,
     help="Resume an interrupted run of the same ops and options from the .jsonl of --output.",
 )
-"""--resume: going on with a file of results."""
+"""--resume: continue an interrupted run from its result file."""
 
 
 CHECKS = ("work", "kernels", "values")
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --check, which compares what was replayed with what was recorded; it completes the command's `measuring`."""
+    """Add --check, which compares replayed ops with recorded ones; it extends the command's `measuring`."""
 
     @wraps(command)
     def taking_checks(
@@ -236,9 +236,9 @@ _CHECKING = [
 
 @contextlib.contextmanager
 def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
-    """Lock the devices while ops are measured; yield whether another job measures on one of them at the same time.
+    """Lock the devices while ops are measured; yield whether another job is measuring on one of them.
 
-    Raises EnvironmentRefused for an accelerator in use, unless `shared`.
+    With `shared`, nothing is locked. Otherwise raises EnvironmentRefused for an accelerator in use.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.host.device_lock import held
@@ -255,7 +255,7 @@ def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, No
 
 
 def tell_threads(event: Event) -> None:
-    """Say on stderr, before anything is measured, if ops get fewer threads than torch would use."""
+    """Report on stderr, before anything is measured, if ops get fewer threads than torch would use."""
     from opreplay.cli.terminal import console
     from opreplay.replay.job.events import Started
     from opreplay.replay.report.doubts import busy_notes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options for how many ranks replay collectives, and by what; they complete the command's `measuring`."""
+    """Add options for the number of ranks that replay collectives and their backend; they extend `measuring`."""
 
     @wraps(command)
     def taking_ranks(
@@ -59,10 +59,10 @@ _OPTIONS = [
 
 
 def served_as_rank(ranks: int) -> bool:
-    """If a launcher started this process as a rank other than 0, serve as that rank until rank 0 is done, and return
-    True.
+    """Serve as a rank if a launcher started this process as a rank other than 0; return True when rank 0 is done.
 
-    Raises UsageError if another number of ranks was started, EnvironmentRefused if rank 0 is lost.
+    Returns False in any other process. Raises UsageError if another number of ranks was started, EnvironmentRefused if
+    rank 0 is lost.
     """
     from opreplay.replay.execute.ranks.launched import launched
     from opreplay.traces.errors import UsageError
@@ -83,7 +83,7 @@ def served_as_rank(ranks: int) -> bool:
 
 
 def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
-    """Raise UsageError for options of ranks that cannot be combined."""
+    """Raise UsageError for rank options that cannot be combined."""
     from opreplay.replay.execute.ranks.launched import launched
     from opreplay.traces.errors import UsageError
 

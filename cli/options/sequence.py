@@ -25,11 +25,11 @@ MEANINGLESS = {
     "check_values": "it looks at single ops",
     "check_work": "it looks at single ops",
 }
-"""Parameter of `run` → why it cannot be given with a sequence."""
+"""Parameter of `run` → why it has no meaning with --mode sequence."""
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --mode and the setting max_live_memory; they complete the command's `measuring`."""
+    """Add --mode and the setting max_live_memory; they extend the command's `measuring`."""
 
     @wraps(command)
     def taking_mode(

@@ -1,8 +1,8 @@
 # pyright: strict
 """Settings: options that are rarely changed, given as `--set NAME=VALUE` and listed in a separate section of --help.
 
-A setting is an ordinary option to its command and to an options file. Its former flag still works for one version, with
-a line on stderr.
+For its command and for an options file, a setting is an ordinary option. Its former flag still works for one version,
+with a line on stderr.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ GROUPS = {
     "Plugins": ("plugin", "allow_import", "with_plugins"),
     "Output": ("output", "history", "force", "format_", "rows", "all_rows", "notes", "timeline_file"),
 }
-"""Sections of --help → names of parameters; the others stand last, or alone where there are few."""
+"""Section of --help → parameters in it.
+
+Other parameters come last; if there are few parameters, there are no sections.
+"""
 UNGROUPED = 12
 _CHOSEN = "opreplay.settings"
-"""Of a context's `meta`: names of settings that --set gave."""
+"""Key in a click context's `meta` that holds the names of the settings given by --set."""
 
 
 class Named(click.Option):
-    """An option that also takes the `former` flags that it had, of which --help says nothing."""
+    """Option that also accepts its `former` flags, which --help does not show."""
 
     def __init__(self, *names: Any, former: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -49,7 +52,7 @@ class Named(click.Option):
         self.opts += former
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the flags and the description without former flags."""
+        """Return the flags, without former ones, and the description."""
         opts, self.opts = self.opts, self.shown
         try:
             return super().get_help_record(ctx)
@@ -58,7 +61,7 @@ class Named(click.Option):
 
 
 class Renamed(Named):
-    """A former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
+    """Former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
 
     def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)
@@ -76,7 +79,7 @@ class Renamed(Named):
 
 
 class Setting(Renamed):
-    """An option that --help lists as NAME=VALUE; its flag is a former one, unless `flag_stays`."""
+    """Option that --help lists as NAME=VALUE; its flag counts as a former one, unless `flag_stays`."""
 
     def __init__(self, *names: Any, flag_stays: bool = False, **attributes: Any) -> None:
         super().__init__(*names, **attributes, now="")
@@ -104,29 +107,33 @@ class Setting(Renamed):
 
 
 def say_renamed(old: str, new: str) -> None:
-    """Report on stderr how a former name is written now."""
+    """Report the new spelling of a former name on stderr."""
     click.echo(f"opreplay: {old} is now {new}", err=True)
 
 
 def setting(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Declare a setting of a command of class `Command`; takes the arguments of `click.option`."""
+    """Declare a setting of a `Command`; takes the same arguments as `click.option`."""
     return click.option(*names, cls=Setting, **attributes)
 
 
 def is_given(name: str, *, environment: bool = False) -> bool:
-    """Check whether an option or argument is given on the command line or, with `environment`, by a variable."""
+    """Check whether an option or argument is given on the command line.
+
+    With `environment`, an environment variable counts as well.
+    """
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE or (environment and source is ParameterSource.ENVIRONMENT)
 
 
 def is_default(name: str) -> bool:
-    """Check that neither the command line nor a file nor a variable gives an option."""
+    """Check that an option is set neither on the command line nor by a file or an environment variable."""
     return click.get_current_context().get_parameter_source(name) in (None, ParameterSource.DEFAULT)
 
 
 def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out.", *, environment: bool = False) -> None:
-    """Raise UsageError for the first of these options or arguments that is given; `message` contains {} for its
-    name.
+    """Raise UsageError for the first of these options or arguments that is given.
+
+    `message` contains {} in place of its name.
     """
     from opreplay.traces.errors import UsageError
 
@@ -137,7 +144,7 @@ def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out."
 
 
 def _written(command: click.Command, name: str) -> str:
-    """Return how a parameter is given: ARGUMENT, --flag, or --set name."""
+    """Return the spelling of a parameter on the command line: ARGUMENT, --flag, or --set name."""
     parameter = next(parameter for parameter in command.params if parameter.name == name)
     if isinstance(parameter, click.Argument):
         return name.upper()
@@ -145,7 +152,7 @@ def _written(command: click.Command, name: str) -> str:
 
 
 class Command(click.Command):
-    """A command that takes its settings by --set."""
+    """Command that accepts its settings through --set."""
 
     def __init__(self, *names: Any, **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -164,7 +171,7 @@ class Command(click.Command):
             )
 
     def _begun(self, ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-        """Return settings whose names begin with the text, for shell completion."""
+        """Return the settings whose names begin with `incomplete`, for shell completion."""
         return [f"{name}=" for name in self.settings if name.startswith(incomplete)]
 
     @property

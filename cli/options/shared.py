@@ -21,12 +21,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"#\d+|[0-9a-f]{6,32}")
-"""The start of an id, or a number in the list of ops."""
+"""Beginning of an op's id, or its rank in the list of ops."""
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 trace_argument = click.argument("trace", metavar="TRACE", type=FileName())
-"""TRACE: a profile, a glob that matches one, or "-"."""
+"""TRACE: a profile, a glob that matches one profile, or "-"."""
 
 
 execution_trace_option = setting(
@@ -36,7 +36,7 @@ execution_trace_option = setting(
     metavar="FILE",
     help="Take shapes missing in TRACE from this ExecutionTrace of the same run.",
 )
-"""--execution-trace: where the arguments of a trace without shapes come from."""
+"""--execution-trace: ExecutionTrace that provides the arguments of a trace without shapes."""
 
 
 execution_traces_option = setting(
@@ -47,7 +47,7 @@ execution_traces_option = setting(
     metavar="FILE|GLOB|FOLDER",
     help=("Take shapes missing in a trace from the ExecutionTrace with its name or rank among these. Repeatable."),
 )
-"""--execution-trace of many traces: which one belongs to which is told by names and ranks."""
+"""--execution-trace for many traces; files are assigned to traces by names and ranks."""
 
 
 kernel_details_option = setting(
@@ -56,17 +56,17 @@ kernel_details_option = setting(
     metavar="FILE",
     help=("torch_npu's kernel table for TRACE.  [default: kernel_details.csv or op_summary*.csv next to it]"),
 )
-"""kernel_details: what the NPU's profiler says of each kernel."""
+"""kernel_details: kernel table of the NPU's profiler."""
 
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
-"""--notes: all that is to be known of the numbers, not only what may change a decision."""
+"""--notes: print all notes on the numbers, not only notes that may change a decision."""
 
 
 all_option = click.option(
     "--all", "all_rows", is_flag=True, help="Print all rows, not only those with 95 % of the time."
 )
-"""--all: every row of every table."""
+"""--all: print every row of every table."""
 
 
 cache_option = setting(
@@ -77,7 +77,7 @@ cache_option = setting(
         "$XDG_CACHE_HOME/opreplay or ~/.cache/opreplay."
     ),
 )
-"""no_cache: no plan of an earlier run, and none for the next."""
+"""no_cache: neither use the plan of an earlier run nor store one for the next run."""
 
 
 capture_option = setting(
@@ -89,7 +89,7 @@ capture_option = setting(
         "of their kernels.  [default: files next to it with capture in their name]"
     ),
 )
-"""capture: from which ops the graphs were captured."""
+"""capture: recording of the ops from which CUDA graphs were captured."""
 
 
 process_option = setting(
@@ -98,7 +98,7 @@ process_option = setting(
     metavar="NAME",
     help=("Select one process of a TRACE into which the profiles of several were merged, by its name in `inspect`."),
 )
-"""--process: which process of a merged file."""
+"""--process: process to use of a merged file."""
 
 
 limit_option = setting(
@@ -108,7 +108,7 @@ limit_option = setting(
     metavar="NAME=VALUE",
     help="Raise a limit of the trace reader, named in its error. Repeatable.",
 )
-"""limit, which raises the bounds that protect against hostile files."""
+"""limit: raise the reader's limits, which protect against hostile files."""
 
 
 allow_import_option = setting(
@@ -126,14 +126,14 @@ allow_import_option = setting(
 
 
 def with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """Add options or arguments to a command, in the order that --help shows."""
+    """Add options or arguments to a command, in the order in which --help shows them."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options that select ops of the trace: the command gets a `selection`, a `Selection`."""
+    """Add options that select ops of the trace; the command receives them as `selection`, a `Selection`."""
 
     @wraps(command)
     def taking_selection(
@@ -212,7 +212,7 @@ device_option = click.option(
     metavar="DEVICE",
     help="Device to replay on: cpu, cuda, cuda:1, npu. There is no fallback.",
 )
-"""--device: where ops are resolved for and run."""
+"""--device: device on which ops are resolved and run."""
 
 
 soc_option = click.option(
@@ -228,7 +228,7 @@ soc_option = click.option(
 
 
 def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --cluster, the links of simulated devices. A command with it gets no default `soc`."""
+    """Add --cluster, the simulated devices and their links. With --cluster, the command gets no default `soc`."""
 
     @wraps(command)
     def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
@@ -246,19 +246,20 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fused_option(help_: str) -> Callable[[Command], Command]:
-    """Add --fused: replace the calls of a captured plan by the kernels that servers run."""
+    """Return a decorator that adds --fused: replace calls of a captured plan by the kernels that servers run."""
     return click.option("--fused", type=click.Choice(["ascend", "none"]), help=help_)
 
 
 captured_fused_option = fused_option(
     "Of a captured plan: as `capture --fused` would have written it.  [default: ascend for inference of hf:CONFIG]"
 )
-"""--fused of commands that take a plan."""
+"""--fused of commands that accept a captured plan."""
 
 
 def l2_option(default: str | None, *, otherwise: str = "as --cache measures here") -> Callable[[Command], Command]:
-    """Add --l2, the contents of a simulated device's caches when an op starts; `otherwise` describes a missing
-    default.
+    """Return a decorator that adds --l2, the contents of a simulated device's caches when an op starts.
+
+    `otherwise` describes the behaviour if there is no default.
     """
     return setting(
         "--l2",
@@ -325,11 +326,11 @@ init_arg_option = setting(
     metavar="NAME.OPTION=VALUE",
     help="An option of an initializer; `opreplay list initializers` lists them. Repeatable.",
 )
-"""init_arg: how initializers fill arguments."""
+"""init_arg: option of an initializer, which fills arguments."""
 
 
 seed_option = setting("--seed", type=int, default=0, show_default=True, help="Random seed of the inputs.")
-"""seed: of everything that is drawn."""
+"""seed: random seed of all generated values."""
 
 
 values_option = setting(
@@ -342,14 +343,14 @@ values_option = setting(
 
 
 def format_option(*names: str) -> Callable[[Command], Command]:
-    """Add --format; the first name is the default."""
+    """Return a decorator that adds --format; the first name is the default."""
     return click.option(
         "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Output format."
     )
 
 
 page_option = click.option("--output", "-o", metavar="FILE.html", help="Also write an HTML page that works offline.")
-"""--output of commands whose result is also a page."""
+"""--output of commands whose result can also be written as an HTML page."""
 
 
 measured_soc_option = click.option(
@@ -359,8 +360,8 @@ measured_soc_option = click.option(
     metavar="NAME|FILE",
     help="The measured device, or a device file (.toml); once for all tables or once per table.",
 )
-"""--soc of KERNEL_DETAILS."""
+"""--soc for KERNEL_DETAILS: the devices that were measured."""
 
 
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
-"""--force, without which no file is ever overwritten."""
+"""--force: overwrite existing files; without it no file is ever overwritten."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The file of a command and the files that complete it."""
+    """File that a command reads, and the files that complete it."""
 
     trace: str
     execution_trace: str | None
@@ -40,10 +40,10 @@ class Source:
     process: str | None
     limit: tuple[tuple[str, str], ...]
     one_process: bool = False
-    """Whether a merged trace is its busiest process."""
+    """Whether to use only the busiest process of a merged trace."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
-        """Open the file with `opreplay.cli.opening.open_input`; `activity` includes all timing and collectives."""
+        """Open the file with `opreplay.cli.opening.open_input`; `activity` adds all timing and collectives."""
         from opreplay.cli.opening import busiest_of, open_input
         from opreplay.traces.model import Trace
 
@@ -60,7 +60,10 @@ class Source:
 
 
 def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:
-    """Add TRACE, the files that complete it, and the limits of its reader: the command gets `source`, a `Source`."""
+    """Return a decorator that adds TRACE, the files that complete it, and the limits of its reader.
+
+    The command receives them as `source`, a `Source`.
+    """
 
     def add(command: Command) -> Command:
         @wraps(command)
@@ -93,8 +96,11 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
 
 
 def sources_options(command: Command) -> Command:
-    """TRACE..., what completes one, and the limits of their reader: the command gets `source`, the `Source` of a single
-    trace, else None, and `traces`, `execution_trace`, `process` and `limit` of many."""
+    """Add TRACE..., the files that complete it, and the limits of the reader.
+
+    For a single trace, the command receives them as `source`, a `Source`. For many traces, `source` is None and it
+    receives `traces`, `execution_trace`, `process` and `limit`.
+    """
 
     @wraps(command)
     def taking_sources(

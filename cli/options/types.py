@@ -28,7 +28,7 @@ def _scaled(text: str, units: dict[str, Any]) -> float | None:
 
 
 class ByteSize(click.ParamType):
-    """ "1GB", "512MiB", "800k", a plain number of bytes → int."""
+    """Size in bytes: "1GB", "512MiB", "800k" or a plain number → int."""
 
     name = "size"
 
@@ -43,7 +43,7 @@ class ByteSize(click.ParamType):
 
 
 class Count(click.IntRange):
-    """A count: "4096", "4k" or "2^12", as in --vary."""
+    """Count: "4096", "4k" or "2^12", as in --vary → int."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float) and not value.is_integer():  # of a file of options
@@ -60,9 +60,10 @@ class Count(click.IntRange):
 
 
 class Duration(click.ParamType):
-    """ "0.2s", "200ms", "2min" → seconds, above 0.
+    """Duration: "0.2s", "200ms", "2min" → seconds, above 0.
 
-    A number without a unit means seconds, which is reported on stderr, or is refused with the hint `without_unit`.
+    A number without a unit means seconds and is reported on stderr; with the hint `without_unit`, it is rejected
+    instead.
     """
 
     name = "time"
@@ -85,7 +86,7 @@ class Duration(click.ParamType):
 
 
 class Share(click.ParamType):
-    """ "0.1%" or "0.001" → share of 1, from 0 to 1."""
+    """Share: "0.1%" or "0.001" → number from 0 to 1."""
 
     name = "share"
 
@@ -99,7 +100,7 @@ class Share(click.ParamType):
 
 
 class Names(click.ParamType):
-    """ "work,values", a list of allowed names → ("work", "values")."""
+    """List of allowed names: "work,values" → ("work", "values")."""
 
     name = "names"
 
@@ -133,7 +134,7 @@ class Assignments(click.ParamType):
 
 
 class FileName(click.ParamType):
-    """A file or folder name, a glob or "-": text that shells complete as a file."""
+    """Name of a file or folder, a glob or "-"; shells complete it as a file name."""
 
     name = "text"
     envvar_list_splitter = os.pathsep
@@ -146,7 +147,7 @@ class FileName(click.ParamType):
 
 
 class SocName(FileName):
-    """A simulated device by name, or a device file."""
+    """Name of a simulated device, or a device file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from importlib.resources import files

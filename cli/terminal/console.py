@@ -1,7 +1,7 @@
 # pyright: strict
-"""Consoles for data and narration, created on demand.
+"""Consoles for results and messages, created on demand.
 
-All output goes through here, and characters that a terminal interprets are escaped, so texts of a trace may be passed
+All output goes through here. Characters that a terminal interprets are escaped, so texts of a trace may be passed
 unchanged. Colours are added after that.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _results: list[TextIO] = []
 PIPED_WIDTH = 10_000
-"""Characters of a line where no terminal limits it, so that pipes and files get every column."""
+"""Line width in characters if stdout is not a terminal, so that pipes and files get every column."""
 
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Generator[None, None, None]:
-    """Send prints of user code to stderr; results still go to the original stdout (`stdout`)."""
+    """Redirect prints of user code to stderr inside the context; results still go to the original stdout (`stdout`)."""
     _results.append(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -61,7 +61,7 @@ def make_console(*, stderr: bool = False) -> Console:
                 yield segment if shown is segment.text else Segment(shown, segment.style)
 
         def on_broken_pipe(self) -> None:
-            """Ignore that the reader has left, which is not a failure; rich itself would exit with code 1."""
+            """Raise BrokenPipeError if the reader has closed the pipe; rich itself would exit with code 1."""
             raise BrokenPipeError
 
     file = sys.stderr if stderr else stdout()
@@ -77,7 +77,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def naming_stdout() -> Generator[None, None, None]:
-    """Add the name "stdout" to an OSError of a stream, since errors of files name their file."""
+    """Set the file name of an OSError of a stream to "stdout"; errors of files already name their file."""
     try:
         yield
     except OSError as error:
@@ -92,13 +92,13 @@ def show(renderable: RenderableType) -> None:
 
 
 def show_fitted(render: Callable[[int], RenderableType]) -> None:
-    """Print to stdout what `render` returns for its width."""
+    """Call `render` with the width of stdout and print the result."""
     console = make_console()
     _print(console, render(console.width))
 
 
 def _print(console: Console, renderable: RenderableType) -> None:
-    """Print to stdout, without spaces at the ends of lines unless stdout is a terminal."""
+    """Print to stdout, with trailing spaces removed unless stdout is a terminal."""
     with naming_stdout():
         if console.is_terminal:
             console.print(renderable)
@@ -111,7 +111,7 @@ def _print(console: Console, renderable: RenderableType) -> None:
 def show_line(text: str, style: str = "bold") -> None:
     """Print one line to stdout, with line breaks escaped.
 
-    It is wrapped between words on a terminal and nowhere else, so that scripts get one line.
+    It is wrapped between words only on a terminal, so that scripts get a single line.
     """
     from rich.text import Text
 
@@ -121,7 +121,7 @@ def show_line(text: str, style: str = "bold") -> None:
 
 
 def show_view(view: View, form: str) -> None:
-    """Print one result to stdout: its lines and its table, or another format unchanged."""
+    """Print a view to stdout: its lines and table for "table", or the text of another format as it is."""
     if form != "table":
         write(view.text(form, command_line()))
         return
@@ -136,7 +136,7 @@ def command_line() -> str:
 
 
 def plain_text(view: View, width: int = 160) -> str:
-    """Return what `show_view` would print without colours on a terminal of this width, for files."""
+    """Return the text that `show_view` would print on a terminal of this width, without colours, for files."""
     import io
 
     from rich.console import Console
@@ -191,7 +191,7 @@ def escape_messages() -> None:
 
 
 def json_text(value: Any) -> str:
-    """A value as indented JSON; msgspec structs and what they hold are known."""
+    """Return a value as indented JSON; msgspec structs are supported."""
     from opreplay.replay.report.text import shown_json
 
     return shown_json(value)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Progress on stderr: a bar with the time left on a terminal, now and then a plain line elsewhere."""
+"""Progress on stderr: a bar with the remaining time on a terminal, an occasional plain line otherwise."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EVERY_S = 5.0
 """Seconds between two plain lines."""
 NAME_WIDTH = 28
 LINE_WIDTH = 100
-"""Of a row that is told on what is no terminal."""
+"""Maximum width of a line if stderr is not a terminal."""
 
 
 def left(seconds: float | None) -> str:
-    """ "3 s left", "2 min 05 s left"; nothing while it is not known."""
+    """Format the remaining time as "3 s left" or "2 min 05 s left"; "" if it is unknown."""
     if seconds is None:
         return ""
     whole = max(0, round(seconds))
@@ -31,10 +31,13 @@ def left(seconds: float | None) -> str:
 
 
 class _Bar:
-    """A rich progress bar that exists only while it is used; disabled if stderr is not a terminal."""
+    """Base class of progress displays, with a rich progress bar while the context is active.
+
+    Without a terminal on stderr, plain lines are printed instead.
+    """
 
     bar_after_s = 0.0
-    """A bar that would be gone at once only flickers."""
+    """Delay in seconds before the bar appears; a bar that vanishes at once only flickers."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -63,7 +66,7 @@ class _Bar:
             self._bar.stop()
 
     def _tell(self, done: int, total: int | None, what: str, state: str) -> None:
-        """Move the bar, or print a line if one is due."""
+        """Advance the bar, or print a line if one is due."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, what=what, state=state)
             if monotonic() >= self._bar_from:
@@ -74,7 +77,7 @@ class _Bar:
 
 
 class ReadProgress(_Bar):
-    """Progress in bytes of a trace; the plain form waits `EVERY_S` before its first line."""
+    """Progress of reading a trace, in bytes; without a terminal, the first line is printed after `EVERY_S`."""
 
     bar_after_s = 0.3
 
@@ -89,7 +92,7 @@ class ReadProgress(_Bar):
 
 
 class FilesProgress(_Bar):
-    """Progress in traces of a batch; the plain form waits `EVERY_S` before its first line."""
+    """Progress of reading a batch, in traces; without a terminal, the first line is printed after `EVERY_S`."""
 
     bar_after_s = 0.3
 
@@ -106,7 +109,7 @@ class FilesProgress(_Bar):
 
 
 class SizesProgress(_Bar):
-    """Progress in sizes of a step, each with a line of its own where stderr is not a terminal."""
+    """Progress of capturing a step at several sizes; without a terminal, one line per size."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:
         super().__enter__()
@@ -119,7 +122,7 @@ class SizesProgress(_Bar):
 
 
 class CheckProgress(_Bar):
-    """Progress in trials of a check, with the current point."""
+    """Progress of a check, in trials, with the current point."""
 
     def __enter__(self) -> Callable[[str, int, int], None]:
         super().__enter__()
@@ -128,7 +131,7 @@ class CheckProgress(_Bar):
 
 
 class CasesProgress(_Bar):
-    """Progress in cases, with the next one."""
+    """Number of cases done, with the name of the next case."""
 
     def __enter__(self) -> Callable[[str], None]:
         super().__enter__()
@@ -138,10 +141,13 @@ class CasesProgress(_Bar):
 
 
 class RunProgress(_Bar):
-    """Ops done, the op that is next, and the time left; on a terminal, or with `rows`, each op that is done."""
+    """Progress of a run: number of ops done, the next op, and the remaining time; optionally each finished op."""
 
     def __init__(self, *, rows: bool | None = None) -> None:
-        """Without `rows` no op is shown, with False on a terminal alone."""
+        """Create the display; `rows` says where to show finished ops.
+
+        None: nowhere; False: only on a terminal; True: everywhere.
+        """
         super().__init__()
         self._rows = rows
 
@@ -150,7 +156,7 @@ class RunProgress(_Bar):
         return self
 
     def __call__(self, event: Event) -> None:
-        """Say where the run stands, or show an op that is done."""
+        """Update the progress, or show a finished op."""
         from opreplay.replay.job.events import Failed, Measured, Progress, Skipped
 
         if isinstance(event, Progress):
@@ -159,8 +165,9 @@ class RunProgress(_Bar):
             self.show(event.result)
 
     def show(self, result: OpResult) -> None:
-        """Show one finished op. An op that lost its process is always reported, because the run continues without
-        it.
+        """Show one finished op.
+
+        An op that lost its process is always reported, because the run continues without it.
         """
         from opreplay.replay.results.outcome import is_lost
 

@@ -1,8 +1,8 @@
 # pyright: strict
 """Handle signals that end a command early: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a closed terminal.
 
-The first one ends the command in an orderly way: processes are stopped, measurements are kept, and results are marked
-incomplete. This module owns the handlers; code that catches KeyboardInterrupt does the orderly part.
+The first signal ends the command in an orderly way: processes are stopped, measurements are kept, and results are
+marked incomplete. This module installs the handlers; code that catches KeyboardInterrupt does the clean-up.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from types import FrameType
 from opreplay.cli.exit_codes import ExitCode
 
 AGAIN_S = 0.01
-"""After which an interrupt that was swallowed is raised again, and between tries."""
+"""Delay in seconds before a swallowed interrupt is raised again, and between further attempts."""
 FLAG = "opreplay.replay.host.interrupts"
-"""The module with the flag that loops look at: while nobody has imported it there is no loop, and --help needs none."""
+"""Module with the flag that loops check; if it is not imported, no loop is running, and --help does not need it."""
 PATIENCE = 3
-"""The interrupt that ends the process without any order; its children die with it."""
+"""Count of signals at which the process ends at once, without clean-up; its child processes die with it."""
 
 
 class Interrupts:
-    """Turns the first signal into KeyboardInterrupt, and prevents a second one from disturbing the clean-up."""
+    """Handlers that turn the first signal into KeyboardInterrupt and keep a second one from disturbing clean-up."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -33,7 +33,10 @@ class Interrupts:
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
     def install(self) -> None:
-        """Handle the signals that would end the process, unless the caller ignores them, as nohup does."""
+        """Install handlers for signals that would end the process.
+
+        Signals that the caller ignores, as nohup does, stay ignored.
+        """
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -43,12 +46,14 @@ class Interrupts:
 
     @property
     def came(self) -> bool:
-        """Check whether a signal asked to end, even if its exception was swallowed."""
+        """Check whether a signal asked the process to end, even if its exception was swallowed."""
         return self._received > 0 or (FLAG in sys.modules and sys.modules[FLAG].is_asked_to_end())
 
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
-        """Raise the exception again shortly after Python could not: in `__del__`, a weak reference's callback, a fork
-        hook.
+        """Raise KeyboardInterrupt again shortly after Python swallowed it.
+
+        Python does so in `__del__`, in a weak reference's callback and in a fork hook. Other exceptions are reported as
+        usual.
         """
         if lost.exc_type is not KeyboardInterrupt:
             self._report(lost)
@@ -71,7 +76,7 @@ class Interrupts:
             os.write(2, b"opreplay: ending; once more ends it at once\n")
 
     def _leave_terminal(self) -> None:
-        """Redirect the streams of a closed terminal to nothing, since writing to them would fail during clean-up."""
+        """Redirect the streams of a closed terminal to /dev/null; writing to them would fail during clean-up."""
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._terminals:
             os.dup2(null, descriptor)
@@ -79,7 +84,10 @@ class Interrupts:
 
 
 def _raise_again(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, unless the hook for lost exceptions is still running, whose exceptions Python drops."""
+    """Raise KeyboardInterrupt, unless the hook for swallowed exceptions is still running.
+
+    Python would drop the exception there; the timer calls this function again.
+    """
     while frame is not None:
         if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]
             return  # the timer repeats

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Draw lengths, indices, pages and experts for several rules."""
+"""Functions that draw lengths, indices, pages and experts, shared by several rules."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Names of the arguments that hold sequences, lengths, block tables and caches, and the layouts of ops.
+"""Names of the arguments that hold sequences, lengths, block tables and caches, and the cache layouts of ops.
 
-Shared by everything that fills, counts or costs these arguments; does not import torch.
+Shared by all code that fills, counts or costs these arguments; does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _DECIDES = re.compile(r"seq|len|table|indptr|offs|idx|index|indices|expert|slot|
 
 
 def decides_work(name: str) -> bool:
-    """Check whether integers in an argument of this name determine the amount or place of work: lengths, tables."""
+    """Return whether an integer argument of this name (lengths, tables) determines how much work is done, or where."""
     return _DECIDES.search(name) is not None
 
 
@@ -34,7 +34,7 @@ CUMULATIVE_NEW = ("query_start_loc", "cu_seqlens_q", "cu_query_lens", "qo_indptr
 CUMULATIVE_SEEN = ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens", "cu_seqlens_k_padded")
 LONGEST = ("max_seq_len", "max_seqlen_k", "max_context_len", "max_seqlen_kv")
 CACHES = ("key_cache", "k_cache", "kv_cache", "src_cache", "K", "kv_c_and_k_pe_cache", "key", "k")
-"""Names of cache arguments, the surest first."""
+"""Names of cache arguments, the most reliable first."""
 LISTS = (
     "block_tables",
     "block_table",
@@ -45,15 +45,16 @@ LISTS = (
     "indices",
     "out_loc",
 )
-"""Arguments that name pages or slots; without any of them keys are not paged."""
+"""Arguments that list pages or slots; a call without any of them does not use paged keys."""
 
 
 def page_size(role: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
-    """Return the tokens per page of the cache `name`; `block_size` and `layout` are arguments of the call, if any.
+    """Return the tokens per page of the cache `name`.
 
-    `role` is the op's: "packed_cache" for vLLM's packed key cache [blocks, heads, head / x, page, x], "slot_cache" for
-    a plain list of slots [slots, ...], "heads_first_cache" for [blocks, page, heads x size] or [blocks, heads, page,
-    size]; caches of other ops are [blocks, page, ...].
+    `block_size` and `layout` are arguments of the call, if it has them. `role` is the role of the op: "packed_cache"
+    for vLLM's packed key cache [blocks, heads, head / x, page, x], "slot_cache" for a plain list of slots [slots, ...],
+    "heads_first_cache" for [blocks, page, heads x size] or [blocks, heads, page, size]. Caches of other ops are
+    [blocks, page, ...].
     """
     if isinstance(block_size, int) and block_size > 0:
         page = block_size

@@ -1,4 +1,4 @@
-"""Distributions of lengths and indices: options that several initializers share, histogram files, Zipf's law.
+"""Distributions of lengths and indices: shared options, histogram files, Zipf's law.
 
 Lengths are drawn on the CPU, so that every device gets the same batch.
 """
@@ -19,9 +19,9 @@ from opreplay.traces.folders import read_regular
 
 HISTOGRAM_BYTES = 1 << 20
 SIGMA = 1.0
-"""Of the logarithm of log-normal lengths: the spread of prompt lengths in public serving traces is about that."""
+"""Standard deviation of the logarithm of log-normal lengths; about that of prompts in public serving traces."""
 _MULTIPLIER = 2_654_435_761
-"""A prime (Knuth's hash multiplier): popular indices lie all over the table, as ids do, not at its start."""
+"""Prime (Knuth's hash multiplier) that scatters popular indices over the whole table, as in real ids."""
 
 LENGTH_OPTIONS = (
     Option(
@@ -75,7 +75,7 @@ class LengthDistribution:
 
     kind: str = "max"
     lengths: tuple[int, ...] = ()
-    """Measured ones, for "histogram"."""
+    """Measured lengths, for "histogram"."""
     counts: tuple[float, ...] = ()
 
     def draw(self, count: int, longest: int, generator: torch.Generator) -> torch.Tensor:
@@ -105,7 +105,10 @@ def length_distribution(context: InitContext) -> LengthDistribution:
 
 
 def check_histogram(options: Mapping[str, OptionValue], read: Callable[[str], object]) -> None:
-    """Read the file for `distribution=histogram`. Raises InitializerError if it is missing, invalid or unused."""
+    """Read the file for `distribution=histogram`.
+
+    Raises InitializerError if the file is missing or invalid, or if another distribution is chosen with a file.
+    """
     path = str(options.get("histogram") or "")
     if options.get("distribution") == "histogram":
         read(path)
@@ -114,7 +117,7 @@ def check_histogram(options: Mapping[str, OptionValue], read: Callable[[str], ob
 
 
 def read_lengths(path: str) -> list[tuple[int, float]]:
-    """Return (length, count) pairs from a JSON list of such lists. Raises InitializerError for anything else."""
+    """Return (length, count) pairs from a JSON list of [length, count]. Raises InitializerError for anything else."""
     pairs = _read(path)
     sound = isinstance(pairs, list) and all(_counts(pair) and len(pair) == 2 for pair in pairs)
     lengths, counts = zip(*pairs, strict=True) if sound and pairs else ((), ())
@@ -165,8 +168,9 @@ def _read(path: str) -> Any:
 
 
 def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count]: rank r has probability of about r^-exponent, by inverting the continuous law; ranks
-    scattered.
+    """Return int64 [count] indices, where rank r has a probability of about r^-exponent.
+
+    Ranks are drawn by inverting the continuous distribution, and then scattered over the range.
     """
     u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
     if abs(exponent - 1.0) < 1e-6:
@@ -180,7 +184,10 @@ def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -
 
 
 def _spread(count: int, bound: int, counts: list[float], generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count]: a bin drawn by its count, then an index in that bin; bins divide the range evenly."""
+    """Return int64 [count] indices: draw a bin in proportion to its count, then an index in that bin.
+
+    The bins divide the range evenly.
+    """
     edges = torch.tensor(counts, dtype=torch.float64, device=generator.device).cumsum(0)
     u = torch.rand(2, count, generator=generator, device=generator.device, dtype=torch.float64)
     bins = torch.searchsorted(edges, u[0] * edges[-1], right=True).clamp(max=len(counts) - 1)

@@ -1,4 +1,4 @@
-"""Draw the experts of tokens without replacement from a distribution, and sort them as MoE kernels expect.
+"""Draw experts of tokens without replacement from a distribution, and sort them as MoE kernels expect.
 
 Sampling and layouts run on the CPU, so that every device gets the same routing.
 """
@@ -15,17 +15,23 @@ from opreplay.initializers.draws.distributions import read_histogram
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 DISTINCT_ROWS = 8_191
-"""Tokens drawn before their experts repeat; a prime, so that blocks of common sizes differ."""
+"""Number of tokens whose experts are drawn before they repeat; a prime, so that blocks of common sizes differ."""
 MAX_TOP_K = 512
-"""The draws of a slot are compared with those of all earlier ones, so time grows with the square."""
+"""Maximum number of experts per token.
+
+Each slot is compared with all earlier ones, so the time grows with the square of this number.
+"""
 REDRAWS = 8
-"""Draws after which the rows that still have an expert twice are drawn exactly, from perturbed logarithms."""
+"""Number of redraws for rows that contain an expert twice.
+
+Rows that still do are then drawn exactly, from perturbed logarithms of the probabilities.
+"""
 
 
 def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
-    """Return float64 [experts] probabilities that add up to 1; the first expert is the most popular for "zipf".
+    """Return float64 [experts] probabilities that add up to 1; with "zipf" the first expert is the most popular.
 
-    `histogram` is a JSON file with one count per expert; raises InitializerError if it does not match.
+    `histogram` is a JSON file with one count per expert. Raises InitializerError if it does not match.
     """
     if distribution == "zipf":
         weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent
@@ -39,11 +45,10 @@ def probabilities(experts: int, distribution: str, exponent: float, histogram: s
 
 
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [tokens, topk] experts, drawn one after the other without replacement with `chance` float64
-    [experts].
+    """Return int64 [tokens, topk] experts, drawn one by one without replacement.
 
-    Empty without tokens or slots. Raises InitializerError if fewer than topk experts have a probability above 0, and
-    for more than `MAX_TOP_K`.
+    `chance` holds float64 [experts] probabilities. The result is empty without tokens or slots. Raises InitializerError
+    if fewer than topk experts have a probability above 0, or if topk exceeds `MAX_TOP_K`.
     """
     if topk > MAX_TOP_K:
         raise InitializerError(f"{topk} experts per token exceed the limit of {MAX_TOP_K}")
@@ -83,7 +88,7 @@ def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
-    """Return tokens whose expert in `slot` already occurs in an earlier slot, with one comparison per slot."""
+    """Return the tokens whose expert in `slot` already occurs in an earlier slot, using one comparison per slot."""
     repeated = torch.zeros(ids.shape[1], dtype=torch.bool)
     for earlier in range(slot):
         repeated |= ids[earlier] == ids[slot]
@@ -96,14 +101,14 @@ def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.
 
 
 def _exact(taken: torch.Tensor, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw one more expert for each column of `taken` [slots, rows], from those not taken yet."""
+    """Draw one more expert for each column of `taken` [slots, rows], excluding the experts listed there."""
     noise = torch.rand((taken.shape[1], len(chance)), generator=generator, dtype=torch.float64)
     scores = chance.log() - (-noise.log()).log()
     return scores.scatter_(1, taken.t(), -torch.inf).argmax(1)
 
 
 def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
-    """Return float32 [tokens, topk], decreasing along each row and adding up to 1."""
+    """Return float32 [tokens, topk] weights, decreasing along each row and adding up to 1 per row."""
     shape = (min(tokens, DISTINCT_ROWS), topk)
     drawn = torch.rand(shape, generator=generator).add_(0.05).sort(dim=-1, descending=True).values
     return _rows(drawn / drawn.sum(-1, keepdim=True), tokens)
@@ -114,17 +119,17 @@ class Sorted:
     """Flat positions token · topk + slot, sorted by expert, with each expert padded to whole blocks."""
 
     positions: torch.Tensor
-    """int64 [length]; `filler` in the gaps."""
+    """int64 [length]; gaps contain `filler`."""
     owners: torch.Tensor
-    """int64 [blocks]: the expert of each block, −1 where there is none."""
+    """int64 [blocks]: the expert of each block, or −1 if the block has none."""
     valid: int
-    """Positions in use, padding included."""
+    """Number of positions in use, including padding."""
     dropped: int
-    """Routed slots that found no place."""
+    """Number of routed slots that did not fit."""
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blocks: int, filler: int) -> Sorted:
-    """Arrange ids [tokens, topk] for a kernel that works on blocks of one expert."""
+    """Sort the positions of ids [tokens, topk] by expert, for a kernel whose blocks each process one expert."""
     flat = ids.reshape(-1)
     counts = torch.bincount(flat, minlength=experts)
     # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.

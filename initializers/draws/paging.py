@@ -24,12 +24,12 @@ class Pool:
 
     @property
     def key(self) -> str:
-        """Return a key that is equal for all ops on the same cache."""
+        """Return a key that is the same for all ops on the same cache."""
         return f"{self.blocks * self.page}"
 
 
 def find_pool(context: InitContext) -> Pool | None:
-    """Return the cache among the arguments; None if keys are packed without pages."""
+    """Return the paged cache among the arguments; None if keys are packed without pages."""
     tensors = ((name, context.tensor(name)) for name in CACHES)
     name, cache = next(((n, t) for n, t in tensors if t is not None and t.dim() > 1 and t.shape[0]), ("", None))
     if cache is None or all(context.tensor(name) is None for name in LISTS):
@@ -41,19 +41,19 @@ def find_pool(context: InitContext) -> Pool | None:
 
 
 def shared_generator(context: InitContext, purpose: str) -> torch.Generator:
-    """Return a CPU generator with the same state for all ops of a run that share a purpose."""
+    """Return a CPU generator whose state is the same for all ops of a run with the same purpose."""
     digest = blake2b(f"{context.run_seed}:{purpose}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] pages in random order, none repeated before all are used."""
+    """Return int64 [count] pages in random order; no page repeats before all have been used."""
     order = torch.randperm(pool.blocks, generator=generator)
     return order[:count] if count <= pool.blocks else order[torch.arange(count) % pool.blocks]
 
 
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [new tokens]: the slot of each new token, the last ones of its sequence, in batch order."""
+    """Return int64 [new tokens]: the slot of each new token, in batch order; new tokens end their sequences."""
     counts = (batch.kv + pool.page - 1) // pool.page
     pages = page_list(pool, int(counts.sum()), generator).numpy()
     query, kv, first = batch.query.numpy(), batch.kv.numpy(), (counts.cumsum(0) - counts).numpy()

@@ -1,8 +1,8 @@
 # pyright: strict
 """Lengths of the sequences in a batch: from the exact totals of a batch context, or drawn from a distribution.
 
-Splits totals over sequences; `paged_attention` decides which argument holds lengths and where keys lie. Everything runs
-on the CPU, so that every device gets the same batch.
+This module splits totals over sequences; `paged_attention` decides which argument holds lengths and where keys are
+stored. Everything runs on the CPU, so that every device gets the same batch.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from opreplay.initializers.fill import elements
 from opreplay.traces.links.annotations import BatchContext
 
 IMPOSSIBLE = "impossible in this call"
-"""In the notes on what an annotation tells and the call's own arguments cannot hold."""
+"""Text in notes on annotated values that the call's own arguments cannot hold."""
 UNRECORDED = "context lengths are not recorded"
-"""Begins the notes on sequences whose cached tokens neither an annotation nor an argument counts."""
+"""Start of the notes on sequences whose number of cached tokens is given by neither an annotation nor an argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The limits that the shapes of a call set."""
+    """Limits set by the shapes of a call."""
 
     sequences: int
     tokens: int | None
-    """Rows of the packed query; None where each sequence has one."""
+    """Rows of the packed query; None if each sequence has one row."""
     longest: int
-    """Tokens that one sequence may see."""
+    """Maximum number of tokens that one sequence may attend to."""
     cached: bool = True
-    """Whether keys may be older than the batch; without a cache kv equals the new tokens."""
+    """Whether keys may come from earlier iterations; without a cache, kv equals the new tokens."""
     hidden: bool = False
-    """Whether there is a cache that is not among the arguments, of which nothing is known."""
+    """Whether the op uses a cache that is not among its arguments, so that its size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Lengths of all sequences, decode first as in vLLM, and the assumptions made."""
+    """Lengths of all sequences, decode first as in vLLM, and the assumptions behind them."""
 
     query: torch.Tensor
     """int64 [sequences]; 0 for padding."""
@@ -54,8 +54,9 @@ class Batch:
 def make_batch(
     context: BatchContext | None, room: Room, *, distribution: LengthDistribution, generator: torch.Generator
 ) -> Batch:
-    """Return lengths from the batch context, limited by the shapes; drawn from `distribution` if the context has
-    none.
+    """Return the lengths given by the batch context, limited by the shapes.
+
+    Lengths that the context does not give are drawn from `distribution`.
     """
     parts = None if context is None else _phases(context, room)
     if parts is None:
@@ -99,7 +100,7 @@ class _Phase:
 
 
 def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
-    """Return the phases of the call's sequences; None if their number matches none."""
+    """Return the phases (decode, prefill) of the call's sequences; None if no phases have that number of sequences."""
     decode = _Phase(
         sequences=context.decode_sequences,
         new=context.decode_tokens,
@@ -133,7 +134,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 def _phase(
     phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Return new and seen tokens of each sequence, and the assumptions."""
+    """Return the new tokens and the attended tokens of each sequence, and the assumptions."""
     count = phase.sequences
     new = count if phase.new is None or room.tokens is None else phase.new
     query = _split(new, count, phase.new_squared, room.longest)
@@ -155,7 +156,7 @@ def _phase(
 
 
 def _split(total: int, count: int, squares: int | None, longest: int) -> torch.Tensor:
-    """Return `count` lengths with sum `total` and sum of squares near `squares`: some long ones, the others equal."""
+    """Return `count` lengths with sum `total` and sum of squares near `squares`: some long ones, the rest equal."""
     even = torch.full((count,), total // max(1, count), dtype=torch.int64)
     even[: total % max(1, count)] += 1
     if squares is None or count < 2 or total <= count:
@@ -180,8 +181,9 @@ def _split(total: int, count: int, squares: int | None, longest: int) -> torch.T
 def _cached(
     query: torch.Tensor, total: int, phase: _Phase, distribution: LengthDistribution, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return cached tokens of each sequence with sum `total`; if new tokens differ, Σ new · seen is near the recorded
-    one.
+    """Return the cached tokens of each sequence, with sum `total`.
+
+    If the numbers of new tokens differ, Σ new · seen is close to the recorded value.
     """
     count = len(query)
     if distribution.kind != "max":
@@ -196,14 +198,14 @@ def _cached(
 
 
 def _round_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """Return whole numbers near `values` that add up to `total`."""
+    """Round `values` to integers that add up to `total`."""
     edges = values.cumsum(0).round().to(torch.int64)
     edges[-1] = total
     return edges.diff(prepend=edges.new_zeros(1)).clamp(min=0)
 
 
 def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
-    """Move tokens above `longest` to sequences that have room, as far as possible."""
+    """Move tokens above `longest` to sequences with free space, as far as possible."""
     over = int((kv - longest).clamp(min=0).sum())
     kv = torch.maximum(kv.clamp(max=longest), query)
     free = (longest - kv).clamp(min=0)
@@ -218,7 +220,7 @@ def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
 
 
 def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
-    """Return a batch when nothing is known: queries of even length, keys drawn from the distribution."""
+    """Return a batch without any context: queries of even length, keys drawn from the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:

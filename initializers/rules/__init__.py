@@ -1,2 +1,2 @@
 # pyright: strict
-"""The built-in initializers, one family of ops per file."""
+"""Built-in initializers, one file per family of ops."""

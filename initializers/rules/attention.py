@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp consistent with query, key and value.
+"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp that match query, key and value.
 
 `paged_attention` handles paged attention and its block tables.
 """
@@ -14,13 +14,13 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 EXACT_SCORES = 4e6
-"""Pairs of query and key up to which the saved output and logsumexp are computed: some 30 ms on two cores."""
+"""Maximum number of query-key pairs for which the saved output and logsumexp are computed: about 30 ms on two cores."""
 HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_attention_backward"})
 """Ops whose tensors are [batch, sequence, heads, head size]; the others have heads before sequence."""
 
 
 class CumulativeLengthsInit(CustomInit):
-    """Cumulative sequence lengths that divide the tokens into even sequences."""
+    """Fills cumulative sequence lengths that divide the tokens into sequences of even length."""
 
     name = "cumulative_lengths"
     priority = 1
@@ -35,7 +35,7 @@ class CumulativeLengthsInit(CustomInit):
 def _estimated(
     context: InitContext, saved: torch.Tensor, output: torch.Tensor | None, keys: int, lengths: str
 ) -> InitReport:
-    """Fill result and logsumexp with the magnitudes that they have for scores and values of N(0, 1)."""
+    """Fill output and logsumexp with the magnitudes that result from scores and values of N(0, 1)."""
     fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
     if output is not None and output.dtype.is_floating_point:
         fill.normal(output, context.generator, std=keys**-0.5)
@@ -46,7 +46,7 @@ def _estimated(
 
 
 class AttentionBackwardInit(CustomInit):
-    """Values saved by the forward pass: exact if that is cheap, otherwise of the right magnitude."""
+    """Fills values saved by the forward pass: exact if cheap to compute, otherwise of the right magnitude."""
 
     name = "attention_backward"
 
@@ -67,7 +67,7 @@ class AttentionBackwardInit(CustomInit):
 
 
 def _heads_first(context: InitContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return query, key, value and output with four dimensions [batch, heads, sequence, head size]."""
+    """Return query, key, value and output as [batch, heads, sequence, head size]."""
     query, key, value = (context.need(name) for name in ("query", "key", "value"))
     output = context.tensor("out")
     if not query.dim() == key.dim() == value.dim() or (output is not None and output.dim() < query.dim()):
@@ -89,7 +89,7 @@ _LENGTHS = {
 
 
 def _cut_evenly(context: InitContext) -> str:
-    """Fill the call's cumulative lengths and return a description; "" if there are none."""
+    """Fill the call's cumulative lengths evenly and return a description; "" if it has none."""
     done: list[str] = []
     for name, source in _LENGTHS.items():
         cuts = context.tensor(name)
@@ -104,8 +104,9 @@ def _cut_evenly(context: InitContext) -> str:
 
 
 def _go_together(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None) -> bool:
-    """Check that these, [batch, heads, sequence, head size], form one call; a key head may serve several query
-    heads.
+    """Check that the shapes of these tensors, [batch, heads, sequence, head size], fit into one call.
+
+    One key head may serve several query heads.
     """
     batch, heads, rows, size = query.shape
     shared = key.shape[1] > 0 and heads % key.shape[1] == 0
@@ -126,8 +127,9 @@ def _save_forward(
     scale: float,
     causal: bool,
 ) -> None:
-    """Write out and logsumexp, one head at a time; [batch, heads, sequence, head size]; there may be fewer key
-    heads.
+    """Compute out and logsumexp one head at a time and write them.
+
+    Tensors are [batch, heads, sequence, head size]; there may be fewer key heads than query heads.
     """
     shared = query.shape[1] // max(1, key.shape[1])
     rows = query.shape[2]

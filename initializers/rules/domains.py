@@ -18,7 +18,7 @@ Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Fills with values uniform in [low, high), well inside a domain."""
+    """Fill function with values uniform in [low, high), well inside a domain."""
 
     low: float
     high: float
@@ -30,10 +30,9 @@ class Between:
             fill.integers(tensor, generator, max(1, round(self.low)), max(9, round(self.high)))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Check whether all values still lie strictly between the whole numbers around the domain: 0 and 1 for [0.05,
-        0.95).
+        """Check whether all values lie strictly between the integers around the domain: 0 and 1 for [0.05, 0.95).
 
-        Denormals near 0 and NaN fail; above 1 there is no upper bound.
+        Denormals near 0 and NaN fail. A domain that ends above 1 has no upper bound.
         """
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return True
@@ -91,8 +90,10 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
     (("aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__lshift__", "aten::__rshift__"),
      {"other": _between(1, 7)}),
 )  # fmt: skip
-"""Ops and how to fill their arguments, where N(0, 1) would give nan, inf, an error, or drift when repeated in place;
-of two rules for one op the later one holds."""
+"""Ops and how to fill arguments for which N(0, 1) would give nan, inf or an error, or drift when repeated in place.
+
+If an op has two rules, the later one applies.
+"""
 
 DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}
 
@@ -118,7 +119,7 @@ class DomainInit(CustomInit):
 
 
 class SavedSoftmaxInit(CustomInit):
-    """Makes the saved output of a softmax a softmax, and that of a log-softmax a log-softmax."""
+    """Fills the saved output of a softmax or log-softmax with a valid result of that op."""
 
     name = "saved_softmax"
 
@@ -135,7 +136,7 @@ class SavedSoftmaxInit(CustomInit):
 
 
 class PoolIndicesInit(CustomInit):
-    """Makes a max-pooling's saved indices those of pooling its input, or else valid indices in each plane."""
+    """Fills the saved indices of max-pooling by pooling its input or, if that fails, with valid indices per plane."""
 
     name = "pool_indices"
 
@@ -152,7 +153,7 @@ class PoolIndicesInit(CustomInit):
 
 
 class UnpoolIndicesInit(CustomInit):
-    """Keeps the indices of an unpooling inside the output plane."""
+    """Fills the indices of an unpooling with positions inside the output plane."""
 
     name = "unpool_indices"
 
@@ -168,8 +169,9 @@ class UnpoolIndicesInit(CustomInit):
 
 
 class WellConditionedInit(CustomInit):
-    """Makes square matrices for factorisations and solvers symmetric and diagonally dominant, hence positive
-    definite.
+    """Makes square matrices for factorisations and solvers symmetric and diagonally dominant.
+
+    They are thus positive definite.
     """
 
     name = "well_conditioned"
@@ -187,7 +189,7 @@ class WellConditionedInit(CustomInit):
 
 
 def _pooled_indices(context: InitContext, source: torch.Tensor) -> torch.Tensor | None:
-    """Return indices from running the forward pooling; None if its arguments do not allow that here."""
+    """Run the forward pooling and return its indices; None if its arguments do not allow that here."""
     forward: Any = getattr(torch.ops.aten, context.op.removeprefix("aten::").removesuffix("_backward"))
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     values = [context.args[name] for name in names if name in context.args]

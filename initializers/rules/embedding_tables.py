@@ -14,13 +14,13 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 WIDTH_STEP = 4
-"""fbgemm's rows have a multiple of four elements."""
+"""Row widths of fbgemm tables are multiples of four elements."""
 MAX_COLUMNS = 1 << 40
 NO_POOLING = 2
-"""The `pooling_mode` that gives a row for each index."""
+"""Value of `pooling_mode` with which the op returns a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
-"""The state of an optimizer by its number: an element a row, or one for each weight."""
+"""Names of the n-th optimizer state, which has one element per row or one per weight."""
 
 
 class TableBatchedInit(CustomInit):
@@ -67,13 +67,17 @@ class TableBatchedInit(CustomInit):
 
 
 def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> torch.Tensor | None:
-    """Return the argument of these names with the most elements: a lookup has one per memory, all but one empty."""
+    """Return the largest of the arguments with these names; a lookup has one per memory, all but one of them empty."""
     tensors = (context.tensor(name.format(number)) for name in names)
     return max((t for t in tensors if t is not None), key=torch.numel, default=None)
 
 
 def _total_width(context: InitContext, tables: int) -> int:
-    """Columns of all tables together: told, those of the gradient of pooled rows, else tables of the largest width."""
+    """Return the total number of columns of all tables.
+
+    It is `total_D` or the width of the gradient of pooled rows; otherwise every table gets the largest width. Raises
+    InitializerError if no argument gives a width.
+    """
     total, widest, grad = context.args.get("total_D"), context.args.get("max_D"), context.tensor("grad_output")
     if isinstance(total, int):
         return total
@@ -89,7 +93,7 @@ def _total_width(context: InitContext, tables: int) -> int:
 
 
 def _width_edges(tables: int, total: int) -> torch.Tensor:
-    """int64 [tables + 1]: where each table's columns begin; widths are multiples of four where the total allows it."""
+    """Return int64 [tables + 1] first columns of the tables; widths are multiples of four if the total allows it."""
     step = WIDTH_STEP if total % WIDTH_STEP == 0 and total >= WIDTH_STEP * tables else 1
     return torch.arange(tables + 1) * (total // step) // tables * step
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for values that linear algebra ops pass on: pivots of a factorisation, error codes, triangles.
+"""Rules for values that linear algebra ops pass on: pivots of a factorisation, error codes, triangular factors.
 
 `domains` makes matrices that only need to be well conditioned.
 """
@@ -16,8 +16,9 @@ _FACTORS = ("LU", "LU_data", "LD", "self")
 
 
 class PivotsInit(CustomInit):
-    """LAPACK pivots: row i is swapped with row i or a later one, counted from 1. No factor has zeros on its
-    diagonal.
+    """Fills LAPACK pivots: row i is swapped with row i or a later one, counted from 1.
+
+    Factors get diagonals without zeros.
     """
 
     name = "pivots"
@@ -42,7 +43,7 @@ class PivotsInit(CustomInit):
 
 
 class NoErrorInit(CustomInit):
-    """Makes error codes report success and asserted conditions hold, since an error would end the run."""
+    """Makes error codes report success and asserted conditions hold, because an error would end the run."""
 
     name = "no_error"
 

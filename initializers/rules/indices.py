@@ -14,7 +14,7 @@ from opreplay.initializers.draws.distributions import IndexRule, draw_indices
 from opreplay.initializers.rules.masks import choose
 
 Bound = Callable[[InitContext], int]
-"""How many values an index may have."""
+"""Function that returns the exclusive upper bound of an index."""
 
 
 def _size(argument: str, dim: int) -> Bound:
@@ -26,7 +26,7 @@ def _size(argument: str, dim: int) -> Bound:
 
 
 def _along(argument: str) -> Bound:
-    """Return the size of `argument` along the op's `dim`."""
+    """Return a bound: the size of `argument` along the op's `dim`."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get("dim")
@@ -51,13 +51,13 @@ def _elements(argument: str) -> Bound:
 
 
 def _classes(context: InitContext) -> int:
-    """Return the number of classes of a loss: dimension 1 of the scores, or 0 without a batch."""
+    """Return the number of classes of a loss: dimension 1 of the scores, or dimension 0 without a batch."""
     scores = context.need("self")
     return extent(scores, 1 if scores.dim() > 1 else 0)
 
 
 def _along_recorded(argument: str) -> Bound:
-    """Return the entry of a list of sizes at the op's `dim`."""
+    """Return a bound: the entry of `argument`, a list of sizes, at the op's `dim`."""
 
     def bound(context: InitContext) -> int:
         listed, dim = context.args.get(argument), context.args.get("dim")
@@ -98,11 +98,11 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "aten::bincount": ("self", _number("minlength", 100)),
     "aten::tensor_split": ("tensor_indices_or_sections", _size("self", 0)),
 }  # fmt: skip
-"""aten op → its index argument and how many values that may have."""
+"""aten op → its index argument and the bound of the indices."""
 
 
 def index_of(context: InitContext) -> tuple[str, Bound]:
-    """Return the index argument of a call and its bound; a vendor op's role says "index argument, table, dimension"."""
+    """Return the index argument of a call and its bound; a vendor op's role is "index argument,table,dimension"."""
     if not context.role:
         return RANGES[context.op]
     argument, table, dim = context.role.split(",")
@@ -110,7 +110,7 @@ def index_of(context: InitContext) -> tuple[str, Bound]:
 
 
 class IndexInit(IndexRule):
-    """Fills with indices in range, uniform or with some more popular."""
+    """Fills indices in range, uniform or with some indices more popular than others."""
 
     name = "index"
 
@@ -126,7 +126,7 @@ class IndexInit(IndexRule):
 
 
 def index_list(context: InitContext) -> list[torch.Tensor | None]:
-    """Return the index tensors of `x[i, :, j]`. Raises InitializerError for other values."""
+    """Return the index tensors of `x[i, :, j]`. Raises InitializerError if an index is not a tensor."""
     listed: object = context.args.get("indices")
     items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (listed,)
     if any(item is not None and not isinstance(item, torch.Tensor) for item in items):
@@ -135,7 +135,7 @@ def index_list(context: InitContext) -> list[torch.Tensor | None]:
 
 
 class IndexListInit(IndexRule):
-    """Fills the index tensors of `x[i, :, j]`: the n-th indexes dimension n; a mask indexes as many as it has."""
+    """Fills the index tensors of `x[i, :, j]`: the n-th one indexes dimension n; a mask indexes as many as it has."""
 
     name = "index_list"
 
@@ -161,7 +161,7 @@ class IndexListInit(IndexRule):
 
 
 def _fill_saved_bags(context: InitContext) -> None:
-    """Fill the bag of each index and the size of each bag, as saved by a forward pass, with equal sizes."""
+    """Fill the bag of each index and the size of each bag, which a forward pass saves, using equal sizes."""
     grad, bags = context.tensor("grad"), context.tensor("offset2bag")
     if bags is None or not bags.numel() or grad is None:
         return
@@ -173,8 +173,9 @@ def _fill_saved_bags(context: InitContext) -> None:
 
 
 class BagInit(IndexRule):
-    """Fills embedding bags: indices in range; offsets ascending from 0; values saved for the backward pass match
-    both.
+    """Fills embedding bags: indices in range and offsets ascending from 0.
+
+    Values saved for the backward pass match both.
     """
 
     name = "embedding_bag"
@@ -200,7 +201,7 @@ class BagInit(IndexRule):
 
 
 class SortedInit(CustomInit):
-    """Makes the boundaries of searches ascending."""
+    """Sorts the boundaries of searches in ascending order."""
 
     name = "sorted"
     arguments: ClassVar[tuple[str, ...]] = ("sorted_sequence", "boundaries")
@@ -213,7 +214,7 @@ class SortedInit(CustomInit):
 
 
 class FewTiesInit(CustomInit):
-    """Gives integers that are sorted or ranked many distinct values, so that ties are rare."""
+    """Fills integers that are to be sorted or ranked with many distinct values, so that ties are rare."""
 
     name = "few_ties"
 
@@ -225,7 +226,7 @@ class FewTiesInit(CustomInit):
 
 
 class RepeatsInit(CustomInit):
-    """Makes repeats add up to the recorded output size, or average two."""
+    """Fills repeats that add up to the recorded output size or, if it is unknown, average two."""
 
     name = "repeats"
 
@@ -243,7 +244,7 @@ class RepeatsInit(CustomInit):
 
 
 class CtcInit(CustomInit):
-    """Makes CTC targets avoid the blank; lengths are as long as the shapes allow."""
+    """Fills CTC targets without the blank; lengths are as long as the shapes allow."""
 
     name = "ctc"
 
@@ -261,7 +262,7 @@ class CtcInit(CustomInit):
 
 
 class PackInit(CustomInit):
-    """Makes the lengths of a padded batch descend from the longest."""
+    """Fills the lengths of a padded batch in descending order, starting from the longest."""
 
     name = "packed_lengths"
 
@@ -282,14 +283,17 @@ def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> 
 
 
 def _sortable(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype that torch can sort and that holds the values of `dtype`."""
+    """Return a dtype that torch can sort and that can hold the values of `dtype`.
+
+    Raises InitializerError for complex dtypes.
+    """
     if dtype.is_complex:
         raise InitializerError("complex numbers have no order")
     return torch.float32 if dtype.is_floating_point and dtype.itemsize == 1 else dtype
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
-    """Fill a mask that selects as many elements as there are values to put, or half of them."""
+    """Fill a mask that selects as many elements as there are values to write, or half of the elements."""
     count = mask.numel() // 2
     values = context.tensor("values")
     if values is not None and values.dim() and values.shape[0] != 1:

@@ -1,6 +1,7 @@
-"""Rules for fbgemm's jagged and sparse-feature ops: lengths and offsets consistent with the values, permutes, buckets.
+"""Rules for fbgemm's jagged and sparse-feature ops.
 
-`embedding_tables` handles embedding lookups; `paged_attention` handles attention over packed sequences.
+They fill lengths and offsets consistent with the values, permutations and buckets. `embedding_tables` handles embedding
+lookups; `paged_attention` handles attention over packed sequences.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
-"""Arguments whose rows the lengths or offsets divide, the surest first."""
+"""Arguments whose rows are divided by the lengths or offsets, the most reliable first."""
 LENGTHS = ("lengths", "x_lengths")
 OFFSETS = ("offsets", "x_offsets", "a_offsets", "csr_seg", "input_offset", "output_offset")
 MAX_TOTAL = 1 << 48
-"""Rows beyond which no tensor has them."""
+"""Exclusive upper bound of the total number of rows; no tensor has that many."""
 TABLE_ROWS = 100_000
-"""Rows of a table where the number itself is an argument."""
+"""Rows of a table if the number of rows is itself an argument."""
 
 
 class JaggedInit(CustomInit):
-    """Fills rows of varying length that together hold exactly all values; permutes name each row once."""
+    """Fills rows of varying length that together hold exactly all values; permutations contain each row once."""
 
     name = "jagged"
 
@@ -43,7 +44,11 @@ class JaggedInit(CustomInit):
 
 
 def _total(context: InitContext) -> int:
-    """Return the number of rows of the values."""
+    """Return the number of rows of the values.
+
+    It is an integer argument or the size of the values. Otherwise it is half of the rows that `dense` can hold, or 0
+    without `dense`.
+    """
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
             return size
@@ -55,7 +60,10 @@ def _total(context: InitContext) -> int:
 
 
 def _held(context: InitContext, count: int, total: int) -> int:
-    """Return the sum of the lengths: all values, or half of the maximum that a truncation or padding allows."""
+    """Return the sum of the lengths: all values or, with a maximum for truncation or padding, at most that maximum.
+
+    Without values, it is half of what the maximum allows, or one row per length if there is no maximum.
+    """
     limit = next(
         (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
     )
@@ -66,7 +74,7 @@ def _held(context: InitContext, count: int, total: int) -> int:
 
 
 def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] lengths with sum `total`, each between about 0.5 and 1.5 times the mean."""
+    """Return int64 [count] lengths with sum `total`, each about 0.5 to 1.5 times the mean."""
     if not 0 <= total < MAX_TOTAL:
         raise InitializerError(f"{count} lengths cannot add up to {total}")
     edges = (torch.rand(count, generator=generator, dtype=torch.float64) + 0.5).cumsum(0)
@@ -75,7 +83,7 @@ def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
-    """Fill offsets from 0 to the number of values; with several levels, each divides the rows of the next one."""
+    """Fill offsets from 0 to the number of values; if there are several levels, each divides the rows of the next."""
     argument = context.args[name]
     levels = [
         t
@@ -110,7 +118,7 @@ def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str
 
 
 def _blocks(context: InitContext, order: torch.Tensor) -> None:
-    """Fill the columns of pooled embeddings as even blocks, before and after the permutation."""
+    """Fill the column offsets of pooled embeddings, before and after the permutation, with blocks of equal width."""
     pooled, before = context.tensor("pooled_embs"), context.tensor("offset_dim_list")
     if pooled is None or before is None or before.numel() != len(order) + 1:
         return
@@ -124,7 +132,7 @@ def _blocks(context: InitContext, order: torch.Tensor) -> None:
 
 
 def _bounded(context: InitContext) -> dict[str, str]:
-    """Fill indices, ids and keys below their bounds, and the sizes of tables, blocks and ranks."""
+    """Fill indices, ids and keys with values below their bounds, and fill the sizes of tables, blocks and ranks."""
     assumed: dict[str, str] = {}
     bound = TABLE_ROWS
     if (tables := context.tensor("rows_per_table")) is not None:
@@ -150,7 +158,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
 
 
 def _widths_of_ranks(context: InitContext) -> dict[str, str]:
-    """Fill the number of columns of each rank and their offsets, evenly."""
+    """Divide the columns evenly over the ranks; fill the number of columns per rank and the offsets."""
     widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
     if widths is None or not widths.numel():
         return {}
@@ -162,7 +170,7 @@ def _widths_of_ranks(context: InitContext) -> dict[str, str]:
 
 
 def _short_sums(context: InitContext) -> dict[str, str]:
-    """Fill lengths whose sum fits their dtype."""
+    """Fill lengths that are so small that their sum fits their dtype."""
     lengths = context.need("t_in")
     if not fill.is_integer(lengths.dtype) or not lengths.numel():
         return {}

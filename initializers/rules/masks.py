@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for boolean masks: their density, and rows that always keep some element."""
+"""Rules for boolean masks: their density, and masks in which every row keeps at least one element."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 MASKS = ("attn_mask", "attn_bias", "bias", "mask")
 DENSITY = 0.5
-"""Share of true elements where nothing says otherwise."""
+"""Default share of True elements."""
 
 
 class DropoutMaskInit(CustomInit):
-    """Makes a dropout's saved mask keep the share of elements that its scale implies."""
+    """Fills the saved mask of a dropout so that it keeps the share of elements implied by the scale."""
 
     name = "dropout_mask"
 
@@ -29,7 +29,7 @@ class DropoutMaskInit(CustomInit):
 
 
 class MaskInit(CustomInit):
-    """Fills masks of selections and fills."""
+    """Fills the masks of selection and fill ops."""
 
     name = "mask"
 
@@ -44,7 +44,7 @@ class MaskInit(CustomInit):
 
 
 class PaddingMaskInit(CustomInit):
-    """Makes masks of padded sequences true from the left, each for its own length, the longest in full."""
+    """Fills masks of padded sequences, True up to a random length for each one; the first has full length."""
 
     name = "padding_mask"
 
@@ -62,7 +62,7 @@ class PaddingMaskInit(CustomInit):
 
 
 class SelectedInit(CustomInit):
-    """Selects as many elements as the gradient of a selection has."""
+    """Fills a mask that selects as many elements as the gradient of the selection has."""
 
     name = "selected"
 
@@ -74,7 +74,7 @@ class SelectedInit(CustomInit):
 
 
 class MaskedScatterInit(CustomInit):
-    """Makes a mask select no more elements than the source has."""
+    """Fills a mask that selects no more elements than the source has."""
 
     name = "masked_scatter"
 
@@ -86,7 +86,7 @@ class MaskedScatterInit(CustomInit):
 
 
 class AttentionMaskInit(CustomInit):
-    """Makes attention masks causal from the end, as in decoding: every query sees at least one key."""
+    """Makes attention masks causal and aligned at the end, as in decoding: every query sees at least one key."""
 
     name = "attention_mask"
 
@@ -118,7 +118,10 @@ class AttentionMaskInit(CustomInit):
 
 
 def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how often each mask element applies to a target. Raises InitializerError if the shapes do not fit."""
+    """Return how many target elements each mask element applies to.
+
+    Raises InitializerError if the shapes do not fit.
+    """
     if not fill.broadcastable(mask.shape, target.shape):
         raise InitializerError(
             f"a mask of shape {list(mask.shape)} does not fit a tensor of shape {list(target.shape)}"
@@ -129,7 +132,7 @@ def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
 
 
 def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
-    """Set exactly `count` elements of a mask, at random positions."""
+    """Set exactly `count` elements of a mask, at random positions, and clear the others."""
     flat = torch.zeros(mask.numel(), dtype=mask.dtype, device=mask.device)
     flat[torch.randperm(mask.numel(), generator=generator, device=mask.device)[:count]] = 1
     fill.assign(mask, flat.view(mask.shape))

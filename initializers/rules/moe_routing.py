@@ -1,4 +1,4 @@
-"""Rules for mixture-of-experts ops: router scores, chosen experts, sorted tokens and the sizes of expert groups.
+"""Rules for mixture-of-experts ops: router scores, chosen experts, sorted tokens and sizes of expert groups.
 
 `expert_choice` draws and sorts experts.
 """
@@ -25,13 +25,13 @@ from opreplay.initializers.draws import expert_choice
 from opreplay.initializers.draws.distributions import check_histogram, read_histogram
 
 MAX_EXPERTS = 1 << 16
-"""A trace may name any number of experts; models have some hundreds."""
+"""Maximum number of experts; a trace may state any number, but models have a few hundred."""
 MAX_NUMBER = 1 << 31
-"""Largest number of tokens, slots or rows that an argument may say."""
+"""Largest number of tokens, slots or rows accepted from an argument."""
 DISTINCT_SCORES = 1 << 18
-"""Router scores drawn before their rows repeat."""
+"""Number of router scores drawn before their rows repeat."""
 TOKEN_BITS = 24
-"""aiter packs slot << 24 | token; padding is topk << 24 | tokens."""
+"""Bits of the token number where aiter packs slot << 24 | token; padding is topk << 24 | tokens."""
 SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")
 CHOSEN = ("topk_ids", "topk_indices", "expert_idx", "indices", "export_for_source_row", "expert_for_source_row")
 CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
@@ -42,9 +42,9 @@ HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "se
 class MoeRoutingInit(CustomInit):
     """Routes every token to different experts, by the chosen distribution, in the layout that the op expects.
 
-    Roles: a router chooses experts from scores; `chosen` gets those of each token; `sorted` and `stage` get tokens
-    sorted by expert (a stage with slot and token in one number); `groups` gets the sizes of the experts' groups;
-    `returned` brings rows back from the experts' order.
+    Roles: a router chooses experts from scores; `chosen` gets the experts of each token; `sorted` and `stage` get
+    tokens sorted by expert (a stage has slot and token in one number); `groups` gets the sizes of the experts' groups;
+    `returned` moves rows back from the experts' order.
     """
 
     name = "moe_routing"
@@ -109,13 +109,13 @@ def _how(context: InitContext) -> str:
 
 
 def number(context: InitContext, *names: str) -> int | None:
-    """Return the first positive whole number under one of the names."""
+    """Return the first argument among these names that is an int from 1 to `MAX_NUMBER`, or None."""
     values = (context.args.get(name) for name in names)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
 
 
 def expert_count(context: InitContext) -> int:
-    """Return the number of experts: from an argument, else from the number of weights."""
+    """Return the number of experts, from an argument or otherwise from the number of weights."""
     said = number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
         # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
@@ -130,9 +130,7 @@ def expert_count(context: InitContext) -> int:
 
 
 def _count_of_weights(context: InitContext) -> int | None:
-    """Return the number of experts with weights in the call, in one tensor or a list; None if weights are not
-    arguments.
-    """
+    """Return the number of experts whose weights are arguments, as one tensor or a list; None if there are none."""
     weights = context.first(FIRST_WEIGHTS, elements=True)
     if weights is not None and weights.dim() >= 3:
         return weights.shape[0]
@@ -145,7 +143,7 @@ def _count_of_weights(context: InitContext) -> int | None:
 
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill scores whose top entries are a draw without replacement: log probability plus Gumbel noise."""
+    """Fill scores with log probability plus Gumbel noise, so that top-k is a draw without replacement."""
     scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
         raise InitializerError(f"{context.op}: no router scores among its arguments")
@@ -166,7 +164,7 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _local(context: InitContext, experts: int) -> None:
-    """Fill the maps from all experts to the local ones, which come first."""
+    """Fill the maps from global to local experts; the local ones come first."""
     weights = context.first(("w1",), elements=True)
     local = min(experts, weights.shape[0]) if weights is not None and weights.dim() == 3 else experts
     for name in ("expert_map", "maybe_expert_map"):
@@ -180,7 +178,7 @@ def _local(context: InitContext, experts: int) -> None:
 
 
 def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill chosen experts and their weights, [tokens, topk]."""
+    """Fill the chosen experts and their weights, both [tokens, topk]."""
     ids = context.first(CHOSEN, elements=True)
     if ids is None:
         if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
@@ -204,7 +202,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
+    """Fill tokens sorted by expert: aiter packs slot and token into one number, vLLM uses token · topk + slot."""
     order = context.need("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
@@ -238,7 +236,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
-    """Return tokens and experts per token, from their weights or the rows of the layer's input."""
+    """Return the numbers of tokens and of experts per token, from the weights or the rows of the layer's input."""
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
@@ -247,7 +245,7 @@ def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[
 
 
 def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
-    """Return slot << 24 | token for token · topk + slot; the filler tokens · topk becomes topk << 24 | tokens."""
+    """Convert positions token · topk + slot to slot << 24 | token; the filler tokens · topk to topk << 24 | tokens."""
     # Dividing each position would take several times as long as looking it up.
     slots = torch.arange(topk, dtype=torch.int32) << TOKEN_BITS
     table = torch.arange(tokens, dtype=torch.int32).unsqueeze(1) | slots
@@ -256,7 +254,10 @@ def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
 
 
 def rows_of_groups(context: InitContext) -> int | None:
-    """Return the rows of what is split into groups, the first tensor of a list; None if the call has none."""
+    """Return the number of rows that are split into groups; None if the call has no such tensor.
+
+    Of a list of tensors, the first one counts.
+    """
     listed = context.args.get("x")
     several = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
     hidden = several[0] if several else context.first(HIDDEN, elements=True)
@@ -264,7 +265,7 @@ def rows_of_groups(context: InitContext) -> int | None:
 
 
 def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill the rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
+    """Fill the number of rows per expert: as counts, cumulative ends, or sorted expert numbers."""
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
         experts = expert_count(context)
         drawn = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
@@ -294,7 +295,7 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _return(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill the permutation that brings rows back, and the weights with which they are added."""
+    """Fill the permutation that restores the order of rows, and the weights for adding them up."""
     for name in ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"):
         if (order := context.tensor(name)) is not None:
             values = torch.randperm(order.numel(), generator=generator)

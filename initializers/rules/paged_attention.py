@@ -34,12 +34,12 @@ SCALES = (
 )
 
 UNIFIED = "::unified_"
-"""In the name of ops whose lengths come from a layer's context and from no argument."""
+"""Part of the names of ops that get lengths from a layer's context instead of an argument."""
 
 
 class PagedAttentionInit(LengthRule):
-    """Fills sequences with the lengths of the iteration's batch, on cache blocks in random order, none of them
-    shared.
+    """Fills sequence lengths of the iteration's batch, and cache blocks in random order, unshared if there
+    are enough.
     """
 
     name = "paged_attention"
@@ -71,7 +71,7 @@ class PagedAttentionInit(LengthRule):
 
 
 class CacheSlotsInit(LengthRule):
-    """Assigns each new token its own cache slot among those that the block tables of the same batch name."""
+    """Assigns each new token its own cache slot, in the blocks that the block tables of the same batch list."""
 
     name = "cache_slots"
 
@@ -108,7 +108,7 @@ class CacheSlotsInit(LengthRule):
 
 
 def _sequences(context: InitContext) -> int | None:
-    """Return how many sequences the arguments hold."""
+    """Return the number of sequences according to the arguments; None if they do not tell."""
     for name in (*CUMULATIVE_NEW, *CUMULATIVE_SEEN, "kv_indptr"):
         if (edges := context.tensor(name)) is not None and edges.numel():
             return edges.numel() - 1
@@ -138,7 +138,7 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
 
 
 def _room_of_layer(context: InitContext, rows: int) -> Room:
-    """Return the limits for ops without length arguments: as many sequences as the batch has."""
+    """Return the limits for ops without length arguments, with as many sequences as the batch has."""
     batch = context.batch
     if batch is None:
         return Room(sequences=1, tokens=rows, longest=rows, cached=False, hidden=True)
@@ -149,7 +149,7 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
 
 
 def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, *, packed: bool) -> list[int]:
-    """Return the most tokens that one sequence may have, according to each relevant shape."""
+    """Return upper bounds of the number of tokens per sequence, one for each relevant shape."""
     limits: list[int] = []
     if pool is not None:
         limits.append(pool.blocks * pool.page)
@@ -175,7 +175,11 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 
 
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
-    """Return the batch with its keys reduced to the tokens and pages that the arguments hold, or taken from them."""
+    """Return the batch with lengths that fit the arguments.
+
+    Context lengths that are recorded as a list are used as they are; otherwise the number of keys is adjusted to the
+    tokens and pages that the arguments hold.
+    """
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
     keys, pages = (
@@ -202,7 +206,7 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
-    """Fill every argument that holds lengths, single or cumulative; return their names."""
+    """Fill every argument that holds lengths, plain or cumulative; return the names of these arguments."""
     filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
@@ -220,7 +224,7 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
 
 
 def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor) -> None:
-    """Write the pages of sequence i to the first counts[i] entries of row i, as many as fit."""
+    """Write the pages of sequence i to the first counts[i] entries of row i, or as many as fit."""
     width = table.shape[1]
     named = counts.clamp(max=width).numpy()
     values = torch.zeros(table.numel(), dtype=table.dtype)
@@ -232,7 +236,10 @@ def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor)
 def _write_list(
     context: InitContext, listed: torch.Tensor, edges: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor
 ) -> None:
-    """Write the pages of all sequences one after the other, and the offset of each sequence."""
+    """Write the pages of all sequences one after another, and the offset of each sequence.
+
+    Raises InitializerError if the pages do not fit.
+    """
     if len(pages) > listed.numel():
         raise InitializerError(
             f"{context.op}: {len(pages)} pages do not fit into kv_page_indices, which holds {listed.numel()}"
@@ -244,7 +251,7 @@ def _write_list(
 
 
 def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, str]:
-    """Fill block tables or page lists, whichever the op has; return the assumptions."""
+    """Fill the block tables or page lists of the op; return the assumptions."""
     counts = (batch.kv + pool.page - 1) // pool.page
     total = int(counts.sum())
     pages = page_list(pool, total, shared_generator(context, pool.key))

@@ -17,11 +17,11 @@ from opreplay.initializers.draws.sequences import Batch, Room, make_batch
 POSITIONS = ("positions", "position_ids", "pos_ids")
 TABLES = ("cos_sin_cache", "cos_cache", "cos", "cos_sin", "freqs_cis")
 OFFSETS = ("offsets", "cos_sin_cache_offsets")
-"""Added to the positions; zero keeps them in the table."""
+"""Arguments that are added to the positions; filled with zero so that positions stay in the table."""
 
 
 class PositionsInit(LengthRule):
-    """Gives each new token its position in its sequence, according to the iteration's batch."""
+    """Gives each new token its position in its sequence, according to the batch of the iteration."""
 
     name = "positions"
 
@@ -53,7 +53,7 @@ class PositionsInit(LengthRule):
 
 
 class NewTokensInit(CustomInit):
-    """Fills cached and new tokens of each sequence according to the iteration's batch."""
+    """Fills the cached and new tokens of each sequence, according to the batch of the iteration."""
 
     name = "new_tokens"
 

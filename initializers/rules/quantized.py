@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for quantised operands: all codes of packed weights, symmetric int8, matching scales and zero points.
+"""Rules for quantised operands: packed weights with all codes, symmetric int8, matching scales and zero points.
 
 Scales of fp8 operands, whose values are N(0, 1), are plain values; see `dense`.
 """
@@ -14,7 +14,7 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 ROW_SCALES = {"fp8_rows": 1.0, "byte_rows": 1 / 255}
-"""Role of an op whose rows end in 8 bytes of scale (first four) and bias → the scale."""
+"""Role of an op → scale of its rows, which end in 8 bytes: the scale (first four) and the bias."""
 ZEROS = (
     "zero_point",
     "zero_points",
@@ -28,13 +28,16 @@ ZEROS = (
 )
 ORDERS = ("perm", "perm_or_none", "g_idx", "g_idx_or_none", "b_g_idx", "q_perm")
 COUNTERS = ("workspace", "c_tmp")
-"""Arguments that a kernel wants to be zero."""
+"""Arguments that a kernel requires to be zero."""
 SCALE_SIZE = 1 / 64
-"""Of int8 operands, about 73 in the mean square: products of thousands of them stay within fp16."""
+"""Scale of int8 operands, whose root mean square is about 73.
+
+Sums of thousands of their products stay within fp16.
+"""
 
 
 class QuantizedInit(CustomInit):
-    """Fills codes of the full range, scales small enough for products, and valid permutations."""
+    """Fills codes over the full range, scales small enough for products, and valid permutations."""
 
     name = "quantized"
 
@@ -54,7 +57,10 @@ class QuantizedInit(CustomInit):
 
 
 def _fill(context: InitContext, name: str, tensor: torch.Tensor, codes: list[str]) -> str | None:
-    """Fill one argument and return a description; None if nothing is assumed. `codes` are the arguments with codes."""
+    """Fill one argument and return a description; None if nothing is assumed.
+
+    `codes` are the names of the arguments that hold codes.
+    """
     if name in COUNTERS:
         fill.assign(tensor, torch.zeros_like(tensor))
         return None
@@ -76,9 +82,7 @@ def _holds_codes(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _codes(context: InitContext, tensor: torch.Tensor) -> str:
-    """Fill with all values of the dtype, equally likely, except a signed byte's lowest, whose negative does not
-    exist.
-    """
+    """Fill with all values of the dtype, equally likely; int8 excludes -128, whose negative does not exist."""
     info = torch.iinfo(tensor.dtype)
     low = -info.max if tensor.dtype is torch.int8 else info.min
     fill.integers(tensor, context.generator, low, info.max + 1)
@@ -86,7 +90,7 @@ def _codes(context: InitContext, tensor: torch.Tensor) -> str:
 
 
 def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
-    """Fill with a random permutation of the columns; for group numbers, columns in the order of their groups."""
+    """Fill with a random permutation of the columns; group numbers are filled in ascending order instead."""
     count = tensor.numel()
     if "g_idx" in name:
         scales = next((t for n, t in context.tensors() if "scales" in n and t.dim() > 1), None)
@@ -99,7 +103,10 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
 
 
 def _finite_codes(context: InitContext) -> str:
-    """Fill with bytes whose exponent is not all ones, which would mean infinity or NaN."""
+    """Fill with bytes whose exponent bits are not all ones, because these would mean infinity or NaN.
+
+    Raises InitializerError if the codes are not integers.
+    """
     codes, bits = context.need("input"), context.args.get("ebits")
     if not fill.is_integer(codes.dtype):
         raise InitializerError(f"{context.op}: codes of 8-bit floats must be bytes, not {codes.dtype}")
@@ -110,7 +117,7 @@ def _finite_codes(context: InitContext) -> str:
 
 
 def _row_scales(context: InitContext) -> str:
-    """Write scale and bias to the end of each row; the other bytes stay codes."""
+    """Write scale and bias to the end of each row; the other bytes remain codes."""
     rows = context.need("input")
     tail, scale = 8, ROW_SCALES[context.role]
     if rows.dtype is torch.uint8 and rows.shape[-1] > tail:
@@ -120,8 +127,9 @@ def _row_scales(context: InitContext) -> str:
 
 
 def _fake(context: InitContext) -> InitReport:
-    """Fill scales that map N(0, 1) to a few codes on either side, and zero points in range; leave everything
-    enabled.
+    """Fill scales and zero points of fake quantisation, and enable it.
+
+    Scales map N(0, 1) to a few codes on either side; zero points are in the middle of the range.
     """
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for row numbers, counts and boundaries of vendor ops that only need valid values: role, argument, kind.
+"""Rules for row numbers, counts and boundaries of vendor ops that only need valid values, by role and argument.
 
 These lists only say which rows are read or written, how many rows each group has, or where each sequence ends.
 `paged_attention` handles batches of requests, and `moe_routing` chooses experts.
@@ -16,12 +16,12 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport, extent
 
 Kind = Callable[[InitContext, torch.Tensor], str]
-"""Fills one tensor in place and says how, in a few words."""
+"""Function that fills one tensor in place and returns a short description of the values."""
 Bound = Callable[[InitContext], int]
 
 
 def _size(argument: str, dim: int = 0) -> Bound:
-    """Return the size of an argument, or of a list's first tensor, along a dimension."""
+    """Return a bound: the size of an argument, or of the first tensor of a list, along a dimension; 0 if missing."""
 
     def bound(context: InitContext) -> int:
         table = next((tensor for name, tensor in context.tensors() if name == argument), None)
@@ -33,7 +33,7 @@ def _size(argument: str, dim: int = 0) -> Bound:
 
 
 def _slots(argument: str) -> Bound:
-    """Return the number of cache blocks times the tokens per block."""
+    """Return a bound: the number of cache blocks times the tokens per block."""
 
     def bound(context: InitContext) -> int:
         return _size(argument)(context) * max(1, _size(argument, 1)(context))
@@ -42,7 +42,7 @@ def _slots(argument: str) -> Bound:
 
 
 def _along(argument: str, name: str) -> Bound:
-    """Return the size of an argument along the dimension that another argument names."""
+    """Return a bound: the size of `argument` along the dimension given by the argument `name`."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get(name)
@@ -52,7 +52,10 @@ def _along(argument: str, name: str) -> Bound:
 
 
 def _given(name: str, at: str | int | None = None) -> Bound:
-    """Return a numeric argument, or an entry of a list, by index or by the index that another argument names."""
+    """Return a bound: a numeric argument, or an entry of a list argument.
+
+    `at` is the index of the entry, or the name of the argument that holds the index.
+    """
 
     def bound(context: InitContext) -> int:
         value = context.args.get(name)
@@ -66,7 +69,7 @@ def _given(name: str, at: str | int | None = None) -> Bound:
 
 
 def below(bound: Bound) -> Kind:
-    """Fill uniformly in [0, bound)."""
+    """Return a filler that draws uniformly from [0, bound)."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high = max(1, bound(context))
@@ -77,7 +80,10 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Fill uniformly with rows of the table at the same position among several tables as this list."""
+    """Return a filler for one of several lists, each of which indexes the table at the same position in `tables`.
+
+    The rows are drawn uniformly.
+    """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         named = [(name, each) for name, each in context.tensors() if name in (tables, lists)]
@@ -91,7 +97,10 @@ def rows_of_each(tables: str, lists: str) -> Kind:
 
 
 def distinct(bound: Bound) -> Kind:
-    """Fill with distinct numbers in [0, bound) if there are enough, so that no row is written twice."""
+    """Return a filler with distinct numbers in [0, bound), so that no row is written twice.
+
+    Numbers repeat if there are too few.
+    """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high = max(1, bound(context))
@@ -104,7 +113,7 @@ def distinct(bound: Bound) -> Kind:
 
 
 def counts(total: Bound) -> Kind:
-    """Fill with equal shares that add up to the total."""
+    """Return a filler with equal shares that add up to the total."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -116,7 +125,7 @@ def counts(total: Bound) -> Kind:
 
 
 def cuts(total: Bound) -> Kind:
-    """Fill with values ascending from 0 to the total in equal steps."""
+    """Return a filler with values that ascend from 0 to the total in equal steps."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -129,7 +138,7 @@ def cuts(total: Bound) -> Kind:
 
 
 def all_of(bound: Bound) -> Kind:
-    """Every entry the whole number: nothing is masked out."""
+    """Return a filler that sets every entry to the bound, so that nothing is masked out."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         tensor.fill_(bound(context))
@@ -145,7 +154,7 @@ def in_order(context: InitContext, tensor: torch.Tensor) -> str:
 
 
 def sorted_below(bound: Bound) -> Kind:
-    """Fill with ascending numbers in [0, bound), all equally frequent."""
+    """Return a filler with ascending numbers in [0, bound), all equally frequent."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high, count = max(1, bound(context)), tensor.numel()
@@ -157,7 +166,10 @@ def sorted_below(bound: Bound) -> Kind:
 
 
 def block_pairs(caches: str) -> Kind:
-    """Fill [n, 2] with source and destination blocks of a cache; sources come first, so that no block is both."""
+    """Return a filler of [n, 2] with source and destination blocks of a cache.
+
+    Sources lie in the first half and destinations in the second, so that no block is both.
+    """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         half = _size(caches)(context) // 2
@@ -169,7 +181,7 @@ def block_pairs(caches: str) -> Kind:
 
 
 def places_in(argument: str) -> Kind:
-    """Fill [*, k] with positions in the first k dimensions of an argument."""
+    """Return a filler of [*, k] with positions in the first k dimensions of an argument."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         shape = context.need(argument).shape
@@ -186,13 +198,13 @@ _ROWS = _size("x")
 _INPUT_ROWS = all_of(_size("input"))
 _PROBABILITIES = below(_size("probs"))
 DISTINCT_CHANCES = 64
-"""Rows of chances drawn before they repeat."""
+"""Number of rows of probabilities drawn before they repeat."""
 NOT_WHOLE = frozenset({"probs"})
-"""Arguments of roles that are floating-point numbers."""
+"""Arguments in `ROLES` that hold floating-point numbers."""
 
 
 def chances(context: InitContext, tensor: torch.Tensor) -> str:
-    """Fill rows that add up to 1, as a softmax of normal scores."""
+    """Fill rows of probabilities that add up to 1, the softmax of normal scores."""
     if tensor.dim() != 2:
         return "as drawn"
     rows = torch.randn((min(len(tensor), DISTINCT_CHANCES), tensor.shape[1]), generator=context.generator)
@@ -272,7 +284,7 @@ ROLES: dict[str, dict[str, Kind]] = {
         "kv_last_page_lens": all_of(lambda context: 1),
     },
 }
-"""What an op means with its lists, the role of its row → how each is filled."""
+"""Role of an op → argument → how to fill the argument."""
 
 
 class RowNumbersInit(CustomInit):

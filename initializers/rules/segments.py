@@ -2,7 +2,7 @@
 """Rules for rows that belong to sequences or segments of several lengths, packed one after another.
 
 These are packed sequences of recurrent networks, segment reductions, and row pointers of compressed matrices. `jagged`
-handles jagged tensors of recommendation models, `sequences` batches of tokens.
+handles jagged tensors of recommendation models, `sequences` handles batches of tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 
 class BatchSizesInit(CustomInit):
-    """Fills the sequences still running at each step of a packed batch: descending, with the data's rows as their
-    sum.
+    """Fills the number of sequences still running at each step of a packed batch.
+
+    The numbers descend, and add up to the rows of the data.
     """
 
     name = "batch_sizes"
@@ -39,9 +40,9 @@ class BatchSizesInit(CustomInit):
 
 
 def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
-    """Return int64 [steps], descending, with sum `rows` and first entry `sequences` (as few as possible if None).
+    """Return int64 [steps] batch sizes in descending order, with sum `rows` and first entry `sequences`.
 
-    Raises InitializerError if no such packing exists.
+    If `sequences` is None, it is as small as possible. Raises InitializerError if no such packing exists.
     """
     count = -(-rows // steps) if sequences is None else sequences
     others = rows - steps
@@ -58,7 +59,7 @@ def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
 
 
 def _sequences(context: InitContext) -> int | None:
-    """Return the number of sequences in the batch, from their states."""
+    """Return the number of sequences in the batch, from the shape of their states."""
     states = context.args.get("hx")
     if isinstance(states, (list, tuple)):
         several = cast("Sequence[Any]", states)
@@ -92,7 +93,7 @@ class SegmentsInit(CustomInit):
 
 
 class CompressedInit(CustomInit):
-    """Makes pointers of compressed sparse matrices ascend from 0 to the number of elements, and row indices ascend."""
+    """Fills pointers of compressed sparse matrices from 0 to the number of elements, and ascending row indices."""
 
     name = "compressed"
 

@@ -1,6 +1,6 @@
-"""Rules for lists of serving kernels: adapters of tokens, state slots, row limits, group sizes, regroups.
+"""Rules for list arguments of serving kernels: adapters of tokens, state slots, row limits, group sizes, regroups.
 
-`moe_routing` handles routing, `paged_attention` paged caches.
+`moe_routing` handles routing, `paged_attention` handles paged caches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _one(context: InitContext, *names: str) -> torch.Tensor:
 
 
 class AdaptersInit(CustomInit):
-    """Gives every token an adapter, drawn uniformly; sequences have even lengths."""
+    """Assigns every token an adapter, drawn uniformly; sequences have even lengths."""
 
     name = "lora_adapters"
 
@@ -49,7 +49,10 @@ class AdaptersInit(CustomInit):
 
 
 def _adapters(context: InitContext) -> int:
-    """Return how many adapters have weights, in one tensor or in a list's first tensor."""
+    """Return the number of adapters with weights, in one tensor or in the first tensor of a list.
+
+    Raises InitializerError if no argument holds weights.
+    """
     by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
     listed = next((value for value in by_name if value is not None), None)
     weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
@@ -59,7 +62,7 @@ def _adapters(context: InitContext) -> int:
 
 
 class StateSlotsInit(CustomInit):
-    """Fills sequences of even length, each with its own state slot that already holds a state."""
+    """Fills sequences of even length, each with its own slot that already holds a state."""
 
     name = "state_slots"
 
@@ -86,7 +89,7 @@ class StateSlotsInit(CustomInit):
 
 
 class RowLimitsInit(CustomInit):
-    """Makes every row of scores valid from its first to its last column."""
+    """Fills row limits that make all columns of every row of scores valid."""
 
     name = "row_limits"
 
@@ -107,7 +110,7 @@ class RowLimitsInit(CustomInit):
 
 
 class GroupSizesInit(CustomInit):
-    """Spreads rows evenly over the experts of a grouped product, with matching offsets and sizes."""
+    """Spreads rows evenly over the experts of a grouped matmul, with matching offsets and sizes."""
 
     name = "group_sizes"
 
@@ -125,7 +128,7 @@ class GroupSizesInit(CustomInit):
 
 
 class RegroupInit(CustomInit):
-    """Moves columns of pooled embeddings to their new tensors in order, in as many pieces as there are permutes."""
+    """Fills permutes that copy columns of pooled embeddings to their new tensors in order, one piece per permute."""
 
     name = "regroup"
 
@@ -142,16 +145,17 @@ class RegroupInit(CustomInit):
 
 
 def _all_of(kind: type[Item], values: object) -> list[Item] | None:
-    """Return the values of a list if all are of this type; None otherwise."""
+    """Return `values` as a list if it is a list or tuple whose items all have this type; None otherwise."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind) for value in values):
         return None
     return list(values)
 
 
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
-    """Return (from, to, first column, to column, width) of `count` pieces that cover both lists; empty ones at the end.
+    """Return `count` pieces that cover both lists, as (from, to, first column, to column, width).
 
-    The last piece is as wide as the tensors allow; if there are few permutes, some columns are left out.
+    Empty pieces come last. The last piece is as wide as the tensors allow; if there are few permutes, some columns are
+    left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

@@ -1,7 +1,7 @@
 """Read and write .safetensors files: a length, a JSON header, raw bytes. Everything read is validated before use.
 
-Owns the format; `values` decides which op a tensor is for. Nothing of the file is executed or unpickled. Format:
-https://github.com/huggingface/safetensors#format
+This module handles the format; `values` decides which op a tensor is for. Nothing in the file is executed or unpickled.
+Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADER_BYTES = 16 << 20
-"""Largest header read; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
+"""Maximum size of a header; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
 _LENGTH_BYTES = 8
 
 DTYPES: dict[str, tuple[str, int]] = {
@@ -47,7 +47,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 8),
     "C64": ("complex64", 8),
 }
-"""The format's name → torch's name and bytes an element. Types below a byte are not read."""
+"""Dtype name in the format → name in torch and bytes per element. Dtypes smaller than a byte are not supported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class StoredTensor:
     """Position, shape and dtype of one tensor in a file."""
 
     dtype: str
-    """torch's name, e.g. "int32"."""
+    """Dtype name in torch, e.g. "int32"."""
     shape: tuple[int, ...]
     begin: int
-    """Offset of its first byte in the file."""
+    """Offset of the tensor's first byte in the file."""
     size_bytes: int
 
 
@@ -66,7 +66,7 @@ class SafetensorsFile:
     """The tensors of a file by name; their bytes are read on demand."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read and check the header. Raises FormatError for an invalid .safetensors file."""
+        """Read and check the header. Raises FormatError if the file is not a valid .safetensors file."""
         self.path = Path(path)
         self.tensors = _read_header(self.path)
 
@@ -85,7 +85,7 @@ class SafetensorsFile:
         return data
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor in its own memory. Raises FormatError as `read` does."""
+        """Return a tensor with memory of its own. Raises FormatError as `read` does."""
         import torch
 
         stored = self.tensors[name]
@@ -98,7 +98,10 @@ class SafetensorsFile:
 
 
 def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return a file with these tensors, in C order. Raises ValueError for a dtype that the format does not support."""
+    """Return the contents of a .safetensors file with these tensors, in C order.
+
+    Raises ValueError for a dtype that the format does not support.
+    """
     import torch
 
     spelled = {dtype: name for name, (dtype, _) in DTYPES.items()}
@@ -156,7 +159,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object with distinct keys; a second tensor of one name would hide the first."""
+    """Return the pairs as a dict.
+
+    Raises ValueError for a repeated key, because the last tensor would hide the others.
+    """
     by_key = dict(pairs)
     if len(by_key) != len(pairs):
         raise ValueError("a name is used twice")
@@ -182,12 +188,12 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
 
 
 def _naturals(value: Any) -> bool:
-    """Check for a list of non-negative whole numbers; JSON's true does not count."""
+    """Check for a list of integers from 0 to 2**63 - 1; JSON's true does not count as an integer."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _check_layout(path: Path, stored_tensors: dict[str, StoredTensor], start: int, total: int) -> None:
-    """Check that tensors follow each other up to the end without overlap or gap, as the format requires."""
+    """Check that the tensors fill the file without overlap or gap, as the format requires."""
     at = start
     for stored in sorted(stored_tensors.values(), key=lambda one: (one.begin, one.size_bytes)):
         if stored.begin != at:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Real tensors supplied by the user for arguments of chosen ops: resolve their names and copy them in.
+"""Tensors supplied by the user for arguments of chosen ops: parse their names and copy them into the arguments.
 
-Owns the names (`OP.ARGUMENT`); `safetensors` owns the file format, and `replay.arguments.supplied` checks them against
-a plan.
+This module handles the names (`OP.ARGUMENT`); `safetensors` handles the file format, and `replay.arguments.supplied`
+checks the tensors against a plan.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from opreplay.initializers.supplied.safetensors import SafetensorsFile, StoredTe
 from opreplay.traces.errors import EnvironmentRefused, FormatError
 
 RECORDED = "recorded values"
-"""What a result says of an argument that was supplied."""
+"""Description of a supplied argument in results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The argument for which one tensor of the file is meant."""
+    """Argument that one tensor of the file is for."""
 
     key: str
-    """Its name in the file."""
+    """Name of the tensor in the file."""
     op: str
-    """An op's id, or its exact name, which means all ops of that name."""
+    """Id of one op, or an exact op name, which applies to all ops of that name."""
     argument: str
     index: int | None
-    """Element of a list of tensors; None for a single tensor."""
+    """Index in a list of tensors; None for a single tensor."""
 
     @property
     def shown(self) -> str:
@@ -43,10 +43,14 @@ class Place:
 
 
 class RecordedValues:
-    """The tensors of a file, by their argument."""
+    """Tensors of a file and the arguments they are for."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read names, shapes and dtypes. Raises FormatError for an invalid file and for names of another form."""
+        """Read names, shapes and dtypes from the file.
+
+        Raises FormatError for an invalid file and for names of another form, EnvironmentRefused on a big-endian
+        machine.
+        """
         if sys.byteorder != "little":
             raise EnvironmentRefused("--set values needs a little-endian machine, because the format is little-endian")
         self._file = SafetensorsFile(path)
@@ -58,11 +62,11 @@ class RecordedValues:
             )
 
     def stored(self, place: Place) -> StoredTensor:
-        """Return shape and dtype of the tensor stored for a place."""
+        """Return the shape and dtype of the tensor stored for a place."""
         return self._file.tensors[place.key]
 
     def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
-        """Return the places of one op; a tensor for its id takes precedence over one for its name."""
+        """Return the places of one op; a tensor for the op's id takes precedence over a tensor for its name."""
         chosen = {place.shown: place for place in self.places if place.op == name}
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
@@ -72,8 +76,8 @@ class RecordedValues:
     ) -> dict[str, str]:
         """Copy the values of one op into its tensors; return argument → description for the report.
 
-        `only` limits the tensors that are filled. Raises InitializerError if an argument is missing or has another
-        shape.
+        Only tensors for which `only` returns True are filled. Raises InitializerError if an argument is missing or has
+        another shape.
         """
         said: dict[str, str] = {}
         for place in self.of_op(op_id, name):

@@ -1,9 +1,9 @@
 # pyright: strict
 """Widen 16-bit matrix products to float32 on CPUs that cannot multiply 16-bit numbers.
 
-Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower
-than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says so; a
-shorter one is replayed as recorded. This module decides; it allocates nothing.
+Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, about 300 times slower
+than those for float32. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says
+so; a shorter one is replayed as recorded. This module only decides, and allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 PATIENCE_S = 0.5
-"""Estimated time of one call above which a product is widened: the default measuring time of an op and some more."""
+"""Products with a longer estimated time per call are widened; somewhat more than the default measuring time
+of an op.
+"""
 PLAIN_LOOP_FLOPS = 0.4e9
-"""Floating-point operations a second of torch 2.13's bfloat16 matmul on an AVX2 CPU, one call of 512x512x512 timed."""
+"""Floating-point operations per second of torch 2.13's bfloat16 matmul on an AVX2 CPU, from timing one call of
+512x512x512.
+"""
 WORTH_COUNTING = 1 << 18
-"""Elements of the largest argument below which no product can take `PATIENCE_S`; spares small ops the count."""
+"""Minimum elements of the largest argument for a product to take `PATIENCE_S`; below it, FLOPs are not counted."""
 
 
 def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
-    """Return `op` with its 16-bit tensors as float32 if it is a product that is too slow otherwise, and what to report.
+    """Return (the op, what to report), with 16-bit tensors as float32 if it is a product that is too slow otherwise.
 
-    Every other op is returned unchanged. Vendor references widen block by block themselves, and users' executors run as
-    they are written: both are left alone.
+    Every other op is returned unchanged, also vendor references, which widen block by block themselves, and users'
+    executors, which run as they are written.
     """
     halves = narrow_types(op)
     if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
@@ -60,7 +64,7 @@ def _native(dtype: str) -> bool:
 
 
 def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
-    """Return the floating-point operations of the products in one call, counted by torch on meta tensors; 0 if it
+    """Return the floating-point operations of the products in one call, as torch counts them on meta tensors; 0 if it
     cannot.
     """
     try:
@@ -93,7 +97,9 @@ def narrow_types(op: ReplayOp) -> tuple[str, ...]:
 
 
 def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption] | None:
-    """Return the op in float32, and what to report, if it failed because torch has no kernel for its 16-bit type."""
+    """Return the op in float32, and what to report, if it failed because torch has no kernel for its 16-bit type;
+    otherwise None.
+    """
     types = narrow_types(op)
     if not types or _LACKS.search(str(error)) is None:
         return None

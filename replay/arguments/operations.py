@@ -1,8 +1,8 @@
 # pyright: strict
-"""Operations of calls by torch's counter, with formulas where it has none or a wrong one.
+"""FLOPs of calls from torch's counter, with formulas for ops that it does not count or counts incorrectly.
 
-torch 2.13 counts complex numbers as real ones and the weight's gradient of a grouped convolution once for each group,
-and takes tokens for heads in `_flash_attention_forward` and `_efficient_attention_forward`.
+torch 2.13 counts complex numbers as real ones, counts the weight gradient of a grouped convolution once per group, and
+mistakes tokens for heads in `_flash_attention_forward` and `_efficient_attention_forward`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Count all pairs of queries and keys, masked pairs included, as torch does on a GPU."""
+    """Return the FLOPs of all pairs of queries and keys, including masked pairs, as torch counts on a GPU."""
     return flops.attention_flops(query.shape, key.shape, value.shape)
 
 
@@ -52,9 +52,9 @@ def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
-    """Return `formula` for tensors [batch, tokens, heads, width] that begin at argument `at`.
+    """Return `formula` for tensors [batch, tokens, heads, width], which start at argument `at`.
 
-    Calls that pass argument `starts`, for sequences of several lengths, use torch's own formula.
+    Calls that pass argument `starts`, for sequences of different lengths, use torch's own formula.
     """
 
     def count(*args: Any, **kwargs: Any) -> int:
@@ -67,9 +67,7 @@ def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int
 
 
 def _convolution(at: int | None) -> Callable[..., int]:
-    """Return the formula of a convolution; argument `at` says whether it is transposed, and None means that it is
-    not.
-    """
+    """Return the formula of a convolution. Argument `at` tells whether it is transposed; None means that it is not."""
 
     def count(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> int:
         transposed = at is not None and bool(rest[at - 2])
@@ -96,8 +94,8 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
 def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
 
-    If the weight has no group dimension, its columns are divided among the groups of x, or its rows among the columns
-    of x.
+    If the weight has no group dimension, either its columns are divided among the groups of x, or its rows among the
+    columns of x.
     """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
@@ -105,7 +103,9 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """By overload packet, with arguments as of the op and `out_val`; torch's own, where these replace none."""
+    """Return formulas by overload packet, called with the op's arguments and `out_val`; includes torch's own formulas,
+    unless replaced.
+    """
     from torch.utils.flop_counter import flop_registry
 
     aten = torch.ops.aten
@@ -154,7 +154,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _counting_complex(formula: Callable[..., int]) -> Callable[..., int]:
-    """Return the formula times the operations of complex numbers where an argument has these."""
+    """Return the formula, multiplied by the operations per complex number if an argument is complex."""
 
     def count(*args: Any, **kwargs: Any) -> int:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

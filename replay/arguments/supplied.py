@@ -1,5 +1,5 @@
 # pyright: strict
-"""Check, before anything runs, that the tensors of a values file fit the ops of a plan. Fills no tensor."""
+"""Check, before anything runs, that the tensors of a values file fit the ops of a plan. Does not fill tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from opreplay.initializers.supplied.values import Place, RecordedValues
 
 _NAMED = 8
-"""Known names that an error lists."""
+"""Maximum number of known names that an error lists."""
 
 
 def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
     """Check that every tensor of the file belongs to an argument of an op in the plan, with its shape and dtype.
 
     A tensor keyed by op name applies to all ops of that name and must fit each one that can be replayed; a tensor keyed
-    by op id applies to one. Raises UsageError that says what does not fit.
+    by op id applies to that op. Raises UsageError that says what does not fit.
     """
     for place in values.places:
         ops = [op for op in plan.ops if place.op in (op.id, op.name)]

@@ -31,7 +31,9 @@ NAMED_VALUES: dict[str, Any] = {
     **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
     **{f"torch.{name}": getattr(torch, name) for name in (*_LAYOUTS, *_MEMORY_FORMATS)},
 }
-"""What a plan may name of torch: dtypes, layouts and memory formats. Anything else is refused, never looked up."""
+"""Names of torch objects allowed in a plan: dtypes, layouts and memory formats. Other names are refused, never looked
+up.
+"""
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -74,7 +76,8 @@ def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
 
 
 def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Allocate one storage for each memory shared by several arguments, large enough for the one that reaches farthest.
+    """Allocate one storage for each memory that several arguments share, large enough for the argument that extends
+    furthest.
 
     Raises NotReplayable for impossible metadata.
     """
@@ -114,8 +117,8 @@ def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
     """Return the Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 
-    Devices become the replay device, except "cpu": a copy to the host stays a copy to the host. Raises NotReplayable
-    for a name that is not in `NAMED_VALUES`.
+    Devices become the replay device, except "cpu", so that a copy to the host remains one. Raises NotReplayable for a
+    name that is not in `NAMED_VALUES`.
     """
     kind = arg.type.removesuffix("[]")
     if isinstance(arg.value, tuple):
@@ -140,7 +143,7 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
 
 
 def _number_of(kind: str, name: str, value: str) -> float | complex:
-    """Return a number for which JSON has no notation (infinity, NaN, complex)."""
+    """Return a number that JSON cannot represent (infinity, NaN, complex)."""
     if value in NON_FINITE:
         return NON_FINITE[value]
     try:
@@ -157,7 +160,7 @@ def arg_kind(kind: str) -> str:
 
 
 def _check(meta: TensorMeta) -> None:
-    """Refuse metadata that torch would refuse, with a clear reason instead of an exception from inside torch."""
+    """Raise NotReplayable for metadata that torch would refuse, with a clear reason instead of torch's exception."""
     if len(meta.shape) > MAX_RANK:
         raise NotReplayable(
             Reason("metadata missing", f"a tensor has {len(meta.shape)} dimensions, over the limit of {MAX_RANK}")
@@ -169,15 +172,16 @@ def _check(meta: TensorMeta) -> None:
 
 
 def seed_of(op: ReplayOp, seed: int) -> int:
-    """Return the seed of one op: it depends on the run's seed and the op's id, not on the rest of the plan."""
+    """Return the seed of one op, which depends on the run's seed and the op's id, but not on the rest of the plan."""
     return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
 
 
 def init_context(
     op: ReplayOp, args: Mapping[str, Any], seed: int, *, name: str, device: torch.device | None = None
 ) -> InitContext:
-    """Return the context that initializers get for a call: `seed` is the run's, `name` the op's, `device` the
-    tensors'.
+    """Return the context that initializers get for a call.
+
+    `seed` is the run's seed, `name` the op's name, `device` the device of the tensors.
     """
     op_seed = seed_of(op, seed)
     return InitContext(
@@ -194,7 +198,7 @@ def init_context(
 
 
 def flattened(returned: Any) -> Iterable[Any]:
-    """Yield the results of a call one by one, expanding lists and tuples and leaving out None."""
+    """Yield the results of a call one by one, expanding lists and tuples and skipping None."""
     if isinstance(returned, list | tuple):
         items = cast("Sequence[Any]", returned)
         for item in items:

@@ -1,7 +1,8 @@
 # pyright: strict
-"""The simulated Ascend device: maps ops to CANN kernels and kernels to microseconds; no torch, executes nothing.
+"""Simulates Ascend devices: lowers ops to CANN kernels and predicts kernel times in microseconds; needs no torch and
+executes nothing.
 
-The names are looked up when they are first used, since an import of any module in this folder imports this one.
+Names are imported on first use, because importing any module in this folder imports this one.
 """
 
 from typing import TYPE_CHECKING
@@ -49,6 +50,6 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
-"""Where each name is defined, below `opreplay`."""
+"""Public name → module that defines it, relative to `opreplay`."""
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowers a call to the kernels that it launches on the device: by a user's rule, the op's family, or its bytes."""
+"""Lowers an op call to the kernels that it launches on the device: by a user's rule, the op's family, or its bytes."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """The kernels that one call of an op launches on the device."""
 
     kernels: tuple[KernelCall, ...]
-    """In launch order; empty for a view."""
+    """Kernels in launch order; empty for a view."""
     notes: tuple[str, ...] = ()
-    """What was assumed or left out."""
+    """Notes on what was assumed or left out."""
     assumed: bool = False
-    """Sizes that decide the time are in no argument and were made up; notes say which."""
+    """Whether sizes that decide the time are in no argument and were assumed; `notes` lists them."""
     invented: bool = False
-    """These sizes follow from no more than a bound that the recorded time sets."""
+    """Whether these sizes were derived only from a bound set by the recorded time."""
     unbounded: str = ""
-    """Why nothing at all tells or bounds them: then there is no prediction."""
+    """Why nothing determines or bounds these sizes, so that there is no prediction; "" otherwise."""
     near: str = ""
-    """The op whose rule was taken since the names are alike."""
+    """Op with a similar name whose rule was used; "" if none."""
     fills_nothing: bool = False
-    """No result has an element, so that no kernel is launched."""
+    """Whether no result has an element, so that no kernel is launched."""
     known: bool = True
-    """False when no rule exists and the op is costed by its bytes."""
+    """Whether a rule exists; otherwise the cost of the op is based on its bytes."""
     source: str = ""
-    """Of a user's rule: "function (file.py:line)"."""
+    """Place of the user's rule, as "function (file.py:line)"."""
     placed: tuple[tuple[str, int], ...] = ()
-    """Names that a user's rule asked for and that no argument has here → the argument's place that stood for it."""
+    """(name, position): argument names that a user's rule requested and the op lacks, and the position of the argument
+    used instead.
+    """
 
 
 def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
     """Register a user's rule for ops by name ("aten::mm"; "aten::add" also applies to "aten::add_").
 
-    It takes precedence over built-in rules. Raises ValueError for a name that has a built-in rule, unless `override`.
+    The rule takes precedence over built-in rules. Raises ValueError for a name that has a built-in rule, unless
+    `override` is set.
     """
 
     def register(rule: Cost) -> Cost:
@@ -71,7 +74,7 @@ def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
     """Register a user's rule for all ops whose name starts with a match of a regular expression; exact names take
     precedence.
 
-    Raises ValueError for a pattern that has a rule already.
+    Raises ValueError for a pattern that already has a rule.
     """
 
     def register(rule: Cost) -> Cost:
@@ -109,8 +112,8 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
 
 
 def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[TensorSpec]:
-    """Return one tensor of this many bytes with the dtype of the first recorded tensor; the recorded tensors if
-    None.
+    """Return one tensor of `size_bytes` with the dtype of the first recorded tensor; the recorded tensors if
+    `size_bytes` is None.
     """
     if size_bytes is None:
         return recorded
@@ -119,17 +122,17 @@ def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[Tensor
 
 
 OPAQUE = frozenset({"label, not an op", "triton kernel"})
-"""Reasons of names that stand for work of any kind: neither the name nor the bytes of the arguments say which."""
+"""Reasons for names that may cover any kind of work: neither the name nor the bytes of the arguments identify it."""
 COLLECTIVE = "record_param_comms"
-"""The name whose rule takes every op of which it is known what collective it is."""
+"""Name whose rule is used for every op that is known to be a collective."""
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     """Return the kernels of one call of `op`, for arguments with these contents.
 
-    Without contents, lengths follow from the batch of the op's iteration, and routing is taken as even. If a rule
-    cannot interpret the arguments, the op is costed by its bytes, and a note says so. A failing user's rule raises
-    CustomOpError, a failing built-in rule InternalError.
+    Without contents, lengths follow from the batch of the op's iteration, and routing is assumed to be even. If a rule
+    cannot interpret the arguments, the cost of the op is based on its bytes, and a note says so. A failing user's rule
+    raises CustomOpError, a failing built-in rule InternalError.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
@@ -188,7 +191,7 @@ def _fills_nothing(op: ReplayOp) -> bool:
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
-    """Return the lowering of an op by a user's rule. Raises CustomOpError if it fails or returns anything but
+    """Return the lowering of an op by a user's rule. Raises CustomOpError if the rule fails or returns anything but
     kernels.
     """
     view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
@@ -212,7 +215,7 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
 
 
 def _argument_names(op: ReplayOp) -> list[str]:
-    """Return all argument names of an op, in any overload; none if torch does not know the op here."""
+    """Return all argument names of an op over all its overloads; none if torch does not have the op here."""
     from opreplay.replay.resolve.schema import specs_of
 
     name = op.called.partition(".")[0]

@@ -36,74 +36,82 @@ Form = Literal[
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates and floors shared by all kernel types of one device. Units are in the field names; sources in the files."""
+    """Rates and floors shared by all kernel types of one device. Units are in the field names, sources in the files."""
 
     launch_one_us: float
-    """A kernel on one vector core that does next to nothing."""
+    """Time of a kernel on one vector core that does almost nothing."""
     launch_full_us: float
-    """The same on 40 vector cores."""
+    """Time of the same kernel on 40 vector cores."""
     launch_exponent: float
-    """Between the two: ((blocks - 1) / 39) ** exponent."""
+    """Exponent of the interpolation between the two: ((blocks - 1) / 39) ** exponent."""
     cube_launch_us: float
     mix_launch_us: float
-    """Kernels that use cube and vector cores together."""
+    """Launch time of kernels that use cube and vector cores together."""
     aicpu_us: float
     block_bytes: float
-    """Bytes of the largest tensor per vector block."""
+    """Bytes of the largest tensor per vector core used."""
     hbm_efficiency: float
-    """Share of the HBM's peak that vector kernels reach, reads and writes together."""
+    """Share of the HBM peak that vector kernels reach, for reads and writes together."""
     hbm_mixed_cost: float
-    """How much longer HBM takes for a byte when half of the bytes are read and half written than when all are of one
-    kind, as a share."""
+    """Relative increase of the HBM time per byte if half of the bytes are reads and half writes, compared with reads or
+    writes only.
+    """
     loop_vector_share: float
-    """Of what the launch of a vector kernel takes beyond one core's, what is left when its code is in the instruction
-    caches and no neighbour is about, as in a loop."""
+    """Share of a vector kernel's launch time beyond one core's that remains if its code is in the instruction caches
+    and no other kernel runs, as in a loop.
+    """
     kept_vector_share: float
-    """The same in a network, of a kernel whose code ran shortly before."""
+    """The same share in a network, for a kernel whose code ran shortly before."""
     loop_cube_share: float
-    """The same for kernels that use cube cores."""
+    """The same share as `loop_vector_share`, for kernels that use cube cores."""
     hbm_cube_efficiency: float
-    """The same for cube kernels."""
+    """Share of the HBM peak that cube kernels reach."""
     core_hbm_bytes_per_cycle: float
-    """What one core can draw from HBM."""
+    """Bytes per cycle that one core can read from HBM."""
     cube_core_hbm_bytes_per_cycle: float
-    """The same for a cube core."""
+    """Bytes per cycle that one cube core can read from HBM."""
     l2_bytes_per_cycle: float
-    """Reads and writes of one vector core that stay in L2."""
+    """Bytes per cycle that one vector core reads and writes if the data stays in L2."""
     vector_overlap: float
-    """Norm by which a vector kernel's computing and moving overlap: 1 adds them."""
+    """Norm by which computing and data movement of a vector kernel overlap: 1 adds them."""
     resident_share: float
-    """Share of a small kernel's bytes found in L2 when the state of the cache is not known."""
+    """Share of a small kernel's bytes found in L2 if the state of the cache is unknown."""
     resident_reach: float
-    """Working set, as a multiple of the L2's size, at which that share has halved."""
+    """Working set, as a multiple of the L2 size, at which `resident_share` has halved."""
     resident_sharpness: float
     weight_resident_share: float
-    """Share of a product's second operand found in L2 when the state of the cache is not known: layers' weights are
-    used once a step, and all of them together exceed any cache."""
+    """Share of a product's second operand found in L2 if the state of the cache is unknown.
+
+    It is small because each layer's weights are used once per step, and all of them together exceed any cache.
+    """
     sequence_reach: float
-    """Reuse distance, as a multiple of the L2's size, at which half of a tensor is still found there."""
+    """Reuse distance, as a multiple of the L2 size, at which half of a tensor is still found in L2."""
     sequence_sharpness: float
     mac_efficiency: float
     l1_fill_bytes_per_cycle: float
-    """GM to L1, each cube core, rows of 512 bytes or more, data in L2."""
+    """Rate from GM to L1 per cube core, for rows of 512 bytes or more and data in L2."""
     l1_fill_hbm_bytes_per_cycle: float
-    """The same when the working set exceeds L2."""
+    """The same rate if the working set exceeds L2."""
     l1_narrow_exponent: float
-    """Fall of that rate with (row bytes / 512)."""
+    """Exponent by which that rate falls with (row bytes / 512)."""
     overlap_p: float
-    """Norm by which the cube's pipes overlap: 1 adds them, infinity takes the longest."""
+    """Norm by which the cube's pipes overlap: 1 adds their times, infinity takes the longest."""
     fixpipe_bytes_per_cycle: float
     wave_us: float
-    """Start-up of one wave of tiles."""
+    """Start-up time of one wave of tiles."""
     split_depth: float
-    """Depth K of a product at which half of what its pipes could overlap is lost: a long K is split, and each piece is
-    added to the result in memory before the next one starts."""
+    """Depth K of a product at which half of the pipes' overlap is lost.
+
+    A long K is split, and each piece is added to the result in memory before the next piece starts.
+    """
 
 
 Neighbour = tuple[float, float, float, float]
-"""A measured kernel that says something of others of nearly its sizes (see `nearby`): (rows, columns, depth, pull).
-Sizes are octaves above 1 over the octaves that likeness reaches; the pull is what it adds to the logarithm of the time
-of a kernel of its own sizes, and others' pulls add to that."""
+"""A measured kernel that corrects kernels of similar sizes (see `nearby`): (rows, columns, depth, pull).
+
+Sizes are octaves above 1, divided by the octaves over which similarity reaches. The pull is the neighbour's
+contribution to the log time of a kernel of its own sizes; contributions of neighbours add up.
+"""
 
 
 class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,40 +125,42 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     l0a_bytes: float
     l0b_bytes: float
     gm_to_ub: float
-    """What L2 holds."""
+    """GM to UB for data in L2."""
     ub_to_gm: float
     gm_to_ub_miss: float
-    """What comes from HBM, one core alone."""
+    """GM to UB for data in HBM, one core alone."""
     gm_to_l1: float
     l0c_to_gm: float
     l0c_to_l1: float
     l1_to_l0a: float
     l1_to_l0b: float
     l0_start: float
-    """Of one move from L1 to L0A or L0B."""
+    """Start cost of one move from L1 to L0A or L0B."""
     cube_start: float
-    """Of one product."""
+    """Start cost of one matrix product."""
     l2_bytes_per_cycle: float
-    """All cores together."""
+    """L2 bandwidth of all cores together."""
     read_latency: float
-    """From GM, found in L2."""
+    """Latency of a read from GM that hits L2."""
     miss_latency: float
-    """From GM, found in HBM."""
+    """Latency of a read from GM that goes to HBM."""
     write_latency: float
     burst: float
-    """Of each run of a copy with gaps."""
+    """Cost of each run of a copy with gaps."""
     l1_row: float
-    """Least of each row that a matrix has as it comes into L1."""
+    """Minimum cost of each row of a matrix loaded into L1."""
     flag: float
-    """From the end of an instruction on one pipe to the start of one that waits for it on another."""
+    """Latency from the end of an instruction on one pipe to the start of an instruction on another pipe that waits for
+    it.
+    """
     core_flag: float
-    """The same between cores of a group."""
+    """The same latency between cores of a group."""
     issue: float
-    """Of the scalar unit, each instruction."""
+    """Issue cost of each instruction on the scalar unit."""
     start_us: float
-    """A kernel on one core."""
+    """Start of a kernel on one core."""
     start_core_us: float
-    """Each further core, of either kind."""
+    """Additional start time per further core, of either kind."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,54 +169,57 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     form: Form
     cycles: float = 0.05
-    """Cycles per element per core, 4-byte types."""
+    """Cycles per element per core for 4-byte dtypes."""
     half_ratio: float = 1.0
     """Factor on `cycles` for 2-byte floats, which vector cores widen first."""
     wide_ratio: float = 30.0
-    """Factor on `cycles` for 8-byte integers, which vector cores have no instructions for."""
+    """Factor on `cycles` for 8-byte integers, for which vector cores have no instructions."""
     row_cycles: float = 0.0
-    """Cycles per row, run, image or index, as the form counts them."""
+    """Cycles per row, run, image or index, depending on the form."""
     row_alone_cycles: float = 0.0
-    """The same of calls by themselves, before the factor of such calls; 0: as in networks."""
+    """`row_cycles` of isolated calls, before the factor for such calls; 0 uses `row_cycles`."""
     fixed_us: float = 0.0
-    """Passes, synchronisation and set-up beyond a bare launch."""
+    """Time for passes, synchronisation and set-up in addition to a bare launch."""
     fixed_alone_us: float = 0.0
-    """The same of calls by themselves, before the factor of such calls; 0: as in networks."""
+    """`fixed_us` of isolated calls, before the factor for such calls; 0 uses `fixed_us`."""
     launch_factor: float = 1.0
-    """On what more blocks add to the launch: bigger programs start more slowly."""
+    """Factor on the launch time added by more blocks: larger programs start more slowly."""
     scale: float = 1.0
-    """Correction learned for this SoC."""
+    """Correction fitted for this SoC."""
     memory_factor: float = 1.0
-    """On the time of moving bytes from and to HBM: access patterns that HBM serves badly."""
+    """Factor on the time to move bytes from and to HBM, for access patterns that HBM handles badly."""
     row_block: float = 1.0
-    """Least rows that one core takes, however few there are."""
+    """Minimum number of rows per core, even if there are few rows."""
     passes: float = 1.0
-    """How often a row that a core's memory cannot hold is read."""
+    """How often a row that does not fit into a core's memory is read."""
     spreads: bool = False
-    """A copy that repeats what it reads: its runs are those of its output."""
+    """Whether a copy repeats what it reads, so that its runs are those of its output."""
     native_half: bool = False
-    """float16 is computed as it is, two numbers in the place of one of float32; elsewhere it is widened first."""
+    """Whether float16 is computed natively, two elements in place of one float32; otherwise it is widened first."""
     hf32: bool = False
-    """float32 inputs run at the HF32 rate."""
+    """Whether float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
     """Kernels measured on this SoC, by kind."""
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
     measured_here: tuple[str, ...] = ()
-    """Its kernel types that were measured on this SoC, in networks or as single calls."""
+    """Kernel types of the family that were measured on this SoC, in networks or as single calls."""
     measured_elsewhere: tuple[str, ...] = ()
-    """Its kernel types that were measured on other SoCs."""
+    """Kernel types of the family that were measured on other SoCs."""
     least_elements: float = 0.0
     most_elements: float = 0.0
-    """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""
+    """Maximum number of elements of the largest operand, over all kernels of this family measured on any SoC; 0 if
+    there are none.
+    """
     dtypes: tuple[str, ...] = ()
-    """Of those operands; "half" is float16 and bfloat16."""
+    """Dtypes of these largest operands; "half" is float16 and bfloat16."""
     states: tuple[str, ...] = ()
-    """What the caches held when kernels of it were measured on this SoC."""
+    """Cache states in which kernels of the family were measured on this SoC."""
     band: float = 2.0
-    """Factor up and down of the 80 % band of what does not follow from cells: collectives, copies of the host, unknown
-    kernels."""
+    """Factor of the 80 % band, up and down, for families without evidence cells: collectives, host copies, unknown
+    kernels.
+    """
 
 
 When = Literal[
@@ -234,28 +247,30 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     confidence: Trust
     factor: float = 1.0
-    """Of "factor": on the whole time."""
+    """For "factor": factor on the whole time."""
     cycles: float = 0.0
-    """Cycles an element: of one core's share ("lines", "steps"), or of all results ("serial", "dealt")."""
+    """Cycles per element: of one core's share ("lines", "steps"), or of all results ("serial", "dealt")."""
     row_cycles: float = 0.0
-    """Cycles a line of the inner dimensions ("lines"), or a step along the dimension ("steps")."""
+    """Cycles per line of the inner dimensions ("lines"), or per step along the dimension ("steps")."""
     start_us: float = 0.0
-    """Of "lines" and "steps": before the first."""
+    """For "lines" and "steps": start time before the first one."""
     dtype: str = ""
-    """Of "like": dtype of the first operand."""
+    """For "like": dtype of the first operand."""
     elements: tuple[float, float] = (0.0, 0.0)
-    """Of "like": least and most elements of the first operand."""
+    """For "like": minimum and maximum elements of the first operand."""
     lengths: tuple[float, float] = (0.0, 0.0)
-    """Least and most elements along the dimension at which it was measured; 0 where the length does not matter."""
+    """Minimum and maximum length of the dimension at which the path was measured; 0 if the length does not matter."""
     vector_bytes: float = 0.0
-    """Of devices whose vector instructions take so many bytes; 0 where it is not known to depend on them."""
+    """Vector instruction width in bytes of the devices that have this path; 0 if it is not known to depend on the
+    width.
+    """
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of connection between dies."""
 
     bytes_per_s: float
-    """One direction, achieved."""
+    """Achieved bytes per second in one direction."""
     latency_us: float
 
 
@@ -264,7 +279,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
     transport: str
     bytes_per_s: float
-    """Of a mesh from a die to each other one, else of a die."""
+    """Bytes per second from a die to each other die in a mesh, otherwise in total per die."""
     latency_us: float
     mesh: bool = False
 
@@ -286,20 +301,20 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     call: str
-    """In opreplay's notation."""
+    """The call in opreplay's notation."""
     op: str
-    """The kernel types that an aten op runs, else the op's name."""
+    """Kernel types that an aten op runs; otherwise the op's name."""
     family: str
-    """Kernel family that takes most of the time."""
+    """Kernel family with the largest share of the time."""
     l2: Literal["cold", "loop", "warm"]
-    """What the L2 cache held when the call was measured."""
+    """State of the L2 cache when the call was measured."""
     measured_us: float
     spread: float = 0.0
-    """Of the repeats, relative to `measured_us`."""
+    """Spread of the repetitions, relative to `measured_us`."""
     predicted_us: float
-    """Of the call alone, in the same state of the cache."""
+    """Prediction for the isolated call in the same cache state."""
     network_us: float
-    """By the constants of kernels in networks, in the same state of the cache."""
+    """Prediction with the constants for kernels in networks, in the same cache state."""
     band: float
     """Factor of the 80 % band of `predicted_us`."""
 
@@ -312,7 +327,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 LEAST_MEASURED_US, MOST_MEASURED_US, MOST_BAND = 1e-3, 1e12, 1e6
-"""Bounds of the numbers of a measured call in a device file, within which logarithms of their ratios stay small."""
+"""Limits on the numbers of a measured call in a device file, so that logarithms of their ratios stay small."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,7 +340,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     aiv_cores: int
     freq_hz: float
     macs_per_cycle: dict[str, float]
-    """Per cube core, by dtype name; "hf32" for float32 in reduced precision."""
+    """Multiply-accumulates per cycle of a cube core, by dtype name; "hf32" is float32 in reduced precision."""
     l2_bytes: float
     hbm_bytes: float
     hbm_bytes_per_s: float
@@ -334,54 +349,57 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     pipes: Pipes
     families: dict[str, FamilyCost]
-    """By family name."""
+    """Cost constants by family name."""
     types: dict[str, str]
     """CANN kernel type → family name."""
     datasheet: dict[str, Quantity]
-    """The numbers as the file gives them, for `list devices NAME`."""
+    """Datasheet numbers as given in the file, for `list devices NAME`."""
     slow_paths: dict[str, tuple[SlowPath, ...]] = {}
     """CANN kernel type → slow paths of the library that it may take."""
     own_slow_paths: tuple[SlowPath, ...] = ()
-    """Those that the device's own file gives."""
+    """Slow paths given in the device's own file."""
     is_own_fit: bool = False
-    """Whether a user's file gives constants of its own: then no measured calls of others correct them."""
+    """Whether a user's file gives its own constants; then measured calls of others do not correct predictions."""
     measured: tuple[OwnMeasurement, ...] = ()
-    """Calls that the user measured on it: they adjust all other predictions."""
+    """Calls that the user measured on the device; they adjust all other predictions."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
-    """What devices have that differ in numbers of cores, clock and memory alone: they share what is fitted to any."""
+    """Group of devices that differ only in numbers of cores, clock and memory; they share fitted constants."""
     vector_width: float = 1.0
-    """Of a vector core's instructions, relative to the 128 bytes a cycle that constants were fitted at."""
+    """Width of a vector core's instructions, relative to the 128 bytes per cycle of the devices used for the fit."""
     plain_convolution: float | None = None
-    """How much longer a convolution takes that reads plain layouts itself; None where they are converted for it."""
+    """Factor on the time of a convolution that reads plain layouts itself; None if layouts are converted for it."""
     server_dies: int = 8
-    """Dies that `link` connects with each other."""
+    """Number of dies that `link` connects."""
     peer_bytes_per_s: float | None = None
-    """Of a die's link to one peer, where the server is a full mesh; None for a switch."""
+    """Bytes per second of a die's link to one peer if the server is a full mesh; None for a switch."""
     pair_link: Link | None = None
-    """Between the two dies of a package."""
+    """Link between the two dies of a package."""
     far_link: Link | None = None
-    """Between servers; None where `link` goes on."""
+    """Link between servers; None if `link` also connects servers."""
     cluster: Cluster | None = None
-    """What it is a die of; None where nobody said: then servers are of `server_dies`, as many as needed."""
+    """Cluster that the device is a die of; None if not given: servers then have `server_dies` dies, and there are as
+    many as needed.
+    """
 
     def __repr__(self) -> str:
-        """Return only the name: all numbers would fill pages."""
+        """Return only the name, because all numbers would fill pages."""
         return f"DeviceProfile(name={self.name!r}, version={self.version!r})"
 
     @property
     def kind(self) -> str:
-        """The group of devices on which isolated calls behave alike: "910", or "950" with its wider vectors."""
+        """Return the group of devices on which isolated calls behave alike: "910", or "950" with its wider vectors."""
         return "910" if self.vector_width == 1.0 else "950"
 
     def family(self, kernel_type: str) -> FamilyCost:
-        """Return the cost constants for a kernel type; those of "Unknown" if the type is not registered."""
+        """Return the cost constants for a kernel type; the constants of "Unknown" if the type is not registered."""
         return self.families[self.types.get(kernel_type, "Unknown")]
 
 
 Trust = Literal["datasheet", "measured", "fitted", "assumed"]
-"""Where a number stands: from a vendor's configuration or datasheet; measured directly and quoted; fitted to kernel
-measurements by this project's calibration; assumed, by analogy or judgement."""
+"""Source of a number: "datasheet", a vendor's configuration or datasheet; "measured", measured directly and quoted;
+"fitted", fitted to kernel measurements by this project's calibration; "assumed", by analogy or judgement.
+"""
 
 
 MOST_EXPONENT = 100

@@ -21,9 +21,9 @@ from opreplay.traces import Limits
 from opreplay.traces.errors import TraceError, UsageError
 
 Tell = Callable[[str], None]
-"""Takes a line that a person should see."""
+"""Prints a line for the user."""
 NAMED = 3
-"""Files that one line names."""
+"""Maximum number of files named in one line."""
 
 
 def _ignored(done: int, files: int) -> None:
@@ -42,11 +42,13 @@ class Traces:
         tell: Tell = lambda line: None,
         progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = lambda: nullcontext(_ignored),
     ) -> None:
-        """`lanes`, `engine` and `address` are those of `read_batch`; `progress` makes what it is told of files in."""
+        """`lanes`, `engine` and `address` are as in `read_batch`; `progress` returns a context with the function that
+        gets progress.
+        """
         self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
         self._files: list[BatchFile] = []
         self.store: PlanStore | None = None
-        """Plans of an earlier run, where they are kept."""
+        """Plans of an earlier run, if they are kept."""
         self.batch = Batch()
         self.refused: list[Unreadable] = []
 
@@ -59,7 +61,7 @@ class Traces:
         limits: Limits,
         process: str | None = None,
     ) -> None:
-        """Find the files, which are read once the job needs them. Raises as `find_and_pair` does."""
+        """Find the files, which are read when the job needs them. Raises as `find_and_pair` does."""
         self._files, self.how = find_and_pair(
             patterns,
             donors,
@@ -70,7 +72,9 @@ class Traces:
         )
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Read the files; return their merged plan. Raises as `read_batch`, and UsageError if no op is selected."""
+        """Read the files and return their merged plan. Raises as `read_batch` does, and UsageError if no op is
+        selected.
+        """
         with self._progress() as progress:
             self.batch, self.refused = read_batch(
                 self._files,
@@ -89,11 +93,11 @@ class Traces:
         return self.batch.plan()
 
     def leaves_out(self, op: ReplayOp) -> bool:
-        """Return False: every op is predicted."""
+        """Return False, because every op is predicted."""
         return False
 
     def facts(self) -> dict[str, object]:
-        """Return what the header of the results says of the traces."""
+        """Return facts about the traces for the header of the results."""
         return self.batch.facts()
 
     def sums(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
@@ -110,10 +114,9 @@ def find_and_pair(
     process: str | None,
     tell: Tell,
 ) -> tuple[list[BatchFile], HowToRead]:
-    """Return the files to read and how to read them; an ExecutionTrace that is paired with a trace is not read as a
-    trace.
+    """Return the files to read and how to read them; an ExecutionTrace that belongs to a trace is not read as a trace.
 
-    Raises UsageError if no trace has a pair, and whatever `find_files` and `pair` raise.
+    Raises UsageError if no trace has an ExecutionTrace, and what `find_files` and `pair` raise.
     """
     files = find_files(patterns)
     donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
@@ -148,7 +151,7 @@ def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[st
 
 
 def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[BatchFile]:
-    """Return the files to read and report those left out. Raises UsageError if none remains."""
+    """Return the files to read and report the skipped ones. Raises UsageError if no file remains."""
     for file in files:
         if file.left_out:
             tell(f"left out: {file.path}: {file.left_out}")
@@ -171,11 +174,11 @@ def read_batch(
     tell: Tell,
     progress: Callable[[int, int], None],
 ) -> tuple[Batch, list[Unreadable]]:
-    """All files that can be read, merged, and those that were refused: named by the user, or damaged in a folder.
+    """Return all readable files, merged, and the refused files: files named by the user, or damaged files in a folder.
 
-    Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
-    folder that are sound JSON but no traces are told of and left out, as are copies. Raises the error of the first file
-    when none can be read.
+    Unchanged files with a plan in the store are not read again; other plans are added to the store. Files in a folder
+    that are valid JSON but not traces, and copies, are reported and skipped. If no file can be read, raises the error
+    of the first one.
     """
     batch = Batch()
     unreadable: list[Unreadable] = []
@@ -211,7 +214,7 @@ def _plans(
     address: str | None,
     tell: Tell,
 ) -> Iterator[TracePlan | Unreadable]:
-    """The plan of each file, in order: from the store, or read here, by processes or on a cluster."""
+    """Yield the plan of each file in order: from the store, or read here, in processes or on a cluster."""
 
     def read(to_read: Sequence[str]) -> Iterator[TracePlan | Unreadable]:
         if engine != "ray" or not to_read:
@@ -262,11 +265,11 @@ KINDS = frozenset(
         "gz",
     )
 )
-"""Words of file names that say what kind of file it is, not of what run or rank."""
+"""Words in file names for the kind of file, which do not identify the run or rank."""
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the donors with the trace's name, or else those with its rank."""
+    """Return the donors with the trace's name, otherwise those with its rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 
@@ -276,9 +279,10 @@ def pair(
 ) -> dict[str, str]:
     """Map each trace to its ExecutionTrace, for the traces that have one.
 
-    Candidates have the trace's name (ignoring words such as "kineto" and "et") or else its rank; the nearest in the
-    folder tree is chosen. The rank is in the path or comes from `rank_of`. A single donor always belongs to a single
-    trace. Raises UsageError if two donors fit a trace equally well, or if one donor is the only choice of two traces.
+    Candidates have the trace's name (ignoring words such as "kineto" and "et"), otherwise its rank; the nearest one in
+    the folder tree is chosen. The rank is in the path or comes from `rank_of`. A single donor always belongs to a
+    single trace. Raises UsageError if two donors fit a trace equally well, or if one donor is the only choice of two
+    traces.
     """
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}
@@ -322,7 +326,7 @@ def _nearest(trace: str, donors: Sequence[str]) -> str:
 
 
 def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many folders two paths share from the top and from the bottom: `et/run1` is nearest to
+    """Return how many folders two paths share from the top and from the bottom, so that `et/run1` is nearest to
     `kineto/run1`.
     """
     top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))

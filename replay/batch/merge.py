@@ -1,6 +1,6 @@
 # pyright: strict
-"""Merge many traces into one plan: ops that traces share are replayed once; each trace, each job and the batch get
-sums.
+"""Merge many traces into one plan: ops that traces share are replayed once, with sums for each trace, each job and the
+batch.
 
 This module merges and sums. The caller reads, `run` executes, and `ranks` recognises which traces are ranks of a job.
 """
@@ -34,46 +34,48 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """The plan of one trace, with the trace's recorded rank and world size."""
 
     path: str
-    """Printable, as are the messages."""
+    """Printable path of the trace; messages are printable, too."""
     plan: ReplayPlan
     rank: int | None = None
     world_size: int | None = None
     sources: tuple[Stamp, ...] = ()
-    """All files that the plan was made of, as they were; empty where they changed meanwhile or are no files."""
+    """All files from which the plan was made, with their state; empty if they changed during reading or are not regular
+    files.
+    """
     notes: tuple[str, ...] = ()
-    """What a user should know of how the trace was read."""
+    """Notes for the user on how the trace was read."""
     calls: tuple[RankCall, ...] = ()
-    """The collectives that it ran, where it was read with its timing."""
+    """The trace's collectives, if it was read with its timing."""
     base_ns: int = 0
-    """What their times count from."""
+    """Time origin of the calls."""
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the batch that gave no trace."""
+    """A file of the batch from which no trace was read."""
 
     file: str
-    """Its name, with as much of its folder as tells it from others of the kind."""
+    """Name of the file, with as many of its folders as needed to make it unique."""
     why: str
     left_out: bool
-    """It lay in a folder and is no trace, or is a copy of another file; else it was refused."""
+    """Whether it was skipped (a file in a folder that is not a trace, or a copy of another file); otherwise it was
+    refused.
+    """
 
 
 MOST_DISAGREEMENTS = 100
 MAX_CALLS = 500_000
-"""Collectives of all traces that are kept to be matched: some 200 MB."""
+"""Maximum number of collectives of all traces that are kept for matching, about 200 MB."""
 
 
 class _Uses:
-    """How often one trace calls each op of the merged plan, at 24 bytes an op, since there may be thousands of
-    traces.
-    """
+    """How often one trace calls each op of the merged plan; 24 bytes per op, since there may be thousands of traces."""
 
     def __init__(self, plan: ReplayPlan) -> None:
         self.op = array("l")
         self.count = array("q")
         self.recorded_us = array("d")
         self.total = passes.total_of(plan)
-        """What shares of the trace refer to: recorded time, or bytes where it was captured."""
+        """Total that the trace's shares refer to: recorded time, or bytes if it was captured."""
         self.clock: passes.Clock | None = passes.clock_of(plan)
         self.losses = plan.losses
 
@@ -93,7 +95,9 @@ class Batch:
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
-        """Whether a trace counts in device time → that of kernels without an op: a share is of traces that do."""
+        """Time of kernels without an op, for traces with device time (True) and without, because a share refers only to
+        traces with it.
+        """
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
 
@@ -110,7 +114,7 @@ class Batch:
 
     @property
     def rank_ops(self) -> int:
-        """Return the number of ops of all traces added up: what would run without merging."""
+        """Return the total number of ops of all traces, which would run without merging."""
         return sum(len(uses.op) for uses in self._uses)
 
     def add(self, trace: TracePlan) -> None:
@@ -145,12 +149,12 @@ class Batch:
         self._uses.append(uses)
 
     def leave_out(self, path: str, why: str, *, refused: bool) -> None:
-        """Record for the report that a file could not be read."""
+        """Record for the report that a file was not read."""
         self._not_read.append((printable(path), printable(why), refused))
 
     @property
     def not_read(self) -> list[NotRead]:
-        """Return the files that could not be read, in the order in which they were found."""
+        """Return the files that were not read, in the order in which they were found."""
         names = labels([path for path, _, _ in self._not_read])
         return [
             NotRead(file=name, why=why.replace(path, name), left_out=not refused)
@@ -158,7 +162,7 @@ class Batch:
         ]
 
     def plan(self) -> ReplayPlan:
-        """Return one op for each distinct call, with the counts and times of all traces added, heaviest first."""
+        """Return one op for each distinct call, with counts and times summed over all traces, heaviest first."""
         merged = ReplayPlan(
             source=plural(len(self), "trace"),
             selection=self._first.selection if self._first is not None else "owner",
@@ -277,7 +281,7 @@ class Batch:
         )
 
     def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
-        """Return the replayed share of the recorded time of several traces that use the same clock."""
+        """Return the replayed share of the recorded time of several traces that have the same kind of times."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         return whole(covered / total) if total else 0.0
@@ -321,17 +325,17 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
     def unpredicted_share(self) -> dict[str, float]:
-        """Return, by SoC, the share of the recorded time of ops without a prediction; empty if no time was recorded."""
+        """Return, by SoC, the share of the recorded time in ops without a prediction; empty if no time was recorded."""
         if not self.recorded_us:
             return {}
         return {soc: 1.0 - whole(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
-    """Return a key that is equal for ops that are called the same way.
+    """Return a key that is equal for ops that are called in the same way.
 
-    Keys differ if missing arguments of one signature were inferred differently, and between traces with device time and
-    without, because a mean over both would describe neither.
+    Keys differ if missing arguments of one signature were inferred differently, and between traces with and without
+    device time, because a mean over both would describe neither.
     """
     what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))

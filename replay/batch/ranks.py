@@ -1,7 +1,7 @@
 # pyright: strict
-"""Recognise which traces are ranks of one job: by recorded rank and world size, else by file names.
+"""Recognise which traces are ranks of one job, by recorded rank and world size, otherwise by file names.
 
-Knows nothing of plans and reads no file.
+Does not use plans and reads no files.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from opreplay.traces.reading.source import open_binary
 
 _NAMED = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=worker)\d+|(?<=node)\d+|(?<=host)\d+|(?<=gpu)\d+")
-"""A number of its own, or that of a machine: the 8 of "llama8b" is a part of the model's name."""
+"""A separate number, or the number of a machine; the 8 of "llama8b" is part of the model's name."""
 ENOUGH_OPS = 5
-"""Fewer ops than that tell no model."""
+"""Minimum number of ops that identify a model."""
 LEAST_IN_COMMON = 0.1
-"""Share of the smaller trace's ops that another one must have for both to be ranks of one model."""
+"""Minimum share of the smaller trace's ops that another trace must have for both to be ranks of one model."""
 _Key = tuple[str, int | None, int]
-"""Path with a star for the rank, world size, and how many recordings of the same names came before."""
+"""(path with a star instead of the rank, world size, number of earlier recordings with the same names)."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One trace and the job that it belongs to."""
 
     job: str
-    """Name of its files with `*` for the rank; the trace's own name where it stands alone."""
+    """Name of the job's files with `*` for the rank; the trace's own name if it is the only trace."""
     rank: int | None
     world_size: int | None
     rank_from: str
-    """"metadata", "file name", or "" where nothing tells a rank."""
+    """Source of the rank: "metadata", "file name", or "" if there is no rank."""
 
 
 def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
@@ -51,13 +51,13 @@ def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
 def recognised(
     paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
 ) -> list[Member]:
-    """Return the job of each trace, from its path, recorded (rank, world size) and ops, given as numbers.
+    """Return the job of each trace, from its path, recorded (rank, world size), and ops (given as numbers).
 
-    Traces belong to one job if they lie in one folder, agree on the world size, have names that differ only in the
-    rank, and have different ranks. If the names do not give the rank, all their numbers may differ, except those in
-    words (llama8b). A repeated rank starts another job, since a second recording of the same names cannot be merged
-    with the first; so does a trace that shares hardly an op with the job, since it is another model. A job of one trace
-    has the trace's own name.
+    Traces belong to one job if they are in one folder, have the same world size, have names that differ only in the
+    rank, and have different ranks. If the names do not contain the rank, all their numbers may differ, except numbers
+    in words (llama8b). A repeated rank starts another job, since a second recording with the same names cannot be
+    merged with the first. A trace that has hardly any op in common with the job also starts another job, since it is
+    another model. A job of one trace has the trace's own name.
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
@@ -89,7 +89,7 @@ def recognised(
 
 
 def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | None) -> bool:
-    """Check whether a trace may belong to the same model as the first of the others, by the ops they share."""
+    """Check, from their common ops, whether a trace may belong to the same model as the first of the other traces."""
     first = next(iter(others), None)
     if ops is None or first is None or min(len(ops[number]), len(ops[first])) < ENOUGH_OPS:
         return True
@@ -115,7 +115,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
 
 
 def _with_star(paths: Sequence[str]) -> list[str]:
-    """Return labels long enough to include the star that stands for the rank."""
+    """Return labels that are long enough to include the star of the rank."""
     out: list[str] = []
     for path, label in zip(paths, labels(paths), strict=True):
         parts = PurePath(path).parts
@@ -131,8 +131,9 @@ def rank_in_name(path: str) -> int | None:
 
 
 def without_rank(path: str, rank: int) -> str:
-    """Replace the rank in a path by `*`: the number after the last "rank", else the last equal number, else every
-    number.
+    """Replace the rank in a path by `*`.
+
+    This is the number after the last "rank", otherwise the last number equal to the rank, otherwise every number.
     """
     named = list(_NAMED.finditer(path))
     if named and int(named[-1][1]) == rank:
@@ -149,7 +150,7 @@ def without_rank(path: str, rank: int) -> str:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """Return file names with as many of their folders as are needed to tell them apart."""
+    """Return the file names with as many of their folders as needed to make them unique."""
     parts = [PurePath(path).parts for path in paths]
     depth = [1] * len(paths)
     while True:
@@ -165,15 +166,16 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 PEEK_BYTES = 64 << 10
-"""Read of the file, and looked at of what it unpacks to: PyTorch writes distributedInfo before the events."""
+"""Bytes to read from the start of a file, and to search after decompression; PyTorch writes distributedInfo before the
+events.
+"""
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')
 
 
 def rank_at_start(path: str) -> int | None:
-    """Return the recorded rank if it stands among the first bytes of the file; None otherwise, and for unreadable
-    files.
+    """Return the recorded rank if it is near the start of the file; None otherwise, and for unreadable files.
 
-    Pipes also give None, because they can be read only once.
+    Also None for pipes, because they can be read only once.
     """
     try:
         if not os.path.isfile(path):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Find the files of a batch in folders and read several at a time; an unreadable file does not affect the others.
 
-This module owns the search, the reading processes, and the rank of each file in its job.
+This module contains the search, the reading processes, and the rank of each file in its job.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from opreplay.traces.names import printable
 from opreplay.traces.processes.select import split_processes
 
 SUFFIXES = (".json", ".json.gz")
-"""What is taken from a folder; the reader tells by content what a file is."""
+"""Suffixes of files to take from a folder; the reader identifies files by content."""
 SPECIAL = "no regular file; a pipe is read where it is named itself"
-"""Why a pipe, a socket or a device of a folder is left out."""
+"""Reason why a pipe, a socket or a device in a folder is skipped."""
 POOL_FROM_BYTES = 100_000_000
-"""Size of all files from which processes are started to read them: each loads torch first, which takes seconds."""
+"""Minimum total size of files to start reading processes, because each process first loads torch, which takes
+seconds.
+"""
 GZIP_RATIO = 10
-"""How much larger a compressed trace is to read."""
+"""Assumed ratio of the size of a trace to its compressed size."""
 AHEAD = 2
-"""Files handed out a process, so that finished plans do not pile up."""
+"""Number of files handed out per process, limited so that finished plans do not pile up."""
 PIECE_BYTES = 16 << 20
 MODULE = "batch.reading"
 
@@ -62,7 +64,7 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     hint: str = ""
     exit_code: int = 3
     no_trace: bool = False
-    """Sound JSON of another kind; in a folder that may be anything, while a damaged file was a trace."""
+    """Whether it is valid JSON of another kind, as any file in a folder may be; a damaged file was a trace."""
 
 
 class ToRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +88,10 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     named: bool
-    """Whether the user named it, itself or by a glob; others lay in a folder and may be no traces at all."""
+    """Whether the user named the file, directly or by a glob; other files are from a folder and may not be traces."""
 
     copy_of: str | None = None
-    """The file that holds the same, and counts for both."""
+    """File with the same contents, which counts for both."""
 
     @property
     def left_out(self) -> str:
@@ -101,7 +103,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_files(patterns: Sequence[str]) -> list[BatchFile]:
-    """Return the files that paths, globs and folders (searched recursively) name; copies are marked.
+    """Return the files for paths, globs and folders (searched recursively); copies are marked.
 
     Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
     """
@@ -129,7 +131,7 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
-    """Yield the plan of each file, in order, read by `processes` processes, or by this process if there is little to
+    """Yield the plan of each file in order, read by `processes` processes, or by this process if there is little to
     read.
     """
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
@@ -171,7 +173,9 @@ class _Reader(Workers):
         )
 
     def plan(self, path: str) -> bytes | None:
-        """Return what the process read; None while more is to come. Raises OpReplayError if the process is gone."""
+        """Return the complete message of the process; None until it is complete. Raises OpReplayError if the process
+        has died.
+        """
         answer = self.take()
         if isinstance(answer, Death):
             raise OpReplayError(
@@ -215,7 +219,7 @@ def encoded(plan: TracePlan | Unreadable) -> bytes:
 
 
 class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything apart from the file itself that decides its plan."""
+    """Settings, apart from the file itself, that determine its plan."""
 
     selection: Selection
     device: str
@@ -226,16 +230,16 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     children: bool = False
     """Whether plans have the ops recorded below each op."""
     timed: bool = False
-    """Whether traces that begin with a rank are read with their timing, to match collectives."""
+    """Whether traces whose start contains a rank are read with their timing, to match collectives."""
     process: str | None = None
-    """The one process that is taken of each file, which then has to be merged of several."""
+    """The process to read from each file, which must then be a merged file of several processes."""
 
     def reader(self) -> ReadOne:
         """Return a picklable function that reads one file."""
         return partial(_read, how=self)
 
     def settings(self) -> str:
-        """Return a text that is equal if and only if the same files give the same plans: options, user code, package
+        """Return a text that is equal only if the same files give the same plans, from options, user code and package
         versions.
         """
         installed = sorted(f"{package.metadata['Name']} {package.version}" for package in distributions())
@@ -245,7 +249,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
 
     def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
-        """Return the file and all files read with it. `tables` caches what was found in folders, for many files."""
+        """Return the file and all files read with it. `tables` caches what was found in each folder, for many files."""
         folder = os.path.dirname(path)
         known = {} if tables is None else tables
         if folder not in known:
@@ -308,7 +312,7 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
 
 
 def _merged_notes(read: Trace) -> list[str]:
-    """Return what is told of a file that the profiles of several processes were merged into; else nothing."""
+    """Return notes on a file merged from profiles of several processes; empty for other files."""
     if read.info.merged is None or read.info.process is not None:
         return []
     count = len(read.info.merged.processes)
@@ -318,12 +322,11 @@ def _merged_notes(read: Trace) -> list[str]:
 def open_ranks(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> list[tuple[int, Trace]]:
-    """Return (rank, trace) of each file that paths, globs and folders name, by rank; each process of a merged file
-    counts.
+    """Return (rank, trace) of each file for paths, globs and folders, by rank; each process of a merged file counts.
 
-    A file of a folder that is not a trace is skipped with a note. The rank is the recorded one, else the one in the
-    file's name; if no file has one, it is the file's position, with a note. Raises UsageError for fewer than two
-    traces, for traces of several jobs, and if only some have a rank; and whatever `read` raises for a named file.
+    A file in a folder that is not a trace is skipped with a note. The rank is the recorded one, otherwise the one in
+    the file's name; if no file has one, it is the file's position, with a note. Raises UsageError for fewer than two
+    traces, for traces of several jobs, and if only some have a rank; and what `read` raises for a named file.
     """
     files = list(readable_traces(patterns, read, tell))
     traces = [(path, part) for path, trace in files for part in _parts(trace)]
@@ -338,7 +341,7 @@ def open_ranks(
 
 
 def _parts(trace: Trace) -> list[Trace]:
-    """Return the processes of a merged trace, else the trace itself."""
+    """Return the processes of a merged trace, otherwise the trace itself."""
     return [part for _, part in split_processes(trace)] or [trace]
 
 
@@ -380,7 +383,9 @@ def readable_traces(
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
-    """Raise UsageError for a folder that holds recordings of several jobs; files named one by one are not checked."""
+    """Raise UsageError for a folder with recordings of several jobs; files that were named one by one are not
+    checked.
+    """
     if len(patterns) == len(paths):
         return
     members = recognised(paths, [(trace.info.rank, trace.info.world_size) for trace in traces])
@@ -397,10 +402,10 @@ CHUNK_BYTES = 1 << 20
 
 
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
-    """Map each file with the same contents as another one to that other file.
+    """Map each file with the same contents as another file to that file.
 
-    The original is a file rather than a link, then the less deeply nested, then the older, then the first. Only files
-    that unpack to the same number of bytes, according to a gzip's last four bytes, are read. Files that are not
+    The original is preferably a regular file instead of a link, then the less deeply nested, then the older, then the
+    first file. Only files with the same unpacked size (for gzip, from the last four bytes) are read. Files that are not
     regular, are empty or cannot be read are never copies.
     """
     sizes: defaultdict[int, list[str]] = defaultdict(list)
@@ -443,7 +448,7 @@ def _unpacked_bytes(path: str) -> int | None:
 
 
 def _content(path: str, size: int) -> bytes | None:
-    """Return a digest of the (unpacked) bytes of a file of `size` bytes; never read more than that."""
+    """Return a digest of the (unpacked) bytes of a file of `size` bytes; never reads more than that."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == GZIP

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Tell without reading a whole file whether it is unchanged: by size, modification time and both ends.
+"""Check without reading a whole file whether it is unchanged: by size, modification time, start and end.
 
-This module compares files on disk; it knows nothing of what was made of them.
+This module only compares files on disk; what they are used for is not relevant here.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import msgspec
 from opreplay.traces.names import printable
 
 END_BYTES = 64 << 10
-"""Of the beginning and of the end that are looked at: the footer of a gzip holds a checksum of the whole."""
+"""Bytes to check at the start and at the end; the end of a gzip file contains a checksum of all data."""
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one file at one moment; equal stamps mean that the file is unchanged."""
 
     path: str
-    """Printable."""
+    """Printable path."""
     size_bytes: int
     mtime_ns: int
     ends: str
-    """Digest of its first and last `END_BYTES`: some tools set times back, and some file systems have coarse ones."""
+    """Digest of the first and last `END_BYTES`, because some tools reset times and some file systems have
+    coarse ones.
+    """
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -46,7 +48,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:
-    """Return the stamps of all files, or None if one has none."""
+    """Return the stamps of all files, or None if any file has none."""
     stamps = [stamp_of(path) for path in paths]
     known = tuple(stamp for stamp in stamps if stamp is not None)
     return known if len(known) == len(stamps) else None

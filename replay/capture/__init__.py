@@ -1,2 +1,2 @@
 # pyright: strict
-"""Builds a plan without a profile: runs the user's Python once on tensors without memory."""
+"""Builds a plan without a profile: runs the user's Python code once on tensors without memory."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Implements `opreplay.capture` and the command: converts a step to a plan."""
+"""Implements `opreplay.capture` and the capture command: converts a step to a plan."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def capture(
     device: LikeDevice = "cpu",
     **kwargs: Any,
 ) -> ReplayPlan:
-    """Return the plan of one run of a function, a module, or a training step, without a profile.
+    """Return the plan of one run of a function, a module or a training step, without a profile.
 
-    It runs once, on fake tensors: nothing is allocated or computed, and `args` and the modules' parameters may be real
-    or fake. Gradients, buffers and optimizers of a module are restored afterwards.
+    The step runs once, on fake tensors: nothing is allocated or computed, and `args` and the modules' parameters may be
+    real or fake. Gradients, buffers and optimizers of a module are restored afterwards.
 
     Args:
         step: a function or a module, called with `args` and `kwargs`.
@@ -48,8 +48,9 @@ def capture(
         loss: with a module: computes the loss from its output.
         world_size: number of ranks of a job without communication, of which this process runs one.
         rank: the rank of this process.
-        device: whose defaults torch uses where they are known to differ: optimizers use lists on "cuda" and "npu".
-        kwargs: named arguments.
+        device: device whose torch defaults apply, where they are known to differ: optimizers use lists on "cuda" and
+            "npu".
+        kwargs: keyword arguments.
 
     Raises UsageError, with the user's line, for a step that cannot be captured.
     """
@@ -88,7 +89,7 @@ def capture_made(
 
 
 def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> ReplayPlan:
-    """Return the plan of the command line's target. Raises UsageError if the ranks differ from those of the target's
+    """Return the plan of the command line's target. Raises UsageError if the number of ranks contradicts the target's
     splits.
     """
     if target.world_size is not None and options.world_size not in (None, target.world_size):

@@ -27,15 +27,15 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
 UNINITIALIZED = ("empty", "new_empty", "resize")
-"""Starts of names of ops whose results hold what the memory held."""
+"""Prefixes of the names of ops whose results contain uninitialized memory."""
 SEED = 0
 
 
 def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
-    """Replay `plan`, which was captured from the step of `make`, and compare.
+    """Replay `plan`, which was captured from the step of `make`, and compare all results.
 
-    `make` is called twice more, each time after `torch.manual_seed(seed)`, and so is the step. Raises UsageError for a
-    step whose two runs differ, e.g. because it uses random numbers without the seed.
+    `make` and the step run twice more, each time after `torch.manual_seed(seed)`. Raises UsageError for a step whose
+    two runs differ, e.g. because it uses random numbers that do not depend on the seed.
     """
     if plan.sequence is None or plan.sequence.cut:
         raise UsageError("the plan does not contain all calls of the step", hint="Check a smaller model.")
@@ -141,7 +141,9 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes of a contiguous tensor; a single element may have any stride, which a view does not accept."""
+    """Return all bytes of a contiguous tensor, by `as_strided` because a single element may have a stride that a view
+    rejects.
+    """
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -162,7 +164,7 @@ class _Snapshots:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.digests: list[bytes | None] = []
         self.generators: dict[int, torch.Tensor] = {}
-        """State of the random generator before a call, where the step set another than the call before left."""
+        """State of the random number generator before each call whose step changed it after the previous call."""
         self._generator: torch.Tensor | None = None
         self._names: list[str] = []
 
@@ -188,7 +190,7 @@ class _Snapshots:
 
 
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """Run the step without the recorder; return its result, and parameters and buffers by the names used in plans."""
+    """Run the step without the recorder; return its result, and the parameters and buffers by their names in plans."""
     tracker = ModuleTracker(Storages())
     forget_cached_tensors()
     with explained(None, real=True):
@@ -224,7 +226,7 @@ def _names(plan: ReplayPlan) -> list[str]:
 
 
 def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
-    """Return why the plan cannot use the model's storages: their external storages differ; "" if it can."""
+    """Return why the plan cannot use the model's storages: their external storages differ; "" if it can use them."""
     assert plan.capture is not None
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
@@ -247,7 +249,7 @@ def _outside_in_order(plan: ReplayPlan) -> list[int]:
 
 
 def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a view of another storage at the same position as the tensor in its own."""
+    """Return a view of `memory` at the position that the tensor has in its own storage."""
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
 

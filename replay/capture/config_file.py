@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find and read a model's config file; does not need torch, so that a missing file is reported at once."""
+"""Finds and reads a model's config file; does not need torch, so that a missing file is reported at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opreplay.traces.folders import read_regular
 PREFIX = "hf:"
 MAX_CONFIG_BYTES = 1 << 20
 OLDEST_TRANSFORMERS = 5
-"""Version, as in pyproject.toml."""
+"""Oldest supported major version of transformers, as in pyproject.toml."""
 
 
 def config_file(text: str) -> Path:

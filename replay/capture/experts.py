@@ -1,7 +1,8 @@
-"""Expert parallelism: experts are spread over the ranks of a group; tokens go to the ranks of their experts and back.
+"""Expert parallelism: experts are distributed over the ranks of a group, and tokens go to the ranks of their experts
+and back.
 
-For transformers models, whose experts are modules of stacked weights called with tokens, chosen experts and weights.
-Routing is assumed to be balanced: each rank sends every other rank as many tokens as it gets, rounded up.
+Applies to transformers models, whose experts are modules of stacked weights that are called with tokens, chosen experts
+and weights. Routing is assumed to be balanced: each rank sends the same number of tokens to every rank, rounded up.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ NOTE = "routing is taken to be balanced: each rank gets as many tokens as it sen
 
 
 def spread_experts(model: Any, ranks: int) -> None:
-    """Reduce each module of experts to its share of them, and make it exchange tokens.
+    """Reduce each module of experts to this rank's share of them, and make it exchange tokens.
 
-    Raises UsageError for a model without such modules, and if the ranks do not divide the number of experts.
+    Raises UsageError for a model without such modules, and if the number of experts is not divisible by the number of
+    ranks.
     """
     expert_modules = [module for module in model.modules() if is_experts(module)]
     if not expert_modules:
@@ -32,7 +34,9 @@ def spread_experts(model: Any, ranks: int) -> None:
 
 
 def keep_share(experts: Any, ranks: int) -> None:
-    """Reduce a module to its share of the experts. Raises UsageError if the ranks do not divide their number."""
+    """Reduce a module to its share of the experts. Raises UsageError if their number is not divisible by the number of
+    ranks.
+    """
     count = int(experts.num_experts)
     if count % ranks:
         raise UsageError(
@@ -47,7 +51,7 @@ def keep_share(experts: Any, ranks: int) -> None:
 
 
 def share_experts(experts: Any, ranks: int) -> None:
-    """Reduce a module to its share of the experts; each rank has all tokens, and results are summed afterwards."""
+    """Reduce a module to its share of the experts, where each rank has all tokens and results are summed afterwards."""
     keep_share(experts, ranks)
 
     def forward(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -63,7 +67,7 @@ def share_experts(experts: Any, ranks: int) -> None:
 
 
 def is_experts(module: Any) -> bool:
-    """Check whether a module is transformers' kind of experts: weights stacked in one parameter, identified by
+    """Check whether a module holds transformers' experts: weights stacked in one parameter, recognized by
     `has_gate`.
     """
     return hasattr(module, "num_experts") and hasattr(module, "has_gate") and any(True for _ in module.parameters())

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Explains why a step could not be captured in the user's terms: the line, and what to do; owns no recorder."""
+"""Explains in the user's terms why a step could not be captured: the line, and what to do."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NO_GROUP = (
     "process group has not been initialized",
     "environment variable RANK expected",
 )
-"""What torch.distributed says to a process that is no rank of a job."""
+"""Parts of torch.distributed's error messages for a process that is not a rank of a job."""
 
 
 class _Tensors(NamedTuple):
-    """Tensors that cannot be fake, by torch's error message."""
+    """A kind of tensor that cannot be fake, recognized by torch's error message."""
 
     words: tuple[str, ...]
     kind: str
@@ -74,7 +74,7 @@ _FORWARD_WAYS = (
     ("attention", "Attention has one with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around it."),
     ("mkldnn", "The other kernels of the CPU have one: torch.backends.mkldnn.flags(enabled=False) around it."),
 )
-"""Words in the name of an op without a forward derivative, and what has one in its place."""
+"""Words in the name of an op without a forward derivative, each with a hint at an alternative that has one."""
 
 
 def user_line(error: BaseException) -> str:
@@ -93,7 +93,7 @@ def user_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None, None]:
-    """Convert the exceptions of a step into UsageError with the user's line and a hint."""
+    """Convert exceptions of a step into UsageError with the user's line and a hint."""
     try:
         yield
     except OpReplayError:
@@ -103,7 +103,7 @@ def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None,
 
 
 def of(error: Exception, running: Any, *, real: bool) -> UsageError:
-    """Return the error to show in place of a step's exception."""
+    """Return the error to show for a step's exception."""
     line = user_line(error)
     at = f"; at {line}" if line else ""
     cause = _cause(error, (*_DATA_DEPENDENT, *_MISSING))
@@ -155,12 +155,12 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
 
 
 def is_of_fakes(error: Exception) -> bool:
-    """Check whether a step fails because fake tensors have no values, or an op has no fake kernel."""
+    """Check whether a step failed because fake tensors have no values or an op has no fake kernel."""
     return _cause(error, (*_DATA_DEPENDENT, *_MISSING)) is not None or bool(_missing_kernel(error, None))
 
 
 def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
-    """Return the error itself, or one of its causes, with one of these types."""
+    """Return the error itself or one of its causes that has one of these types; None if there is none."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, kinds):

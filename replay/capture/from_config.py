@@ -1,6 +1,6 @@
-"""Captures a step of a model from only its config file: `hf:CONFIG.json`, built by transformers without weights.
+"""Captures a step of a model from its config file alone: `hf:CONFIG.json`, built by transformers without weights.
 
-Owns the phases and their inputs. Nothing is downloaded, and no code that a config names is run.
+Defines the phases and their inputs. Nothing is downloaded, and no code that a config names is run.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Shape:
 
     phase: ModelPhase = "prefill"
     batch: int = 1
-    """Sequences."""
+    """Number of sequences."""
     context: int = 1024
-    """Tokens of each: those that are new (prefill, train), or those that the cache holds before one more (decode)."""
+    """Tokens per sequence: new ones for prefill and train; for decode, those in the cache before one more."""
     dtype: str = "bfloat16"
-    """Of the parameters."""
+    """Dtype of the parameters."""
     expert_parallel: int = 1
-    """Ranks that the experts of a mixture are spread over."""
+    """Number of ranks over which experts are distributed."""
     tensor_parallel: int = 1
-    """Ranks that heads, widths and the vocabulary are split over."""
+    """Number of ranks over which heads, widths and the vocabulary are split."""
     pipeline_parallel: int = 1
-    """Stages that the layers are split over."""
+    """Number of stages over which the layers are split."""
     mla: Mla = "absorbed"
-    """How decode attends to a cache of latents."""
+    """Form of decode attention to a cache of latents."""
 
     @property
     def spreads(self) -> bool:
-        """Whether expert ranks have tokens of their own, which they exchange."""
+        """Whether each expert rank has its own tokens, which the ranks exchange."""
         return self.expert_parallel > 1 and self.tensor_parallel == 1
 
     @property
@@ -73,22 +73,22 @@ class Shape:
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
-    """Return a function that makes the step of a model's config file. Raises UsageError for an invalid file.
+    """Return a function that creates the step of a model's config file.
 
-    Raises EnvironmentRefused if transformers is not installed.
+    Raises UsageError for an invalid file, EnvironmentRefused if transformers is not installed.
     """
     config = config_of(config_file(path_text))
     return lambda: _step(config, shape)
 
 
 def has_context(path_text: str) -> bool:
-    """Return whether a step of a model's config file depends on how many tokens its sequences have."""
+    """Check whether a step of a model's config file depends on the number of tokens in its sequences."""
     config = config_of(config_file(path_text))
     return takes_tokens(class_of(config), config)
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
-    """Return notes on how transformers computes a model, as far as they affect times."""
+    """Return notes on details of transformers' computation that affect times."""
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
@@ -120,11 +120,11 @@ def config_of(path: Path) -> Any:
 
 
 _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
-"""Where a config has one of them, positions are angles, which any length has."""
+"""Config fields of models with rotary positions, which are angles and support any length."""
 
 
 def _check_positions(config: Any, shape: Shape) -> None:
-    """Raise UsageError for more tokens than rows in a position table: fake tensors do not detect this."""
+    """Raise UsageError if there are more tokens than rows in a position table, which fake tensors do not detect."""
     text = getattr(config, "text_config", config)
     rows = getattr(text, "max_position_embeddings", None)
     tokens = shape.context + (shape.phase == "decode")
@@ -136,7 +136,7 @@ def _check_positions(config: Any, shape: Shape) -> None:
 
 
 def _step(config: Any, shape: Shape) -> Step:
-    """Build the step; runs with fake tensors enabled."""
+    """Build the step; must run with fake tensors enabled."""
     _check_positions(config, shape)
     model = _model(config, shape)
     if shape.spreads:
@@ -161,7 +161,7 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def class_of(config: Any) -> Any:
-    """Return the transformers class that the config names; else the text generation class of its type."""
+    """Return the transformers class that the config names; otherwise the text generation class of its model type."""
     transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
@@ -181,10 +181,10 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
 
 
 def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
-    """Return inputs for the model's forward by name: tokens, an image or a video, a spectrogram, audio samples, a
+    """Return inputs for the model's forward by name: tokens, an image or a video, a spectrogram, audio samples, a time
     series.
 
-    Raises UsageError for a model whose input sizes are not in its config.
+    Raises UsageError for a model whose config does not give its input sizes.
     """
     config, taken = model.config, signature(model.forward).parameters
     takes_ids = takes_tokens(type(model), config)
@@ -211,15 +211,17 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def takes_tokens(model_class: Any, config: Any) -> bool:
-    """Return whether a model reads text: others read what has the sizes of their config, however long the context."""
+    """Check whether a model reads text; inputs of other models have sizes from the config, independent of the
+    context.
+    """
     reads = "input_ids" in signature(model_class.forward).parameters
     return reads and (model_class.main_input_name == "input_ids" or hasattr(config, "text_config"))
 
 
 SAMPLES = 16000
-"""Of sound: a second at the rate that speech models are trained on."""
+"""Number of audio samples: one second at the rate on which speech models are trained."""
 IMAGE = 224
-"""Height and width where the config tells none: a convolutional model takes any."""
+"""Height and width of images if the config gives none: a convolutional model accepts any size."""
 _BY_HAND = "Write it as FILE.py:make, with its inputs."
 
 
@@ -257,11 +259,15 @@ def _series(config: Any) -> tuple[int, ...] | None:
 _SIZES: dict[str, Callable[[Any], tuple[int, ...] | None]] = {
     "pixel_values": _image, "input_features": _spectrogram, "input_values": _sound, "past_values": _series,
 }  # fmt: skip
-"""Size of an input without its batch, of a config; None where it tells none."""
+"""For each input name, a function that returns its size from a config, without the batch; None if the config does not
+give it.
+"""
 
 
 def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return one image per sequence as patches of all images in one row, and their counts in time, height and width."""
+    """Return one image per sequence: the patches of all images in one tensor, and patch counts in time, height and
+    width.
+    """
     block = vision.patch_size * vision.spatial_merge_size
     rows = vision.spatial_merge_size * max(1, IMAGE // block)
     elements = getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
@@ -272,7 +278,7 @@ def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Ten
 
 
 def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Replace the first tokens of each sequence by placeholders for the model's image features.
+    """Replace the first tokens of each sequence with placeholders for the model's image features.
 
     Raises UsageError if there are too few tokens.
     """
@@ -290,7 +296,9 @@ def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _guessed(model: Any, inputs: Iterable[str]) -> Generator[None, None, None]:
-    """Run a model on inputs derived from its config; raise UsageError if it requires other inputs."""
+    """Context for running a model on inputs derived from its config; raises UsageError if the model requires other
+    inputs.
+    """
     try:
         yield
     except Exception as error:
@@ -340,7 +348,7 @@ def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
-    """Return a step that decodes one token per sequence. A prefill outside the step fills the cache."""
+    """Return a step that decodes one token per sequence. A prefill before the captured step fills the cache."""
     if not model.can_generate() or model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
         raise UsageError(
             f"{config.model_type} cannot generate token by token from text alone",
@@ -368,9 +376,9 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
 def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
     """Return how many tokens of each sequence a prefill puts into a cache before the captured step.
 
-    A step on fake tensors makes the same calls after one token as after all, as the cache has its final size from the
-    start. The exceptions are a window that may be full or not, and positions that are rows of a table. A prefill of all
-    tokens may take most of the time of a capture.
+    On fake tensors the step makes the same calls after one token as after all tokens, because the cache has its final
+    size from the start. Exceptions are a sliding window, which may be full or not, and positions that are rows of a
+    table. A prefill of all tokens may take most of the time of a capture.
     """
     text = getattr(config, "text_config", config)
     turns = any(getattr(text, name, None) is not None for name in _TURNED)
@@ -379,7 +387,7 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
-    """Return arguments with which a model fills a cache and returns the last logits: newer transformers call it
+    """Return arguments with which a model fills a cache and returns only the last logits; newer transformers name it
     `cache`.
     """
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
@@ -387,5 +395,5 @@ def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
 
 
 def _cache(config: Any, tokens: int) -> Any:
-    """Return a cache of fixed size, as servers use: a growing cache is copied with each token."""
+    """Return a cache of fixed size, as servers use; a growing cache would be copied for each token."""
     return transformers_library().StaticCache(config=config, max_cache_len=tokens)

@@ -1,6 +1,7 @@
-"""Captures graphs in place of running calls: the graph of torch.export, and those that torch.compile gives its backend.
+"""Captures graphs instead of running calls: the graph of torch.export, or the graphs that torch.compile passes to its
+backend.
 
-Each node is recorded as it is, even if torch would compose it of others. Owns no step and no plan.
+Each node is recorded as one op, even if torch would compose it of other ops.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError
 
 _LOCAL = re.compile(r"^L\['\w+'\]\.?")
-"""How dynamo writes the variable that holds the model."""
+"""Prefix with which dynamo writes the variable that holds the model."""
 
 
 class _Counted:
-    """Runs an op that torch composes of others, which have the formulas for its operation count."""
+    """Runs a composite op and counts its FLOPs by the formulas of the ops it is composed of."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -70,7 +71,7 @@ class _Recorded(torch.fx.Interpreter):
 def run_exported(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, decompose: bool
 ) -> Any:
-    """Export the step and run its graph; with `decompose` after torch's decompositions to core ops."""
+    """Export the step and run its graph; with `decompose`, after torch's decompositions to core ops."""
     if step.trains or step.call is None:
         raise UsageError("torch.export supports a forward pass, not a training step", hint="Remove optimizer and loss.")
     module = step.call if isinstance(step.call, torch.nn.Module) else _Wrapped(step.call)
@@ -102,11 +103,11 @@ def run_program(
 
 
 def step_of_file(path: str) -> Callable[[], Step]:
-    """Return the step from a file of `torch.export.save`: its graph on the inputs that it was exported with.
+    """Return a function that creates the step of a file from `torch.export.save`: its graph on its example inputs.
 
-    Loading a file runs its contents: pickles of inputs, weights and constants, conditions on sizes, names of modules.
-    Use it only for files that the user trusts. Raises UsageError if torch cannot load the file, or if it lacks its
-    inputs.
+    Loading a file executes its contents: pickles of inputs, weights and constants, conditions on sizes, names of
+    modules. Use it only for files that the user trusts. Raises UsageError if torch cannot load the file, or if it
+    contains no example inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level
@@ -132,16 +133,16 @@ def step_of_file(path: str) -> Callable[[], Step]:
 
 
 class Compiled:
-    """A step as torch.compile runs it, with its graphs recorded. Code outside the graphs runs, and is not recorded."""
+    """A step as torch.compile runs it, with its graphs recorded. Code outside the graphs runs but is not recorded."""
 
     def __init__(self, recorder: Recorder, tracker: ModuleTracker) -> None:
         self._recorder, self._tracker = recorder, tracker
         self.graphs = 0
-        """Of forward."""
+        """Number of forward graphs."""
         self.breaks: tuple[str, ...] = ()
 
     def run(self, step: Step) -> Any:
-        """Compile and run. Raises whatever the step raises."""
+        """Compile and run the step. Exceptions of the step propagate."""
         dynamo: Any = import_module("torch._dynamo")
         common: Any = import_module("torch._dynamo.backends.common")
         counters: Any = import_module("torch._dynamo.utils").counters

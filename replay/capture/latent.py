@@ -1,7 +1,7 @@
 """Latent attention (MLA) with absorbed projection: queries attend to the latents, which are never expanded.
 
-For transformers models, whose modules expand a cache of latents by `expand_kv`. Servers run this form in decode: the
-bytes read per token are those of the latents, 1/57 of the expanded keys and values of DeepSeek-V3.
+Applies to transformers models, whose modules expand a cache of latents by `expand_kv`. Servers use the absorbed form in
+decode: it reads only the latents, which have 1/57 of the bytes of the expanded keys and values of DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXPANDED = (
 
 
 def absorb(model: Any) -> bool:
-    """Make each module of latent attention attend to the latents; return whether the model has such modules."""
+    """Make each module with latent attention attend to the latents; return whether the model has such modules."""
     from transformers import AttentionInterface, AttentionMaskInterface  # pyright: ignore
     from transformers.masking_utils import sdpa_mask  # pyright: ignore
 
@@ -36,7 +36,7 @@ def absorb(model: Any) -> bool:
 
 
 def _split_weight(module: Any) -> None:
-    """Replace the weight that expands latents by its two parts, each dense, as servers load it."""
+    """Replace the weight that expands latents by its two parts, each contiguous, as servers load it."""
     rank = module.kv_b_proj.weight.shape[-1]
     weight = module.kv_b_proj.weight.detach().view(-1, module.qk_nope_head_dim + module.v_head_dim, rank)
     to_key, to_value = weight.split([module.qk_nope_head_dim, module.v_head_dim], dim=1)
@@ -46,7 +46,7 @@ def _split_weight(module: Any) -> None:
 
 
 def _latents(latents: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [batch, 1, keys, rank] and [batch, 1, keys, rotary], as in the cache."""
+    """Return latents [batch, 1, keys, rank] and rotary parts [batch, 1, keys, rotary] unchanged, as in the cache."""
     return latents, rotary
 
 
@@ -59,7 +59,9 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with queries [batch, heads, 1, nope + rotary] to `key`, the latents, and `value`, their rotary part."""
+    """Attend with queries [batch, heads, 1, nope + rotary] to the latents in `key` and their rotary parts in
+    `value`.
+    """
     batch, heads, tokens, width = query.shape
     rank, rotary = key.shape[-1], value.shape[-1]
     to_key, to_value = module.kv_b_proj.to_key, module.kv_b_proj.to_value

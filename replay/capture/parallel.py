@@ -1,7 +1,7 @@
-"""One rank of a transformers model that is split over many: layers over pipeline stages, widths over tensor ranks.
+"""Reduces a transformers model to one rank of many: layers are split over pipeline stages, widths over tensor ranks.
 
-The ranks of one stage are consecutive. Products are split as in Megatron and vLLM: by columns, then by rows with an
-all-reduce of the result; the embedding and the head by the vocabulary.
+The ranks of one stage are consecutive. Matrix products are split as in Megatron and vLLM: by columns, then by rows with
+an all-reduce of the result; embedding and head are split by the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
 _OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
-"""Of gated delta nets, head by head."""
+"""Projections of gated delta nets, which are split by heads."""
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}) | _OF_RECURRENCE
 ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
-"""Every rank computes them."""
+"""Projections that every rank computes completely."""
 _REDUCE = torch.ops._c10d_functional
 
 
 @dataclass(slots=True)
 class Stage:
-    """A pipeline stage: some layers of a model, between the ranks before and after."""
+    """A pipeline stage: consecutive layers of a model between the previous and the next rank."""
 
     number: int
     stages: int
     before: int
-    """Rank that sends."""
+    """Rank from which the stage receives hidden states."""
     after: int
-    """Rank that gets."""
+    """Rank to which the stage sends hidden states."""
     received: torch.Tensor | None = None
 
     @property
@@ -53,7 +53,7 @@ class Stage:
         return hidden
 
     def backward(self, output: Any) -> None:
-        """Compute the gradients of this stage, from the loss or from the sent hidden states."""
+        """Compute the gradients of this stage, from the loss or from the gradient that the next stage returns."""
         import torch.distributed as dist
 
         if self.is_last:
@@ -67,9 +67,10 @@ class Stage:
 
 
 def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bool = False) -> Stage:
-    """Reduce a model to this process's rank; of experts it keeps a part of each, or some of them whole.
+    """Reduce a model to this process's rank.
 
-    Raises UsageError for a model that cannot be split this way.
+    The rank keeps a part of each expert or, with `whole_experts`, some complete experts. Raises UsageError for a model
+    that cannot be split this way.
     """
     import torch.distributed as dist
 
@@ -118,7 +119,7 @@ def _keep_stage(model: Any, stage: Stage) -> None:
 
 
 class _Received(torch.nn.Module):
-    """Replaces the embedding: hidden states from the previous stage."""
+    """Replaces the embedding: receives hidden states from the previous stage."""
 
     def __init__(self, stage: Stage, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -170,8 +171,10 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
 
 
 def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
-    """Reduce a linear layer to this rank's rows, or to its columns in `column_parts` parts, by its name among the
-    layers.
+    """Reduce a linear layer to this rank's rows, or to one of `column_parts` parts of its columns, depending on its
+    name.
+
+    Raises UsageError if the layer cannot be split.
     """
     last = name.rpartition(".")[2]
     if last in ROWS:
@@ -206,7 +209,7 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
 
 
 def _split_recurrence(net: Any, ranks: int) -> None:
-    """Give each rank some heads of a gated delta net, whose projections are split by columns and by rows."""
+    """Give each rank some heads of a gated delta net; its projections are split by columns and by rows."""
     for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
         setattr(net, name, _share(int(getattr(net, name)), ranks, name))
     for name in ("A_log", "dt_bias"):
@@ -232,7 +235,7 @@ def _split_experts(experts: Any, ranks: int) -> None:
 
 
 def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
-    """Reduce embedding and head to this rank's tokens, rounded up; logits are gathered."""
+    """Reduce embedding and head to this rank's part of the vocabulary, rounded up, and gather the logits."""
     embedding, head = model.base_model.embed_tokens, model.lm_head
     tied = isinstance(embedding, torch.nn.Embedding) and getattr(head, "weight", None) is embedding.weight
     if isinstance(embedding, torch.nn.Embedding):
@@ -257,7 +260,7 @@ def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
 
 
 def _enter_together(linears: list[Any], group: Any) -> None:
-    """Sum the gradient of an input that several products share once for all of them."""
+    """Sum the gradient of an input shared by several projections only once for all of them."""
     entered: list[Any] = [lambda: None, lambda: None]
 
     def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -278,7 +281,7 @@ def _summed(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _ReduceForward(torch.autograd.Function):
-    """Sums partial results over the ranks; the gradient is the same on all ranks."""
+    """Sums partial results over the ranks in forward; in backward the gradient is the same on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
@@ -290,7 +293,7 @@ class _ReduceForward(torch.autograd.Function):
 
 
 class _ReduceBackward(torch.autograd.Function):
-    """Passes on a value that is the same on all ranks; its partial gradients are summed."""
+    """Passes on a value that is the same on all ranks; in backward the partial gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Any) -> torch.Tensor:
@@ -303,7 +306,9 @@ class _ReduceBackward(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """Concatenates the parts of all ranks in the last dimension; each rank keeps the gradient of its own part."""
+    """Concatenates the parts of all ranks along the last dimension; in backward each rank keeps the gradient of its own
+    part.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""Simulates a job of many processes in this one: a process group without communication, so that multi-rank code runs.
+"""Simulates a job of many processes in this process: a process group without communication, so that multi-rank code
+runs.
 
-Owns the group's lifetime. Readers of the plan interpret its collectives.
+Creates and destroys the group. Readers of the plan interpret its collectives.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 BACKEND = "fake"
-"""Of torch.testing._internal.distributed.fake_pg: collectives give back what they were given."""
+"""Backend from torch.testing._internal.distributed.fake_pg, whose collectives return their inputs."""
 
 
 @contextmanager
 def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """Act as one rank of a job, with the environment that `torchrun` sets.
+    """Act as one rank of a job, with the environment variables that `torchrun` sets.
 
-    The user's own `init_process_group` does nothing meanwhile: the group already exists. Raises UsageError for an
-    invalid rank, and if a real group is active.
+    Meanwhile the user's own `init_process_group` does nothing, because the group already exists. Raises UsageError for
+    an invalid rank, and if a real group is active.
     """
     if not 0 <= rank < world_size:
         raise UsageError(
@@ -69,12 +70,12 @@ def _already_there(*_: Any, **__: Any) -> None:
 
 
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_all_groups", "from_group")
-"""What a device mesh reads of its table of ranks, which is a tensor and must hold numbers."""
+"""Methods in which a device mesh reads its table of ranks, a tensor that must have values."""
 
 
 @contextmanager
 def _real_meshes() -> Iterator[None]:
-    """Make device meshes use real tensors, even if all others are fake."""
+    """Make device meshes use real tensors, even if all other tensors are fake."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,9 +108,9 @@ def _real_meshes() -> Iterator[None]:
 
 @contextmanager
 def _no_exchange_of_values() -> Iterator[None]:
-    """Replace values that torch's own wrappers read from other ranks by those of identical ranks.
+    """Replace values that torch's own wrappers read from other ranks, assuming identical ranks.
 
-    DistributedDataParallel compares parameters first, and waits for its gradients in C++; pipelines vote on whether
+    DistributedDataParallel compares parameters first and waits for its gradients in C++; pipelines vote on whether
     sizes are known.
     """
     from torch.distributed.pipelining import schedules, stage

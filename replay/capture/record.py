@@ -30,7 +30,7 @@ from opreplay.replay.plan.recorded.ops import COUNTER
 Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))
 _cached_functions: WeakSet[Any] = WeakSet()
-"""All that were seen before, since objects that `gc.freeze` set aside cannot be listed any more."""
+"""All cached functions seen so far, because objects that `gc.freeze` has set aside can no longer be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class Recording:
     returned: Any
     step: Step
     notes: tuple[str, ...] = ()
-    """What was assumed of values."""
+    """Assumptions about values."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Capture` that the run found out."""
+    """Fields of `Capture` that the run determined."""
 
 
 def record(
@@ -59,10 +59,10 @@ def record(
     decompose: bool = False,
     device: LikeDevice = "cpu",
 ) -> Recording:
-    """Make a step and run it once; if it is real, both after `torch.manual_seed(seed)`.
+    """Create a step and run it once; on real tensors, both after `torch.manual_seed(seed)`.
 
-    `device` selects the defaults of torch that `without_mode` and `module_tracker` know. Raises UsageError with the
-    user's line if the step cannot be run this way.
+    `device` selects the torch defaults for which `without_mode` and `module_tracker` account. Raises UsageError with
+    the user's line if the step cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -103,8 +103,8 @@ def record(
 
 
 def forget_cached_tensors() -> None:
-    """Empty the function caches (`functools.lru_cache`) that hold tensors: tensors of another run are fake, or were
-    computed there.
+    """Empty the function caches (`functools.lru_cache`) that hold tensors, because tensors of another run are fake or
+    were computed there.
     """
     _cached_functions.update(each for each in gc.get_referrers(_CachedFunction) if type(each) is _CachedFunction)
     for cached in list(_cached_functions):
@@ -129,7 +129,7 @@ def _holds_tensors(cached: Any) -> bool:
 def _run(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, via: Via, decompose: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Run a step in one of three ways; return its result and the collected facts."""
+    """Run a step with the method `via`; return its result and the collected facts."""
     if step.program is not None:
         return graphs.run_program(step.program, step, recorder, tracker, fakes, decompose=decompose), {}
     if via == "export":
@@ -146,7 +146,7 @@ def _run(
 def plan_of_recording(
     recording: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any
 ) -> ReplayPlan:
-    """The plan of a recording; `facts` are fields of `Capture`."""
+    """Return the plan of a recording; `facts` are fields of `Capture`."""
     recorder, storages = recording.recorder, recording.storages
     ops = _counting_on_host(recorder, storages, recording.tracker.counters)
     notes = (*facts.pop("notes", ()), *recording.notes, *recording.tracker.notes)
@@ -195,7 +195,7 @@ def plan_of_recording(
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
     """Mark the ops whose calls all work on an optimizer's counters; return all ops.
 
-    A device leaves these ops to the host, as in a trace (`traces.links.optimizer_counters`).
+    On a device, these ops run on the host, as in a trace (`traces.links.optimizer_counters`).
     """
     if not counters:
         return recorder.ops
@@ -214,7 +214,7 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
 
 
 def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:
-    """Return the floating-point operations of each phase, for ops with a torch formula."""
+    """Return the floating-point operations of each phase, counting ops for which torch has a formula."""
     sums: dict[StepPhase, int] = {phase: 0 for phase in PHASES if phase in phases}
     for index, phase in zip(calls, phases, strict=True):
         sums[phase] += ops[index].flops or 0
@@ -222,7 +222,7 @@ def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[Ste
 
 
 def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
-    """Merge ops with the same id: calls without any difference that a plan records."""
+    """Merge ops with the same id, which do not differ in anything that a plan records."""
     by_id: dict[str, ReplayOp] = {}
     for op in ops:
         known = by_id.get(op.id)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Replays the calls of a captured plan in order on given storages: no measurement, no random data, no guesses.
 
-Owns the run. `check` owns the comparison.
+`check` compares the results.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from opreplay.traces.model import TensorMeta
 
 _CPU = torch.device("cpu")
 OnResult = Callable[[int, Any], None]
-"""Told of each call and what it gave back."""
+"""Called after each call with its position and its result."""
 
 
 class CannotReplay(UsageError):
-    """A call of the plan cannot be made here."""
+    """Raised if a call of the plan cannot be made here."""
 
 
 class Replay:
     """The replay of a captured plan."""
 
     def __init__(self, plan: ReplayPlan, storages: Mapping[int, torch.UntypedStorage]) -> None:
-        """`storages` are the external storages by their number in the plan; the calls write to them."""
+        """`storages` maps numbers in the plan to external storages, to which the calls write."""
         assert plan.sequence is not None
         assert plan.capture is not None
         self._sequence = plan.sequence
@@ -48,10 +48,10 @@ class Replay:
         self._last = _last_uses(self._linked)
         self._wanted = {output.memory for output in plan.capture.outputs}
         self._of_memory: dict[int, torch.UntypedStorage] = {}
-        """Of the memories that the step gives back: what lies there."""
+        """Storages of the step's outputs, by memory number."""
 
     def run(self, on_result: OnResult | None = None) -> None:
-        """Make all calls once. Raises CannotReplay that names the op."""
+        """Make all calls once. Raises CannotReplay, which names the op."""
         with torch.no_grad():
             for place, index in enumerate(self._linked.calls):
                 returned = self._call(place, index)
@@ -59,7 +59,7 @@ class Replay:
                     on_result(place, returned)
 
     def output(self, output: CapturedOutput) -> torch.Tensor:
-        """Return the step's result, after the run."""
+        """Return one output of the step, after the run."""
         storage, offset = self._sequence.places[output.memory]
         memory = self._of_memory.get(output.memory) or self._storages.get(storage)
         if memory is None:
@@ -158,7 +158,7 @@ def _last_uses(linked: Linked) -> _LastUses:
 
 
 def _laid_out(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """Return the result of a kernel's reference implementation, in the plan's order of dimensions for that kernel."""
+    """Return the result of a kernel's reference implementation with the strides that the plan has for this kernel."""
     if meta.strides is None or tensor.shape != meta.shape or tensor.stride() == meta.strides:
         return tensor
     return torch.empty_strided(meta.shape, meta.strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parse and check the sizes of `capture --vary`; does not need torch."""
+"""Parses and checks the sizes of `capture --vary`; does not need torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for a value below 1."""
+    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError like `parse_sizes`, and for a value
+    below 1.
+    """
     sizes: dict[str, tuple[int, ...]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):
         name, values = parse_sizes(text)
@@ -28,7 +30,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def check_sizes(target: str, shape: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]) -> None:
-    """Raise UsageError for sizes of a config that are not in `VARIED`, and for a size that `shape` already sets."""
+    """Raise UsageError for sizes of a config that are not in `VARIED`, and for a size that `shape` already contains."""
     if not target.startswith(PREFIX):
         return
     if other := next((name for name in sizes if name not in VARIED), None):

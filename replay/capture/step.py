@@ -20,19 +20,19 @@ _FORM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A function with its arguments, to be run once."""
+    """A function to be run once, with its arguments."""
 
     run: Callable[[], Any]
-    """The whole step; gives back what the model gives, and the loss beside it where it trains."""
+    """Runs the whole step; returns the model's output, and also the loss if the step trains."""
     inputs: Any
-    """What the caller gives: tensors in any nesting of lists and dictionaries."""
+    """Inputs from the caller: tensors in any nesting of lists and dictionaries."""
     root: torch.nn.Module | None = None
     call: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     trains: bool = False
     program: Any = None
-    """An exported program that the step is to run in place of `call`."""
+    """An exported program that the step runs instead of `call`."""
 
 
 def step_of(description: Any) -> Step:
@@ -54,7 +54,7 @@ def called_step(
 ) -> Step:
     """Return the step that calls a function or module; with an optimizer or a loss in `options`, it trains the module.
 
-    Raises UsageError for what cannot be called, and for options without a module.
+    Raises UsageError if `call` is not callable, and for options without a module.
     """
     if not callable(call):
         raise UsageError(f"{_shown(call)} is not a step", hint=_FORM)
@@ -85,7 +85,7 @@ def called_step(
 
 
 def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and named arguments."""
+    """Return positional and keyword arguments."""
     if isinstance(arguments, Mapping):
         return (), {str(name): value for name, value in arguments.items()}
     return (

@@ -1,5 +1,7 @@
 # pyright: strict
-"""The target on the command line: a function in the user's file. The file runs, as it would with `python FILE.py`."""
+"""The target on the command line, usually a function in the user's file. The file is executed, as with `python
+FILE.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ class Target:
 
     make: Callable[[], Any]
     source: str
-    """A name for people."""
+    """A readable name."""
     world_size: int | None = None
-    """Ranks that it needs; None for what the user says."""
+    """Number of ranks that the target requires; None if the user may choose it."""
     notes: tuple[str, ...] = ()
     via: Via | None = None
-    """The one way in which it can be captured; None for what the user says."""
+    """The only method by which the target can be captured; None if the user may choose it."""
     of_config: bool = False
-    """Whether a library builds the model from its config: servers have kernels of their own for it."""
+    """Whether a library builds the model from its config; servers have their own kernels for such models."""
 
 
 def check_target(text: str) -> None:
-    """Raise UsageError if the file of a target is missing or no config, before torch is loaded."""
+    """Raise UsageError if the target's file is missing or is not a config, before torch is loaded."""
     if text.startswith(PREFIX):
         config_fields(config_file(text.removeprefix(PREFIX)))
     elif not Path(path := text if text.endswith(".pt2") else text.rpartition(":")[0] or text).is_file():
@@ -44,8 +46,8 @@ def check_target(text: str) -> None:
 def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Target:
     """Return the target for "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2"; `shape` has fields of `from_config.Shape`.
 
-    Without `trust` no .pt2 is opened, because torch runs its contents. Raises UsageError, and EnvironmentRefused if a
-    library is missing.
+    Without `trust`, no .pt2 file is opened, because torch executes its contents. Raises UsageError, and
+    EnvironmentRefused if a library is missing.
     """
     from opreplay.replay.capture.experts import NOTE
     from opreplay.replay.capture.from_config import Shape, has_context, maker, notes_of
@@ -86,9 +88,9 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
 
 
 def load_function(text: str) -> tuple[Callable[[], Any], str]:
-    """Return the function for "FILE.py:name", and a name for its result; the file is run.
+    """Return the function for "FILE.py:name", and a name for its result; the file is executed.
 
-    Raises UsageError for a missing file or function, and for a file that cannot be run.
+    Raises UsageError for a missing file or function, and if running the file fails.
     """
     path_text, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():

@@ -1,2 +1,4 @@
 # pyright: strict
-"""Checks that an op is right everywhere, and faster: its cases, the trials of each point, and the verdicts."""
+"""Checks that an op is correct for all kinds of input, and faster than its reference: cases, trials of each point,
+verdicts.
+"""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Builds an op with its reference and its cases from the setup of a check, and the trials of every point."""
+"""Builds an op with its reference and its cases from the setup of a check, and creates the trials of every point."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
     "vmap": integration.vmap,
     "ONNX export": integration.onnx_export,
 }
-"""Point → what makes its trials; "speed" is made here."""
+"""For each point, the function that creates its trials; this module itself creates those of "speed"."""
 
 
 def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
     """Return the op, its reference and its cases in this process, and the assumptions made about the cases.
 
-    `trying` is called with each call before it is made, and with "" after it. There are no cases if all given ones are
-    lost. Raises UsageError for names that are not known here and for calls that the op has no overload for.
+    `trying` is called with the text of each call before the call is made, and with "" after the call. The op has no
+    cases if all given cases are lost. Raises UsageError for names that are not known here, and for calls that match no
+    overload of the op.
     """
     options = RunOptions(
         device=setup.device,
@@ -98,10 +99,11 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
 
 
 def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
-    """Return the first of the overloads' calls that the op accepts; a call that only its reference accepts is a failing
+    """Return the first of the given calls that the op accepts; a call that only its reference accepts is a failing
     case.
 
-    Raises UsageError for a call that both refuse, and if the reference refuses the call whose results it should check.
+    Raises UsageError if both the op and its reference refuse a call, or if the reference refuses the call whose results
+    it should check.
     """
     case, error = first_working(bench, cases)
     # A device that an op has broken refuses everything: that is no refusal of the call.
@@ -158,7 +160,7 @@ def prepare(
 ) -> tuple[Bench, dict[str, list[Attempt]], Listed]:
     """Return the op with its cases, the trials of each requested point in report order, and the names of the trials.
 
-    Raises as `make_bench`.
+    Raises the same errors as `make_bench`.
     """
     bench, assumed = make_bench(setup, trying)
     try:
@@ -193,11 +195,10 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
 
 
 def speed_cases(bench: Bench) -> list[Case]:
-    """Return the cases to time: the first call; a large one, as a small call measures only its overhead; a transposed
-    one.
+    """Return the cases to time: the first call, a large call and a transposed call.
 
-    The large call is the largest of the cases, or an enlarged first call if all cases are small; the transposed call is
-    the large one transposed.
+    The large call is needed because a small one measures only overhead. It is the largest of the cases, or an enlarged
+    first call if all cases are small. The transposed call is the large call transposed.
     """
     first = bench.first
     if not bench.has_reference(first):
@@ -212,7 +213,7 @@ def speed_cases(bench: Bench) -> list[Case]:
 
 
 LARGE_ELEMENTS = 1 << 20
-"""Of all tensors of a call whose time is not that of its overhead."""
+"""Minimum number of elements, over all tensors of a call, for the call's time to be more than its overhead."""
 
 
 def _speed(bench: Bench, setup: Setup, case: Case) -> Timed:

@@ -1,7 +1,7 @@
 # pyright: strict
 """The base cases of a check: given by the user, or generated from the op's schema.
 
-Owns no variants (`variants`) and no tensors (`calls`).
+Variants of cases are in `variants`, tensors in `calls`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 ROWS, COLUMNS = 16, 32
-"""Sizes of tensors that nobody gave."""
+"""Default sizes of generated tensors."""
 MOST_GUESSES = 200
-"""Combinations of shapes that are tried where nobody gave any."""
+"""Maximum number of combinations of generated shapes that are tried."""
 
 _PLAIN_SHAPE = re.compile(r"\s*\d+(\s*[x×]\s*\d+)*\s*")
 _INDEX_WORDS = ("index", "indices", "idx", "ids", "positions", "offsets", "lengths", "lens", "slot", "loc", "starts")
@@ -35,8 +35,10 @@ _MASK_WORDS = ("mask",)
 
 
 Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype", "conjugated", "negated"]
-"""What a trial has to know of a variant: a stride of 0, memory around the tensor, one tensor for several arguments,
-another value of an argument that is no tensor, another dtype of one tensor, signs that torch has yet to apply."""
+"""What is special about a variant: a stride of 0, memory around the tensor, one tensor for several arguments, another
+value of a non-tensor argument, another dtype of one tensor, or a conjugation or negation that torch has not yet
+applied.
+"""
 
 Values = Literal[
     "usual",
@@ -58,11 +60,12 @@ Values = Literal[
     "too large",
     "negative",
 ]
-"""Those of the op's initializers; eight times as large; a hundred times as large, whole numbers so large that float32,
-or float64, does not hold them; beyond what float16 holds; a thousand added; a millionth; below the smallest normal
-number; zeros of both signs among them; few different ones; NaN and infinities among them, in rows by themselves; rows
-of one large negative number, like masked scores; rows of zeros; between 0 and 1; whole numbers of both signs without
-zeros; one that is no place in any tensor, too large or negative."""
+"""Kinds of values, in this order: those of the op's initializers; eight times as large; a hundred times as large, or
+integers too large for float32 or float64; beyond the range of float16; a thousand added; a millionth; below the
+smallest normal number; some zeros of both signs; few distinct values; some NaN and infinities; some NaN in rows; rows
+of -inf; rows of one large negative number, like masked scores; rows of zeros; between 0 and 1; integers of both signs
+without zeros; an index too large for any tensor; a negative index.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +73,16 @@ class Case:
     """One call to try."""
 
     kind: str
-    """What is special about it: "given", "recorded", "transposed", ..."""
+    """What is special about the call: "given", "recorded", "transposed", ..."""
     op: ReplayOp
     values: Values = "usual"
     trait: Trait | None = None
     smaller: tuple[Case, ...] = ()
-    """Of a case of many elements the same with fewer, ascending: what they take tells whether there is room for it."""
+    """For a case with many elements: the same call with fewer elements, ascending, whose memory use shows whether the
+    large case fits.
+    """
     instead: tuple[Case, ...] = ()
-    """Of made-up sizes that may not belong together: others like them, of which the first is tried that is taken."""
+    """For generated sizes that may not be valid together: alternatives; the first one that the op accepts is tried."""
 
     @property
     def text(self) -> str:
@@ -94,7 +99,7 @@ def case_text(op: ReplayOp) -> str:
 
 
 def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> Case:
-    """Return a case of one overload; its id, which seeds its values, follows from its arguments."""
+    """Return a case of one overload; its id, which seeds its values, is a hash of its arguments."""
     identity = blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest()
     op = ReplayOp(
         id=identity,
@@ -127,9 +132,9 @@ def argument(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value
 def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
     """Parse one `--shapes` text into cases, one for each overload that accepts the call, best match first.
 
-    "4096x4096" is one shape for every tensor, "16x32, 32" one for each, "f32[4,8], f32[8]" gives dtypes and strides as
-    well, "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for any other text, and if no overload accepts
-    the call.
+    "4096x4096" is one shape for every tensor, "16x32, 32" one shape per tensor, "f32[4,8], f32[8]" also gives dtypes
+    and strides, and "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for any other text, and if no
+    overload accepts the call.
     """
     if "(" in text:
         call = _parse_whole(text, name)
@@ -157,7 +162,7 @@ def _parse_whole(text: str, name: str) -> CallText:
 
 
 def _listed_shapes(text: str) -> list[TensorMeta]:
-    """Return the tensors in a text without a call; tensors given as sizes only have the dtype ""."""
+    """Return the tensors in a text without a call; tensors given only as sizes have the dtype ""."""
     parts = [part.strip() for part in re.split(r"[,;](?![^\[{(]*[\]})])", text) if part.strip()]
     if not parts:
         raise UsageError("--shapes contains no shape", hint="Write one as 4096x4096 or f32[4,8].")
@@ -170,8 +175,9 @@ def _listed_shapes(text: str) -> list[TensorMeta]:
 
 
 def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments from shapes alone: the tensors in order, a single shape for all of them, other values
-    generated.
+    """Return arguments built from shapes alone; None if the number of shapes does not fit.
+
+    Tensors are used in order, a single shape is used for all tensors, and other values are generated.
     """
     tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
@@ -197,9 +203,7 @@ def _usual_dtype(name: str) -> str:
 
 
 def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments with these tensors, defaults if there are any, and common values otherwise; None if that
-    fails.
-    """
+    """Return arguments with these tensors, and defaults or otherwise common values for the rest; None if that fails."""
     args: list[ReplayArg] = []
     for arg in spec.args:
         if arg.name in tensors:
@@ -240,13 +244,13 @@ _USUAL: dict[str, Value] = {
     "Layout": "torch.strided",
     "Device": "cpu",
 }
-"""Values of arguments that have no default and that nobody gave."""
+"""Values of arguments that have no default and were not given."""
 
 
 def guesses(name: str, spec: OpSpec) -> Iterator[Case]:
     """Yield calls that the schema allows, most common first, to be tried on the op.
 
-    One shape for all tensors, then rows and vectors, matrices that can be multiplied, images.
+    First one shape for all tensors, then rows and vectors, matrices that can be multiplied, and images.
     """
     wanted = [arg for arg in spec.args if arg.kind in ("Tensor", "Tensor[]") and not arg.optional]
     guessed = itertools.islice(_shapes(len(wanted)), MOST_GUESSES) if wanted else [()]
@@ -281,7 +285,7 @@ def _shapes(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Return the arguments of a written call by name, in the schema's order; None if they do not match the schema."""
+    """Return the arguments of a call text by name, in the schema's order; None if they do not match the schema."""
     values = values_by_name(spec, call)
     if values is None:
         return None

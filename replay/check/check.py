@@ -1,5 +1,5 @@
 # pyright: strict
-"""Checks one op: every point, in a separate process or in this one."""
+"""Checks all points of one op, in a separate process or in this one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from opreplay.replay.check.model import CheckResult, Finding, Interrupted, Liste
 def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, tell: Tell | None = None) -> CheckResult:
     """Run all trials of a setup and judge every point.
 
-    With `isolated` a crash or a hang affects only its case; otherwise it ends this process. Raises UsageError for what
-    cannot be checked, EnvironmentRefused for a missing device, and Interrupted, a KeyboardInterrupt with the results so
-    far, if it is interrupted during the trials.
+    With `isolated`, a crash or a hang affects only its case; otherwise it ends this process. Raises UsageError if the
+    op cannot be checked and EnvironmentRefused if a device is missing. If the trials are interrupted, raises
+    Interrupted, a KeyboardInterrupt that holds the results so far.
     """
     if not isolated:
         return _judged(setup, *_here(setup), {})
@@ -27,7 +27,7 @@ def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, t
 
 
 def _here(setup: Setup) -> tuple[Listed, Iterator[tuple[str, Finding | Timed]]]:
-    """Run the trials in this process; torch's threads and gradient mode are restored at the end."""
+    """Run the trials in this process, and restore torch's thread count and gradient mode at the end."""
     from opreplay.replay.check.bench import prepare
 
     bench, trials, listed = prepare(setup)
@@ -46,8 +46,9 @@ def _here(setup: Setup) -> tuple[Listed, Iterator[tuple[str, Finding | Timed]]]:
 def _judged(
     setup: Setup, listed: Listed, trials: Iterator[tuple[str, Finding | Timed]], lost: Mapping[str, str]
 ) -> CheckResult:
-    """Return the result of the trials; `lost`, cases that ended a process before its trials, is filled while they
-    run.
+    """Return the result of the trials.
+
+    `lost` holds cases that terminated a process before its trials; it is filled while the trials run.
     """
     findings: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []

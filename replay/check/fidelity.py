@@ -1,5 +1,7 @@
 # pyright: strict
-"""Check every stand-in against itself in float64, or the ops of an installed library against their stand-ins."""
+"""Checks every reference implementation against itself in float64, or an installed library's ops against their
+reference implementations.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from opreplay.replay.ops.register import implemented, is_reference, register_op,
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POINTS = ("schema", "shape inference", "correctness")
-"""What is tried on a stand-in."""
+"""Points that are tried on a reference implementation."""
 LIBRARY = "the stand-in"
 
 Tell = Callable[[str, int, int], None]
@@ -32,14 +34,14 @@ class StandIn(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str
     against: str
-    """What it was held against; "" where no call of it could be made up."""
+    """The reference of the comparison; "" if no call of the op could be generated."""
     verdicts: dict[str, Verdict] = {}
-    """By point."""
+    """Verdicts by point."""
     cases: int = 0
     ulp: float | None = None
-    """Largest distance to the result in float64."""
+    """Largest distance to the float64 result, in units in the last place."""
     detail: str = ""
-    """The first case that fails, or why none could be tried."""
+    """The first failing case, or why no case could be tried."""
 
     @property
     def failed(self) -> bool:
@@ -64,10 +66,11 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 def check_stand_ins(
     pattern: str = "*", *, library: str | None = None, device: str = "cpu", seed: int = 0, tell: Tell | None = None
 ) -> Fidelity:
-    """Check the reference implementations whose name matches a glob; with `library` the library's own ops against them.
+    """Check the reference implementations whose name matches a glob; with `library`, check the library's own ops
+    against them.
 
-    Everything runs in this process, as reference implementations are opreplay's own code. Raises UsageError if nothing
-    matches, EnvironmentRefused for a missing library or device.
+    Everything runs in this process because reference implementations are opreplay's own code. Raises UsageError if
+    nothing matches, EnvironmentRefused if a library or device is missing.
     """
     names = [name for group in implemented().values() for name in group if fnmatchcase(name, pattern)]
     if library is not None:

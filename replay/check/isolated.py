@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs a check's trials in a child process; a trial that ends the process, or does not return, fails only its case."""
+"""Runs a check's trials in a child process; a trial that crashes the process or hangs fails only its own case."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 LIMIT_S = 60.0
-"""Wall time of one trial."""
+"""Time limit of one trial, in seconds of wall time."""
 MODULE = "check.worker"
 
 FIRST_S = 15.0
-"""More for a call before the trials: torch loads parts of itself in the first one of a process."""
+"""Additional seconds for a call before the trials: torch loads parts of itself in a process's first call."""
 TRIES = 2
-"""Processes that a call may lose to a signal: the first may have been meant for anybody."""
+"""Maximum number of processes that one call may lose to a signal: the first signal may not have been caused by the
+call.
+"""
 MOST_LOST = 8
-"""Calls that may end the process before the first trial."""
+"""Maximum number of calls that may terminate the process before the first trial."""
 
 
 class End(NamedTuple):
-    """How a process ended without a reply."""
+    """How a process ended that did not reply."""
 
     detail: str
     signalled: bool
-    """A signal ended or stopped it, which may have been meant for anybody."""
+    """Whether a signal ended or stopped the process; the call may not have caused the signal."""
     lost: bool
-    """That signal was none that a call raises."""
+    """Whether the signal was one that no call raises."""
 
 
 Reply = Ready | Refused | Listed | Trying | Finding | Timed
 Tell = Callable[[str, int, int], None]
-"""Told before each trial: its point, its number among all, and how many there are."""
+"""Called before each trial with its point, its number among all trials, and the number of trials."""
 
 
 class Checker:
-    """One op in its own process, restarted after a trial that ended it."""
+    """Runs one op in its own process, which is restarted after a trial that terminated it."""
 
     def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
         self._setup, self._limit_s = setup, limit_s
@@ -56,15 +58,16 @@ class Checker:
         )
         self._case = ""
         self.lost: dict[str, str] = {}
-        """Calls that ended the process before the first trial, and how."""
+        """Calls that terminated the process before the first trial, each with how it ended."""
         self._signals = Counter[str]()
-        """Before the first trial: signals that ended the process, by the call that it was at."""
+        """Number of signals that ended the process before the first trial, by the call it was making."""
 
     def start(self) -> Listed:
         """Start the process and return the list of trials.
 
-        A call that ends the process before the trials, or does not return, is recorded in `lost`, and the process is
-        restarted without it. Raises UsageError for what cannot be checked, EnvironmentRefused for a device.
+        A call that terminates the process before the trials, or hangs, is recorded in `lost`, and the process is
+        restarted without that call. Raises UsageError if the op cannot be checked, EnvironmentRefused if a device is
+        missing.
         """
         while True:
             self._case = ""
@@ -86,7 +89,7 @@ class Checker:
             self.lost[case] = why
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
-        """Yield the result of each trial with its point; a crash or a hang is the finding of its trial."""
+        """Yield the result of each trial with its point; a crash or a hang becomes the finding of its trial."""
         numbered = [
             (point, number, case) for point, cases in listed.trials.items() for number, case in enumerate(cases)
         ]
@@ -96,11 +99,11 @@ class Checker:
             yield point, self._tried(point, number, case)
 
     def close(self) -> None:
-        """End the process; it has some seconds to exit on its own."""
+        """End the process, which has some seconds to exit on its own."""
         self._workers.close()
 
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
-        """Return the result of a trial, after a retry if a signal ended its process."""
+        """Return the result of a trial; retry the trial if a signal ended its process."""
         tries = 1
         while isinstance(judged := self._tried_once(point, number, case), End):
             if not judged.signalled or tries == TRIES:
@@ -132,9 +135,9 @@ class Checker:
         return End(detail, signalled=answer.signalled, lost=lost)
 
     def _note_case(self, trying: Trying) -> None:
-        """Record the call made before the trials, and set its time limit.
+        """Record the call that is made before the trials, and set its time limit.
 
-        The limit is that of a trial, plus the time to load torch in the first call.
+        The limit is the one for a trial, plus the time to load torch in the first call.
         """
         self._case = trying.case
         self._workers.limit_s = self._limit_s + FIRST_S if trying.case else START_S

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of a check: a verdict for each point, with its evidence, and the speed of the op; independent of torch."""
+"""Results of a check, independent of torch: the verdict of each point with its evidence, and the speed of the op."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from opreplay.replay.results.records import Simulated
 from opreplay.traces.errors import UsageError
 
 Verdict = Literal["pass", "fail", "missing", "not reached", "refused", "not applicable"]
-"""Missing: nothing is registered. Refused: an error that says clearly that the op does not do this. Not reached: the
-check was interrupted before, its process was ended from outside, or no call was left to try."""
+"""Verdict of a trial or point.
+
+Missing: nothing is registered. Refused: a clear error says that the op does not support this. Not reached: the check
+was interrupted earlier, its process was ended from outside, or no call was left to try.
+"""
 
 POINTS: dict[str, str] = {
     "schema": "what the schema says of writing and aliasing holds, and nothing else is written",
@@ -37,10 +40,10 @@ POINTS: dict[str, str] = {
     "ONNX export": "an export is registered",
     "speed": "time against that of the reference on the same tensors",
 }
-"""Every point, in the order of reports → what is asked."""
+"""Every point, in report order, with the claim it checks."""
 
 REQUIRED = ("schema", "shape inference", "correctness", "bad input")
-"""Points that a check fails by unless the user names others."""
+"""Points that make a check fail, unless the user names others."""
 
 _ALSO = {
     "shapes": "shape inference",
@@ -55,25 +58,26 @@ _ALSO = {
     "cpu": "CPU fallback",
     "onnx": "ONNX export",
 }
-"""Short names of points."""
+"""Alternative short names of points."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """The result of one trial."""
 
     case: str = ""
-    """The call, as `opreplay.replay.ir.notation` writes it, after what is special about it: "transposed: my::op(…)";
-    "" until the trial that it is of adds it."""
+    """The call in the notation of `opreplay.replay.ir.notation`, prefixed with its special property: "transposed:
+    my::op(…)". "" until the trial adds it.
+    """
     verdict: Verdict
     detail: str = ""
     ulp: float | None = None
-    """Largest distance to the exact result, in units of the last place of the result's dtype."""
+    """Largest distance to the exact result, in units in the last place of the result's dtype."""
     error: float | None = None
-    """Largest distance to the result in float64, relative to that."""
+    """Largest distance to the float64 result, relative to that result."""
 
     @property
     def kind(self) -> str:
-        """The special property of the call."""
+        """The special property of the call, e.g. "transposed"."""
         return self.case.partition(":")[0]
 
 
@@ -83,7 +87,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     point: str
     verdict: Verdict
     cases: tuple[Finding, ...]
-    """Those that decide the verdict first."""
+    """Findings, those that decide the verdict first."""
     detail: str
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
@@ -92,28 +96,30 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
-    """Time of the op compared with the reference, on the same tensors."""
+    """Time of the op compared with the time of the reference, on the same tensors."""
 
     ratio: float
-    """The op's time divided by the reference's, estimated from the ratio within each pair, which is not that of the
-    medians: above 1 the op is slower."""
+    """The op's time divided by the reference's; above 1 the op is slower.
+
+    Estimated from the ratios within each pair, so it differs from the ratio of the medians.
+    """
     low: float
     high: float
-    """Interval of the ratio that misses it once in a hundred checks at most, however often was looked at it."""
+    """Upper end of the confidence interval of the ratio: at most one check in a hundred misses the true ratio, however
+    often the interval was inspected.
+    """
     pairs: int
-    """Samples of each; they alternate."""
+    """Number of timed pairs; op and reference alternate."""
     op_us: float
     reference_us: float
-    """Medians, microseconds a call."""
+    """Median time of the reference, in microseconds per call; `op_us` is that of the op."""
     case: str
     settled: bool = True
-    """Whether the interval is as narrow as was asked for; where not, the time was up."""
+    """Whether the interval became as narrow as requested; False if time ran out first."""
 
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference", "unclear"]:
-        """The verdict from the interval; "unclear" if time ran out before a difference of a tenth could have been
-        detected.
-        """
+        """The verdict from the interval; "unclear" if time ran out before a difference of a tenth could be detected."""
         if self.low > 1.0:
             return "slower"
         if self.high < 1.0:
@@ -126,25 +132,25 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str
     against: str
-    """What it was held against, in words."""
+    """Description of the reference."""
     device: str
     seed: int
     environment: dict[str, object]
     points: tuple[PointResult, ...]
     interrupted: bool = False
-    """Whether it was ended before the last trial; those that are left are "not reached"."""
+    """Whether the check was interrupted before the last trial; the remaining trials are "not reached"."""
     speed: Speed | None = None
-    """Of the first call."""
+    """Speed on the first call."""
     speed_large: Speed | None = None
-    """Of a large one, where the first is small or others are larger."""
+    """Speed on a large call, if the first call is small or other calls are larger."""
     simulated: dict[str, Simulated] = {}
-    """Of the case that was timed, by device."""
+    """Simulated time of the timed case, by device."""
     simulated_reference: dict[str, Simulated] = {}
-    """The same of the reference, where that is an op."""
+    """Simulated time of the reference, by device, if the reference is an op."""
     cases: tuple[str, ...] = ()
-    """The calls that all variants were made of."""
+    """The base calls from which all variants were made."""
     assumptions: tuple[Assumption, ...] = ()
-    """What was assumed of the cases, where nobody told."""
+    """Assumptions made about the cases where the user gave no information."""
     notes: tuple[str, ...] = ()
 
     def point(self, name: str) -> PointResult:
@@ -175,7 +181,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A check that was interrupted, with its findings so far."""
+    """Raised if a check is interrupted; holds the findings so far."""
 
     def __init__(self, partial: CheckResult) -> None:
         super().__init__("the check was interrupted")
@@ -201,11 +207,11 @@ def parse_points(text: str) -> tuple[str, ...]:
 
 
 _ORDER: tuple[Verdict, ...] = ("fail", "missing", "not reached", "pass", "refused", "not applicable")
-"""Of several cases the first of these decides."""
+"""Verdicts by priority: the first one that any case has becomes the verdict of the point."""
 
 
 def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
-    """Return the verdict of a point: that of its worst case, where a refusal weighs less than a case that passes."""
+    """Return the result of a point, with the verdict of its worst case; a passing case outranks a refused one."""
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.verdict))
     verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
     return PointResult(
@@ -216,11 +222,13 @@ def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
 _MADE_UP = ("prime sizes", "uneven sizes", "multiples")
 _COLUMNS = re.compile(r"\w\[(?:\d+,)*(\d+)\]")
 EVEN = 4
-"""What all rows that were tried may be no multiple of, for a rest of a row to be among them; halves of them as well."""
+"""If all tried row lengths have a common divisor of at least this, a note says that no uneven row was tried: some rows,
+and some halves of rows, should leave a remainder.
+"""
 
 
 def _untried(point: str, findings: Sequence[Finding]) -> str:
-    """Return a note that no row of uneven length was tried; "" if some were, or if no calls were generated."""
+    """Return a note that no row of uneven length was tried; "" if one was, or if no sizes were generated."""
     made_up = [finding for finding in findings if finding.kind in _MADE_UP]
     if point != "correctness" or not made_up or any(finding.verdict == "not reached" for finding in made_up):
         return ""
@@ -232,7 +240,7 @@ def _untried(point: str, findings: Sequence[Finding]) -> str:
 
 
 def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
-    """Return one line: the number of cases, and the first that decides."""
+    """Return one line with the number of cases and the first case that decides the verdict."""
     if not ordered:
         return "nothing to try"
     deciding = [finding for finding in ordered if finding.verdict == verdict]
@@ -265,13 +273,13 @@ def _passed(verdict: Verdict, ordered: Sequence[Finding], deciding: Sequence[Fin
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """Everything that the process of an op needs before the first trial."""
+    """Everything that the process of a checked op needs before the first trial."""
 
     op: str
     against: str | None = None
     shapes: tuple[str, ...] = ()
     recorded: tuple[ReplayOp, ...] = ()
-    """Ops of a trace, whose calls are the cases; then `shapes` is empty."""
+    """Ops of a trace whose calls are the cases; if given, `shapes` is empty."""
     points: tuple[str, ...] = tuple(POINTS)
     plugins: tuple[str, ...] = ()
     init_modules: tuple[str, ...] = ()
@@ -279,18 +287,20 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     seed: int = 0
     threads: int | None = None
     speed_s: float = 20.0
-    """Most seconds that the comparison of times takes."""
+    """Maximum duration of the time comparison, in seconds."""
     memory_bytes: int
-    """For the tensors of one case."""
+    """Memory limit for the tensors of one case, in bytes."""
     socs: tuple[str, ...] = ()
     lost: dict[str, str] = {}
-    """Cases that ended an earlier process before its first trial, or did not come back, and how: they are left out."""
+    """Cases to leave out, because they terminated an earlier process before its first trial or hung, each with how it
+    ended.
+    """
     notes: tuple[str, ...] = ()
-    """What is to be known of the cases."""
+    """Notes about the cases."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
-    """The trials of every point, in order, with names, so that a trial that does not return can be named."""
+    """The trials of every point, in order, by name, so that a trial that hangs can be named."""
 
     op: str
     against: str
@@ -301,7 +311,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
 
 class Trying(msgspec.Struct, frozen=True, kw_only=True, tag="trying"):
-    """Message before the trials: the call that is made next, or "" after it returned."""
+    """Message sent before the trials: the call that is made next, or "" after it returned."""
 
     case: str
 
@@ -319,7 +329,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     """Request to list the trials."""
 
     lost: dict[str, str] = {}
-    """As `Setup.lost`."""
+    """See `Setup.lost`."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):

@@ -1,4 +1,4 @@
-"""Predicted Ascend times of the op and its reference, by the op's own kernels if the simulator knows them."""
+"""Predicted Ascend times of the op and its reference; the op's own kernels are used if the simulator knows them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CACHE: Literal["warm"] = "warm"
 
 
 def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
-    """Return predictions by device for the op's case, and for the ops that the reference calls, in sequence.
+    """Return predictions by device for the op's case, and for the sequence of ops that the reference calls.
 
     Of the reference's calls, the outermost for which the simulator has a rule are used, as `plan` and `simulate` count
-    them in a trace; otherwise the calls inside. A Python function is predicted like its reference, by the torch ops
-    that it calls; any other work in it is not seen. An op without kernels in the simulator has no prediction; nor has a
+    them in a trace; otherwise the calls inside. A Python function is predicted like the reference, by the torch ops
+    that it calls; other work in it is not seen. An op without kernels in the simulator has no prediction, nor has a
     function that calls one.
     """
     if not socs:
@@ -48,7 +48,7 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
 
 def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
-    """Add up consecutive calls by device; none if one of them has no prediction, or if they take no time."""
+    """Add up consecutive calls by device; empty if one of them has no prediction or their total time is 0."""
     if not parts or not all(parts):
         return {}
     totals = {name: _total([part[name] for part in parts]) for name in parts[0]}
@@ -56,7 +56,7 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
 
 
 def _total(calls: Sequence[Simulated]) -> Simulated:
-    """Add up the times of consecutive calls; other fields are those of the longest call."""
+    """Add up the times of consecutive calls; other fields are taken from the longest call."""
     return msgspec.structs.replace(
         max(calls, key=lambda call: call.time_us),
         time_us=sum(call.time_us for call in calls),
@@ -71,7 +71,7 @@ def _total(calls: Sequence[Simulated]) -> Simulated:
 def _of_op(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: ExpectedContents | None = None
 ) -> dict[str, Simulated]:
-    """Return predictions of an op by device, by rules; with `contents` the same as from `opreplay op`."""
+    """Return predictions of an op by device, from rules; with `contents` they equal those of `opreplay op`."""
     from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 
@@ -93,7 +93,7 @@ def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
 
 
 class _Calls(TorchDispatchMode):
-    """Predicts the ops that are called."""
+    """Predicts the ops that are called while it is active."""
 
     def __init__(self, devices: dict[str, DeviceProfile]) -> None:
         super().__init__()
@@ -107,8 +107,8 @@ class _Calls(TorchDispatchMode):
 
 
 class _Outermost(TorchFunctionMode):
-    """Predicts torch functions that are named like ops and have a rule of their own (`rms_norm`), before the dispatcher
-    decomposes them.
+    """Predicts torch functions that have an op's name and their own rule (`rms_norm`), before the dispatcher decomposes
+    them.
     """
 
     def __init__(self, calls: _Calls) -> None:
@@ -129,7 +129,7 @@ class _Outermost(TorchFunctionMode):
 
 
 def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch._ops.OpOverload | None:
-    """Return the overload of a torch function that the dispatcher would decompose; None for anything else."""
+    """Return the overload that a torch function calls if the dispatcher would decompose it; None for anything else."""
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
@@ -143,7 +143,7 @@ def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
 def _called(
     run: Callable[[Case, Arguments], object], bench: Bench, case: Case, devices: dict[str, DeviceProfile]
 ) -> list[dict[str, Simulated]]:
-    """Return predictions of the calls that a function makes on a case; none if it fails."""
+    """Return predictions of the calls that a function makes on a case; empty if the function fails."""
     try:
         arguments = bench.arguments(case)
         with _Calls(devices) as calls, _Outermost(calls):
@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def _metas(values: Any) -> tuple[TensorMeta | None, ...]:
-    """Return metadata of the values, one or a list of them; None for values that are not tensors."""
+    """Return metadata of a value or of a list of values; None for values that are not tensors."""
     items = values if isinstance(values, list | tuple) else (values,)
     return tuple(
         TensorMeta(shape=tuple(item.shape), dtype=str(item.dtype).removeprefix("torch."), strides=tuple(item.stride()))

@@ -1,11 +1,12 @@
 # pyright: strict
-"""The op's time against the reference's: alternating samples, and an interval of the ratio by a sequential design.
+"""Compares the op's time with the reference's: alternating samples, and a confidence interval of the ratio, evaluated
+sequentially.
 
-In each pair a coin decides which of the two comes first. If they are equally fast, the logarithm of the ratio is then
-as likely above zero as below it by any amount, whatever else the machine does and however samples are correlated; so
-Wilcoxon's signed-rank interval applies (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3),
-which needs no other assumption. It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is
-divided among the evaluations (Bonferroni), so that the total stays below one in a hundred.
+In each pair a coin decides which of the two runs first. If they are equally fast, the logarithm of the ratio is
+distributed symmetrically around zero, whatever else the machine does and however samples are correlated. So Wilcoxon's
+signed-rank interval applies (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3), which needs
+no other assumption. It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is divided among the
+evaluations (Bonferroni), so that the total stays below one in a hundred.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ from opreplay.replay.check.points.trials import failed, nothing, passed
 from opreplay.replay.execute.executors.clocks import Clock
 
 LOOKS = (20, 40, 80, 160, 320, 640)
-"""Numbers of pairs after which is looked at the interval."""
+"""Numbers of pairs after which the interval is evaluated."""
 FALSE_ALARM = 0.009
-"""Of all looks together."""
+"""Probability of a false alarm, over all evaluations together."""
 NARROW = 0.03
-"""The interval is narrow enough when it reaches so far to either side: a tenth would show."""
+"""Half width at which the interval is narrow enough: a difference of a tenth would show."""
 SYSTEMATIC = 0.01
-"""What the placing of memory and code may do to one of two equal implementations, in the same way in every pair."""
+"""Systematic difference between two equal implementations that the placement of memory and code may cause in every
+pair.
+"""
 SAMPLE_US = 500.0
-"""Length aimed at for a sample."""
+"""Target duration of a sample."""
 WARM_UP_S = 0.02
 WARM_UP_CALLS = 3
 FEWEST = 12
-"""Fewer pairs say nothing at this level."""
+"""Minimum number of pairs for an interval; fewer give no information at this level."""
 
 
 def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate, and the signed-rank interval that misses with probability `chance`.
+    """Return the Hodges-Lehmann estimate, and the signed-rank interval that misses the true value with probability
+    `chance`.
 
-    The estimate is the median of the means of all pairs of values; its interval runs from the c-th smallest of these
-    means to the c-th largest, with c by the normal approximation of the signed-rank statistic.
+    The estimate is the median of the means of all pairs of values. The interval runs from the c-th smallest of these
+    means to the c-th largest, with c from the normal approximation of the signed-rank statistic.
     """
     values = np.asarray(logs)
     first, second = np.triu_indices(len(values))
@@ -62,10 +66,11 @@ def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]
 def compared(
     sample: Callable[[int], float], *, limit_s: float, seed: int, now_s: Callable[[], float] = perf_counter
 ) -> tuple[list[tuple[float, float]], tuple[float, float, float], bool]:
-    """Return pairs of times, estimate and interval of the ratio's logarithm, and whether that is narrow enough.
+    """Return pairs of times, the estimate and interval of the ratio's logarithm, and whether the interval is narrow
+    enough.
 
     `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Ends when the interval
-    excludes equality or is narrow, after the last evaluation, or when `limit_s` is over.
+    excludes equality or is narrow enough, after the last evaluation, or when `limit_s` is over.
     """
     coin = random.Random(seed)
     pairs: list[tuple[float, float]] = []
@@ -88,7 +93,7 @@ def compared(
 
 
 def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed | None]:
-    """Compare the times on one case, in this process."""
+    """Compare the times of op and reference on one case, in this process."""
     if not bench.has_reference(case):
         return nothing("no reference to be faster than (--against)"), None
     try:
@@ -123,9 +128,9 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
 
 
 def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments) -> Callable[[int], float]:
-    """Return a function that takes one sample of the op (0) or the reference (1) in microseconds per call.
+    """Return a function that takes one sample of the op (0) or the reference (1), in microseconds per call.
 
-    If one thread does the work, time in which another program had the processor is subtracted.
+    If one thread does the work, time during which another program had the processor is subtracted.
     """
     before = arguments.copy() if arguments.written else None
     clock: Clock = bench.executor.clock

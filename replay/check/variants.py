@@ -1,8 +1,8 @@
 # pyright: strict
-"""Variants of a call: with other sizes, strides and dtypes, and with arguments that it must refuse.
+"""Variants of a call: with other sizes, strides and dtypes, and with arguments that an op must refuse.
 
-Values only: a variant that no op could accept (sizes that no longer match) is detected when the reference refuses it,
-too.
+Variants are metadata only. A variant that no op could accept, because its sizes no longer match, is detected by the
+reference refusing it, too.
 """
 
 from __future__ import annotations
@@ -22,55 +22,66 @@ from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
-"""Sizes that no vector width and no block divides: small, around a vector, around a block, long rows, long columns."""
+"""Sizes that are not a multiple of any vector width or block: small, around a vector, around a block, long rows, long
+columns.
+"""
 AROUND = ((33, 65, 9, 5), (129, 255, 3, 17), (5, 205, 1, 1), (11, 93, 1, 1))
-"""Sizes right beside those that kernels like; in all 1,025 and 1,023 elements."""
+"""Sizes one off those that suit kernels, or with 1,025 and 1,023 elements in total."""
 BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
-"""Whole blocks: sizes that kernels like, without a rest."""
+"""Sizes that suit kernels: whole blocks without a remainder."""
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
-"""Multiples of 3, 5, 7, 9, 11 and 13, which are no primes and no multiples of any block."""
+"""Multiples of 3, 5, 7, 9, 11 and 13, which are neither primes nor multiples of any block."""
 MADE_UP = {"prime sizes": PRIMES, "uneven sizes": AROUND, "whole blocks": BLOCKS, "multiples": MULTIPLES}
-"""Groups of sizes by what the cases of them are called."""
+"""Groups of generated sizes, by the kind of their cases."""
 STEPS = (2, 4, 8, 16, 32, 64, 128)
-"""What sizes may have to be multiples of: halves of a row, packed bits, groups of a quantization."""
+"""Factors that sizes may have to be multiples of: halves of a row, packed bits, quantization groups."""
 MOST_INSTEAD = 1 << 22
-"""Elements of a case that is tried in place of another."""
+"""Maximum number of elements of a case that is tried as an alternative to another."""
 NEAR_RATIO = 4
-"""Of two sizes of which the larger may be made of the smaller one: halves of a row, heads that share keys."""
+"""Maximum ratio of two sizes for the larger one to be a multiple of the smaller one: halves of a row, heads that share
+keys.
+"""
 COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
-"""Columns of long rows, the last of smaller cases' first ones: more than the threads of a block and what one of them
-keeps; more than 16 bits count."""
+"""Numbers of columns of long rows, in ascending order; the last is the case itself, the others are its smaller cases.
+
+Long rows have more columns than a block has threads and a thread keeps; endless rows have more than a 16-bit number
+counts.
+"""
 MANY_ROWS = 70_001
-"""Rows: more than 65,535, the most blocks that CUDA launches along y and z, and than 16 bits count."""
+"""Number of rows, above 65,535: the maximum number of blocks that CUDA launches along y and z, and the maximum 16-bit
+number.
+"""
 MANY_BYTES = 16 << 20
-"""Of all tensors up to which rows become many without columns becoming fewer."""
+"""Maximum bytes of all tensors up to which a case with many rows keeps all its columns."""
 FEW_COLUMNS = (4, 6, 8, 2)
-"""Other sizes where rows are many; even ones, as halves of a row belong together in many ops."""
+"""Other sizes of cases with many rows; most are even, because many ops combine the halves of a row."""
 HUGE_ELEMENTS = (1 << 22) + 1
-"""Of the tensor that is made large: more than one block of any kernel, and no multiple of a block."""
+"""Number of elements of the enlarged tensor: more than one block of any kernel, and not a multiple of a block."""
 COMPACT_ELEMENTS = 1 << 15
 COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128, 128))
-"""Sizes in place of large ones, for what is tried many times."""
+"""Sizes that replace large ones in cases that are tried many times."""
 MOST_BYTES = 64 << 20
-"""Of all tensors of a variant."""
+"""Maximum bytes of all tensors of a variant."""
 MOST_WORK = 1 << 38
-"""Product of the elements of the two largest tensors of different shapes: more is seconds of a convolution."""
+"""Maximum product of the elements of the two largest tensors of different shapes: above it a convolution
+takes seconds.
+"""
 SMALL_SIZE = 4
-"""Sizes that need not be smaller for what is tried element by element."""
+"""Maximum size that is not made smaller for trials that go element by element."""
 SMALLEST_SIZE = 3
-"""Whole numbers among the arguments that equal a size, and are at least as large, follow it."""
+"""Minimum value of an integer argument that follows a size it equals when that size changes."""
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
-"""Kinds of cases that are tried where time does not matter."""
+"""Kinds of cases that are tried only where time does not matter."""
 
 MOST_ARGUED = 48
-"""Cases of other arguments."""
+"""Maximum number of cases with other arguments."""
 MOST_PAIRED = 24
-"""Cases of two other arguments at once."""
+"""Maximum number of cases with two changed arguments at once."""
 FAR_NUMBER = 129
-"""One more than the threads of a usual block."""
+"""A number one more than the threads of a usual block."""
 AXES = ("dim", "axis")
-"""Beginnings of names of dimensions."""
+"""Prefixes of the names of arguments that are dimensions."""
 WORDS = (
     ("mean", "sum", "none"),
     ("none", "tanh"),
@@ -80,11 +91,11 @@ WORDS = (
     ("nearest", "bilinear", "bicubic"),
     ("zeros", "border", "reflection"),
 )
-"""Values of strings, those together that stand for one another."""
+"""Groups of string values that may replace each other."""
 LENGTHS = (1, 3, 5)
-"""Of lists of tensors."""
+"""Lengths of lists of tensors."""
 PLACEMENT = ("device", "pin_memory", "layout", "memory_format", "generator", "inplace", "out")
-"""Arguments that say where a result lies, not what it is."""
+"""Arguments that determine where a result is stored, not its values."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
@@ -116,13 +127,13 @@ VALUES: dict[Values, str] = {
     "rows far below zero": "rows far below zero",
     "rows of zeros": "rows of zeros",
 }
-"""Kinds of values that are tried, and what they are called."""
+"""Kinds of values that are tried, with their names in reports."""
 
 Change = Callable[[TensorMeta], "TensorMeta | None"]
 
 
 def sized(case: Case) -> Iterator[Case]:
-    """Yield the case with other sizes: one element, none, primes, odd, large."""
+    """Yield the case with other sizes: one element, empty, primes, uneven sizes, large sizes."""
     sizes = distinct_sizes(case)
     first = _first(case)
     if not sizes or first is None:
@@ -159,10 +170,10 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with these sizes, with and without ratios between sizes kept.
+    """Yield the case with these sizes, with and without keeping ratios between sizes.
 
-    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, and multiples,
-    the smallest first, of each size alone, starting with the last, and of all of them.
+    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, and multiples of
+    each size alone, starting with the last size, and of all sizes together. The smallest multiples come first.
     """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
@@ -176,12 +187,14 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
 
 
 def _few(case: Case) -> bool:
-    """Check whether a generated call is small: with three or more dimensions larger sizes multiply."""
+    """Check whether a generated call is small enough; only calls with three or more dimensions are limited, because
+    there larger sizes multiply.
+    """
     return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
 
 
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield new sizes for old ones that keep ratios up to 4, and multiples of them."""
+    """Yield mappings from old to new sizes that keep ratios up to 4, and multiples of the new sizes."""
     near = _related(sizes, group, NEAR_RATIO)
     if near != _related(sizes, group, 1):
         yield near
@@ -192,7 +205,7 @@ def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int
 
 
 def huge(case: Case) -> Iterator[Case]:
-    """Yield the case with enough rows that its first tensor has four million elements."""
+    """Yield the case with enough rows for its first tensor to have four million elements."""
     first = _first(case)
     if first is None:
         return
@@ -205,7 +218,9 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """Yield the case with few rows of many columns; if that is refused, with the next multiple."""
+    """Yield the case with a few long rows; the alternatives, in case it is refused, have the next multiples
+    as columns.
+    """
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
         return
@@ -217,7 +232,7 @@ def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterato
 
 
 def long_columns(case: Case) -> Iterator[Case]:
-    """Yield the case with few columns, and as many rows as long rows have columns."""
+    """Yield the case with few columns and as many rows as "long rows" have columns."""
     first = _first(case)
     if first is not None and len(first.shape) > 1 and first.shape[0] != first.shape[-1]:
         yield from _grown(case, "long columns", {first.shape[-1]: 3}, first.shape[0], COLUMNS["long rows"])
@@ -226,8 +241,8 @@ def long_columns(case: Case) -> Iterator[Case]:
 def many_rows(case: Case) -> Iterator[Case]:
     """Yield the case with more rows than CUDA can launch blocks along y and z.
 
-    Rows are along the first dimension, and with more than two dimensions also along the last but one. Skipped if the
-    huge case has as many.
+    The rows are along the first dimension and, with more than two dimensions, also along the second to last. Skipped if
+    the huge case has as many rows.
     """
     first = _first(case)
     if first is None or len(first.shape) < 2 or not math.prod(first.shape):
@@ -257,8 +272,8 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
 
 
 def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
-    """Yield the case with more rows in all tensors with the first one's sizes; with fewer columns if they are too
-    large.
+    """Yield the case with more rows in all tensors that have the first tensor's sizes; with fewer columns if they
+    become too large.
     """
 
     def with_rows(rows: int, most_columns: int) -> Case:
@@ -275,19 +290,17 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
 
 
 def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with one size replaced by the last of `sizes`, together with smaller cases for the sizes before
-    it.
-    """
+    """Yield the case with one size replaced by the last of `sizes`; the earlier ones give its smaller cases."""
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
         smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
         yield dataclasses.replace(large, smaller=smaller)
 
 
 def shared(case: Case) -> Iterator[Case]:
-    """Yield the case with one tensor passed for several arguments, as in `x + x`: each pair with equal metadata, and
-    all.
+    """Yield the case with one tensor passed for several arguments, as in `x + x`.
 
-    Written tensors are left out: no schema defines the result.
+    These are pairs of tensors with equal shape and dtype, and all such tensors together. Written tensors are left out,
+    because no schema defines the result.
     """
     alike: dict[TensorMeta, list[tuple[int, int]]] = {}
     for a, t, meta in _with_own_memory(case):
@@ -305,11 +318,13 @@ def shared(case: Case) -> Iterator[Case]:
 
 
 MOST_PAIRS = 3
-"""Of arguments that look alike which are given one tensor."""
+"""Maximum number of pairs of similar arguments that get the same tensor."""
 
 
 def ranked(case: Case) -> Iterator[Case]:
-    """Yield the case with one dimension less, none, one more and three more, in all tensors of the highest rank."""
+    """Yield the case with other ranks in all tensors of the highest rank: one dimension less, no dimension, one more,
+    three more.
+    """
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     shapes: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
         "one dimension less": lambda shape: shape[1:],
@@ -324,9 +339,10 @@ def ranked(case: Case) -> Iterator[Case]:
 
 
 def small(case: Case) -> Iterator[Case]:
-    """Yield the case with few elements, fewest first, for checks that move one element after the other.
+    """Yield the case with few elements, fewest first, for checks that change one element after the other.
 
-    Either all sizes are small, or only those that are not yet (if all are, a kernel is larger than its image).
+    Either all sizes become small, or only those that are large; if all sizes became small, a convolution kernel could
+    be larger than its image.
     """
     sizes = distinct_sizes(case)
     large = [size for size in sizes if size > SMALL_SIZE]
@@ -336,7 +352,9 @@ def small(case: Case) -> Iterator[Case]:
 
 
 def compact(case: Case) -> list[Case]:
-    """Return the case small enough for many trials: itself, or candidates of which an op accepts the first or none."""
+    """Return the case small enough for many trials: itself, or candidates in the order in which to try them
+    on the op.
+    """
     if elements(case) <= COMPACT_ELEMENTS:
         return [case]
     sizes = distinct_sizes(case)
@@ -350,11 +368,11 @@ def compact(case: Case) -> list[Case]:
 
 
 def argued(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield the case with one argument at a time changed, then with two.
+    """Yield the case with one argument changed at a time, then with two.
 
-    Changed are numbers, flags, strings, dtypes, optional tensors and lists. An op that ignores an argument is right
-    only for its default value; what the reference refuses shows nothing. `words` are string values in addition to the
-    common ones.
+    Numbers, flags, strings, dtypes, optional tensors and lists are changed. An op that ignores an argument is correct
+    only for its default value. Calls that the reference refuses show nothing. `words` are string values in addition to
+    the common ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
@@ -390,7 +408,9 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """Yield the case with an integer larger than the threads of a block, in rows with more columns than that."""
+    """Yield the case with an integer argument larger than the number of threads in a block, and with rows of more
+    columns than that.
+    """
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
         if first is not None and arg.type == "int" and type(arg.value) is int and not arg.name.startswith(AXES):
@@ -405,8 +425,8 @@ def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Cas
 
 
 def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """Yield the case with one more dimension and other axes: an axis from the end then differs from one from the
-    start.
+    """Yield the case with one more dimension and other axes, so that counting from the end differs from counting from
+    the start.
     """
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     higher = replaced(
@@ -438,8 +458,10 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
 
 
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
-    """Yield metadata for an omitted tensor: the last dimension of the first tensor, all of it, its first; rows of the
-    first by rows of the second.
+    """Yield metadata for an omitted tensor.
+
+    Shapes are the last dimension of the first tensor, its whole shape, its first dimension, and rows of the first
+    tensor by rows of the second.
     """
     tensors = _tensors(case)
     if not tensors:
@@ -483,7 +505,7 @@ def valued(case: Case) -> Iterator[Case]:
 
 
 def primes_of(case: Case) -> Case:
-    """Return the case with prime sizes, or with sizes that keep their ratios instead; the case itself if it has no
+    """Return the case with prime sizes, with alternatives that keep ratios of sizes; the case itself if it has no
     sizes.
     """
     sizes = distinct_sizes(case)
@@ -507,7 +529,7 @@ def distinct_sizes(case: Case) -> list[int]:
 
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield new sizes for old ones: first with multiples kept as multiples, then without."""
+    """Yield mappings from old to new sizes: first one that keeps multiples, then one that does not."""
     related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if related != unrelated:
         yield related
@@ -517,8 +539,8 @@ def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int,
 def _related(
     sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return new sizes for old ones, keeping multiples up to a ratio; other sizes come from the group, times their
-    steps.
+    """Return a mapping from old to new sizes that keeps multiples up to a ratio; other sizes come from the group, times
+    their steps.
     """
     new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
@@ -529,14 +551,15 @@ def _related(
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
-    """Return the largest smaller size of which `size` is a multiple, up to a ratio."""
+    """Return the largest smaller size of which `size` is a multiple, up to a ratio; None if there is none."""
     return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
-    """Yield the case with sizes replaced, contiguous, if it is not too large.
+    """Yield the case with sizes replaced and contiguous tensors, if it is not too large.
 
-    With `keep_numbers` only lists of sizes change as well, such as normalized_shape, and single numbers do not.
+    Integer arguments that are sizes change as well. With `keep_numbers` only lists of sizes do, such as
+    normalized_shape, but not single integers.
     """
 
     def resized(meta: TensorMeta) -> TensorMeta:
@@ -549,7 +572,7 @@ def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: 
 
 
 def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
-    """Replace integers that are sizes: normalized_shape, sections of a split."""
+    """Replace integers that are sizes, as in normalized_shape or the sections of a split."""
 
     def mapped(number: Any) -> Any:
         is_size = type(number) is int and number >= SMALLEST_SIZE
@@ -560,7 +583,7 @@ def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
 
 
 def laid_out(case: Case) -> Iterator[Case]:
-    """Yield the case with other strides: of each tensor alone, and of all of them."""
+    """Yield the case with other strides, for each tensor alone and for all tensors."""
     layouts: dict[str, tuple[Change, Trait | None]] = {
         "transposed": (_transposed, None),
         "sliced with an offset": (_sliced, "inside memory"),
@@ -614,7 +637,9 @@ def _pitched(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor in memory order of the second dimension, rows unchanged: batch and heads of attention."""
+    """Return the tensor stored in the order of its second dimension, with unchanged rows: batch and heads of
+    attention.
+    """
     if len(meta.shape) < 3 or min(meta.shape[:2]) < 2:
         return None
     swapped = contiguous_strides((meta.shape[1], meta.shape[0], *meta.shape[2:]))
@@ -629,7 +654,7 @@ def _expanded_columns(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _expanded(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor with the same row repeated: a stride of 0."""
+    """Return the tensor with the same row repeated, by a stride of 0."""
     if not meta.shape or meta.shape[0] < 2:
         return None
     return msgspec.structs.replace(meta, strides=(0, *contiguous_strides(meta.shape)[1:]))
@@ -652,7 +677,7 @@ def _channels_last(meta: TensorMeta) -> TensorMeta | None:
 
 
 def main_dtype(case: Case) -> str | None:
-    """Return the dtype of the first floating tensor, else of the first tensor."""
+    """Return the dtype of the first floating-point tensor, or of the first tensor if there is none."""
     dtypes = [meta.dtype for meta in _tensors(case)]
     return next((dtype for dtype in dtypes if dtype in DTYPES and "float" in dtype), dtypes[0] if dtypes else None)
 
@@ -671,8 +696,8 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
 def broadcast(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor smaller, so that it is broadcast along a dimension.
 
-    Includes square tensors, in which a row is as long as a column, and numbers of a wider dtype, which must not change
-    the result's dtype.
+    Includes square tensors, whose rows are as long as their columns, and numbers of a wider dtype, which must not
+    change the result's dtype.
     """
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
     square = _reshaped(case, lambda shape: (*shape[:-2], shape[-1], shape[-1]) if len(shape) > 1 else shape)
@@ -697,8 +722,8 @@ def broadcast(case: Case) -> Iterator[Case]:
 
 
 def wrong(case: Case) -> Iterator[Case]:
-    """Yield the case with arguments that an op must refuse, or accept like its reference: dtype, rank, sizes,
-    numbers.
+    """Yield the case with an invalid dtype, rank, size or number, which an op must refuse or treat like its
+    reference.
     """
     metas = {a: meta for a, _, meta in _single_tensors(case)}
     for a, arg in enumerate(case.op.args):
@@ -762,7 +787,7 @@ def _single_tensors(case: Case) -> list[tuple[int, ReplayArg, TensorMeta]]:
 
 
 def _with_own_memory(case: Case) -> list[tuple[int, int, TensorMeta]]:
-    """Return (argument index, index in the argument, tensor) of tensors that share no memory."""
+    """Return (argument index, index in the argument, tensor) for all tensors that share no memory with others."""
     tensors = [(a, t, meta) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors)]
     return [(a, t, meta) for a, t, meta in tensors if meta is not None and meta.storage is None]
 

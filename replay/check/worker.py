@@ -1,7 +1,7 @@
 # pyright: strict
-"""The code of the process that checks an op: receives trials, sends findings, and dies with its parent.
+"""Main code of the process that checks an op: receives trials, sends findings, and exits with its parent.
 
-Started by `isolated` in the same package; nothing else imports it.
+Started by `isolated` in the same package; no other module imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.traces.errors import OpReplayError
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """List the trials, then run them, until the socket closes."""
+    """List the trials, then run the requested ones until the socket closes."""
     with Parent(descriptor, parent) as starter:
         setup = starter.config(Setup)
         limit_files()

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Collectives: which ones exist, how many bytes they move, and how they map to fewer ranks. Does not import torch."""
+"""Collectives: their kinds, the bytes they move, and how they map to fewer ranks. Does not import torch."""

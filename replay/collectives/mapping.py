@@ -1,8 +1,8 @@
 # pyright: strict
-"""Map a recorded collective to the ranks that exist here: who takes part, and how much each rank moves.
+"""Map a recorded collective to the ranks that exist here: which ranks participate, and how much each rank moves.
 
 The message size, as nccl-tests counts it, stays as recorded while the group shrinks; for an all-to-all, the amount that
-leaves a rank stays.
+each rank sends to others stays.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from opreplay.replay.collectives.model import (
 from opreplay.traces.collectives.names import Kind
 
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
-"""Kinds whose result lies where the input was."""
+"""Kinds whose result replaces the input."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective as the ranks here run it. Sizes are in elements; indexes count within `members`."""
+    """Collective as the ranks here run it. Sizes are in elements; indexes count within `members`."""
 
     kind: Kind
     dtype: str
     members: tuple[int, ...]
-    """Ranks here that take part, in the order of the group."""
+    """Participating ranks, in the order of the group."""
     inputs: int
-    """That a rank hands in; of a scatter the root."""
+    """Input elements of a rank; for a scatter, of the root."""
     outputs: int
-    """That a rank gets; of a gather the root."""
+    """Output elements of a rank; for a gather, of the root."""
     matrix: tuple[tuple[int, ...], ...] = ()
-    """Of an all-to-all: what each sends to each."""
+    """Elements that each rank sends to each other rank in an all-to-all."""
     parts: tuple[int, ...] = ()
-    """Tensors that one all-reduce moves together."""
+    """Sizes of the tensors that one all-reduce moves together."""
     root: int = 0
     source: int = 0
     target: int = 1
     reduce_op: str = "sum"
     asynchronous: bool = False
     elements: int
-    """Of the message, as `size_elements` counts."""
+    """Elements of the message, counted as by `size_elements`."""
     bus_factor: float
     part: float = 1.0
-    """Of the recorded message, that runs."""
+    """Share of the recorded message that runs."""
     note: str = ""
-    """What differs from what was recorded; "" for nothing."""
+    """Difference from the recorded collective; "" if there is none."""
 
 
 class TooFewRanks(ValueError):
-    """There are not enough ranks for the operation."""
+    """Raised if there are not enough ranks for the operation."""
 
 
 def mapped(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
-    """Return what `world` ranks run in place of a recorded group; all of their buffers together take at most
-    `max_bytes`.
+    """Return the collective that `world` ranks run in place of a recorded group, with at most `max_bytes` for all
+    buffers.
 
     Raises TooFewRanks for a send or receive if there is only one rank.
     """
@@ -126,7 +126,7 @@ def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Shar
 
 
 def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
-    """Return the (input, output) elements of a rank for this message on n ranks; not for an all-to-all."""
+    """Return the (input, output) elements of a rank for this message on n ranks; not valid for an all-to-all."""
     if collective.kind in GATHERING:
         inputs = max(1, collective.out_elements // n) if collective.out_elements else 0
         return inputs, inputs * n
@@ -139,8 +139,8 @@ def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
     """Return how much each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
 
-    Peers are bundled, and what a rank keeps stays with it. The other ranks send and receive as much as the recorded
-    one.
+    Peers are bundled, and data that a rank keeps stays with it. The other ranks send and receive as much as the
+    recorded one.
     """
     row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()
     column = _spread(collective, n, recorded, collective.out_splits, collective.out_elements)
@@ -159,7 +159,10 @@ def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, .
 
 
 def _spread(collective: Collective, n: int, recorded: int, splits: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """Return (elements kept, elements sent to each of n - 1 bundles of peers) if n ranks stand for `recorded` ranks."""
+    """Return (elements kept, elements sent to each of n - 1 bundles of peers).
+
+    n ranks take the place of `recorded` ranks.
+    """
     if len(splits) != recorded:
         retained = total // recorded
         return (retained, *_even(total - retained, n - 1))
@@ -176,7 +179,7 @@ def _even(total: int, count: int) -> list[int]:
 
 
 def _scaled(values: tuple[int, ...], total: int) -> list[int]:
-    """Scale `values` in proportion so that they add up to `total`."""
+    """Scale `values` in proportion so that their sum is `total`."""
     before = sum(values)
     if before == total or not values:
         return list(values)
@@ -194,7 +197,7 @@ def bytes_of(share: Share, itemsize: int) -> int:
 
 
 def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
-    """Reduce the collective to as many elements as fit into memory."""
+    """Reduce the collective to the number of elements that fits into memory."""
     needed = bytes_of(share, collective.itemsize)
     if needed <= max_bytes:
         return share
@@ -233,7 +236,7 @@ def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
 
 
 def size_text(count: float) -> str:
-    """Bytes in decimal units: "512 B", "10.2 MB"."""
+    """Return a number of bytes in decimal units: "512 B", "10.2 MB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

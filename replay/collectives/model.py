@@ -1,6 +1,6 @@
 # pyright: strict
-"""Data types of collectives: which operation runs on how many elements in which group, and the result of replaying
-it.
+"""Data types of collectives: which operation runs on how many elements in which group, and the result of its
+replay.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from opreplay.traces.collectives.names import Kind
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 MAX_ELEMENTS = 1 << 48
-"""Of one message: more than any memory holds."""
+"""Maximum elements of one message: more than any memory holds."""
 MAX_PARTS = 1 << 16
-"""Tensors, splits or ranks that a collective lists at most."""
+"""Maximum number of tensors, splits or ranks that a collective lists."""
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -29,32 +29,34 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Kind
     dtype: str
-    """torch dtype name."""
+    """dtype name as in torch."""
     in_elements: int
-    """That this rank hands in; of a broadcast what every rank has, of a scatter what the root hands out."""
+    """Input elements of this rank; for a broadcast, the elements that every rank has; for a scatter, the
+    root's input.
+    """
     out_elements: int
-    """That this rank gets."""
+    """Output elements of this rank."""
     in_splits: tuple[int, ...] = ()
-    """Of an all-to-all: elements for each rank of the group; empty where even, or not recorded."""
+    """Elements sent to each rank of the group in an all-to-all; empty if even or not recorded."""
     out_splits: tuple[int, ...] = ()
-    """Elements from each rank."""
+    """Elements received from each rank."""
     parts: tuple[int, ...] = ()
-    """Elements of each tensor where several move at once; they add up to `in_elements`."""
+    """Elements of each tensor if several are moved at once; their sum is `in_elements`."""
     group: str = ""
-    """Name of the process group, "" where not recorded."""
+    """Name of the process group, "" if not recorded."""
     group_size: int | None = None
-    """Ranks that take part; None where not recorded."""
+    """Number of participating ranks, or None if not recorded."""
     group_ranks: tuple[int, ...] = ()
-    """Which ranks of the job these are."""
+    """Participating ranks, as ranks of the job."""
     rank: int | None = None
-    """Rank in the job of the process that recorded it."""
+    """Rank in the job of the process that recorded the collective."""
     root: int | None = None
-    """Of a rooted collective, as rank of the group."""
+    """Root of a rooted collective, as rank of the group."""
     source: int | None = None
-    """Of a point-to-point operation: who sends, as rank of the group."""
+    """Sender of a point-to-point operation, as rank of the group."""
     target: int | None = None
     reduce_op: str = ""
-    """"sum", "avg", "max", ...; "" where not recorded."""
+    """Reduction, such as "sum", "avg" or "max"; "" if not recorded."""
     asynchronous: bool | None = None
 
     @property
@@ -71,7 +73,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def size_elements(collective: Collective) -> int:
     """Return the elements of the message by the convention of nccl-tests (its PERFORMANCE.md).
 
-    For a gather or scatter this is the larger side, otherwise the buffer of one rank.
+    For a gather or scatter, this is the larger side; otherwise it is the buffer of one rank.
     """
     if collective.kind in GATHERING:
         return collective.out_elements
@@ -97,13 +99,13 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
     time_us: float
     algorithm_gb_s: float
-    """Message over time."""
+    """Message size divided by time."""
     bus_gb_s: float
-    """The same times `bus_factor`: to be compared with what the links carry, whatever the number of ranks."""
+    """Algorithm bandwidth times `bus_factor`; comparable with the bandwidth of the links for any number of ranks."""
 
 
 def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
-    """Return the rates for a time; None if there is no time or no data."""
+    """Return the rates for a time, or None if there is no time or no data."""
     if time_us is None or not time_us > 0:
         return None
     rate = size_bytes / time_us / 1e3
@@ -111,28 +113,29 @@ def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) ->
 
 
 WaitBy = Literal["one clock", "shortest rank", ""]
-"""How waiting was told apart: by stamps of the one clock of a host; where ranks are on several hosts by the rank that
-took the shortest, which arrived last; "" for not at all."""
+"""How the wait was separated: by time stamps of a host's single clock; for ranks on several hosts, by the rank that
+took the shortest time, because it arrived last; "" if it was not separated.
+"""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a collective ran on real ranks; times in microseconds per call."""
+    """Result of running a collective on real ranks; times are in microseconds per call."""
 
     backend: str
     ranks: int
-    """That took part."""
+    """Number of participating ranks."""
     ranks_recorded: int | None
-    """Of the recorded group; None where the trace does not say."""
+    """Number of ranks of the recorded group; None if the trace does not record it."""
     elements: int
-    """Of the message that ran, as `size_elements` counts."""
+    """Elements of the message that ran, counted as by `size_elements`."""
     mapping: str = ""
-    """What running on other ranks than recorded, or on fewer bytes, means; "" where it ran as recorded."""
+    """Effect of running on other ranks or fewer bytes than recorded; "" if it ran as recorded."""
     transfer_us: float | None = None
-    """Median from the moment the last rank arrived to the moment the last rank was done."""
+    """Median time from the arrival of the last rank to the end of the last rank."""
     wait_us: float | None = None
-    """Median over the calls of how long the first rank to arrive waited for the last."""
+    """Median time over the calls that the first rank to arrive waited for the last one."""
     issue_us: float | None = None
-    """Median time until an asynchronous call returned; None for one that blocks."""
+    """Median time until an asynchronous call returned; None for a blocking call."""
     wait_by: WaitBy = ""
     checked: Literal["right", "wrong", "not checked"] = "not checked"
     check_detail: str = ""
@@ -145,10 +148,10 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: Collective
     size_bytes: int
-    """As recorded, by nccl-tests' convention."""
+    """Recorded message size, by nccl-tests' convention."""
     recorded: Bandwidth | None = None
-    """With the recorded group; the time holds the wait for other ranks."""
+    """Rates with the recorded group; the time includes the wait for other ranks."""
     measured: Bandwidth | None = None
     simulated: dict[str, Bandwidth] = {}
-    """By SoC."""
+    """Predicted rates by SoC."""
     replayed: Replayed | None = None

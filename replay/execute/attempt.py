@@ -1,7 +1,7 @@
 # pyright: strict
-"""Runs one op from preparation to outcome: any exception becomes a reason; owns no process and no time limit.
+"""Runs one op from preparation to outcome: any exception becomes a reason. Processes and time limits are set elsewhere.
 
-An op over its memory budget is retried in the smaller size from `fitting`, if requested.
+If requested, an op over its memory budget is retried in the smaller size from `fitting`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 LISTED = 8
-"""Most names listed of kernels that only one profile has."""
+"""Maximum number of listed names of kernels that only one of the two profiles has."""
 
 
 def attempt(
@@ -46,8 +46,8 @@ def attempt(
 ) -> Outcome:
     """Prepare and measure one op. Raises only exceptions that end the run (KeyboardInterrupt, SystemExit).
 
-    With `shrink_to`, an op that needs more bytes is made smaller if possible. `recency` is needed to reproduce the
-    caches of the recorded step. With `visits` the measurement covers all rounds so far, including this one.
+    With `shrink_to`, an op that needs more bytes is shrunk if possible. `recency` is needed to reproduce the caches of
+    the recorded step. With `visits`, the measurement covers all rounds so far, including this one.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
 
 
 def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:
-    """Compare one profiled call with the recording; a failing profiler costs the comparison, not the op."""
+    """Compare one profiled call with the recording. If the profiler fails, only the comparison is missing."""
     try:
         profile = executor.profile(prepared, op)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement:
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
-    """Prepare the op, in full or in a smaller size."""
+    """Prepare the op in full size, or smaller if it does not fit."""
     whole = Fitted(op=op)
     if op.reason is not None or shrink_to is None:
         return whole, executor.prepare(op, seed=seed)

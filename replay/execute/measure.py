@@ -1,5 +1,5 @@
 # pyright: strict
-"""The measuring loop: takes samples, summarizes them and decides on warnings; owns no device, no clock."""
+"""The measuring loop: takes samples, summarizes them and decides on warnings. Devices and clocks are elsewhere."""
 
 from __future__ import annotations
 
@@ -23,24 +23,29 @@ from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 
 SAMPLE_US = 500.0
-"""Target length of a sample: a thousand times the resolution of common clocks; 400 samples fit into the budget."""
+"""Target duration of a sample: a thousand times the resolution of common clocks, and 400 samples fit into the
+budget.
+"""
 NOISY_IQR = 0.10
 """A larger ratio of interquartile range to median causes a warning."""
 RESOLUTION_SHARE = 0.01
 """Samples shorter than the clock's resolution divided by this share cause a warning."""
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
-"""If a call takes longer than `ONCE_S` and `ONCE_PER_OP_TIME` · `op_time_s`, the warm-up calls are the samples."""
+"""If a call takes longer than `ONCE_S` and `ONCE_PER_OP_TIME` · `op_time_s`, the warm-up calls serve as the samples."""
 WAITED_SHARE = 0.1
-"""A slow op whose thread waited for a processor longer than this share causes a warning."""
+"""A slow op causes a warning if its thread waited for a processor for more than this share of the time."""
 LEFT_SHARE = 0.8
 """Share of the op's remaining time limit that sampling may use."""
 COPIES = 32
-"""Most copies of the arguments for cold samples."""
+"""Maximum number of copies of the arguments for cold samples."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
-"""Arguments of eight cache lines, of an op whose code the step left in a private cache, are measured call after call:
-fetching them takes some 0.1 us a line, a call of 1 us by itself 3 to 6 us (scalars of AdamW, a busy machine)."""
+"""Arguments of at most FEW_BYTES are measured in consecutive calls, if the step used the op's code within NEAR_BYTES.
+
+The code is then in a private cache. Fetching these eight cache lines takes about 0.1 us per line, but a 1 us call that
+is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
+"""
 COLD_FOOTPRINT = 2.0
-"""Arguments and copies that fill the last-level cache this many times evict themselves."""
+"""Arguments and copies evict themselves if they fill the last-level cache this many times."""
 
 
 def measure(
@@ -51,13 +56,13 @@ def measure(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Measurement:
-    """Time `prepared.call` until the median is precise enough or the time is spent.
+    """Time `prepared.call` until the median is precise enough or the time is used up.
 
-    With `visits` it spends one round's share of the time, and samples of earlier rounds count as well. Slow ops get six
-    samples if more would take over about three times `op_time_s`; for very slow ops the warm-up calls count, without
-    the first. If the op's limit left no time for a second call, the first call is the measurement, with a warning; if
-    that call imported modules, NotReplayable is raised. `recency` describes the recorded step, for caches in the same
-    state as in the step. Exceptions of the op pass through.
+    With `visits`, it uses one round's share of the time, and samples of earlier rounds count as well. Slow ops get six
+    samples if more would take over about three times `op_time_s`. For very slow ops the warm-up calls count, except the
+    first. If the op's limit leaves no time for a second call, the first call is the measurement, with a warning; raises
+    NotReplayable if that call imported modules. `recency` describes the recorded step, for caches in the same state as
+    in the step. Exceptions of the op pass through.
     """
     clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
@@ -141,7 +146,7 @@ def _of_visits(
 
 
 def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
-    """Return the measurement from warm-up calls, for an op too slow for more."""
+    """Return the measurement from warm-up calls, for an op that is too slow for samples."""
     share, count = warm.waited_share, float(len(warm.settled_us))
     waited_share = share if executor.threads == 1 else 0.0
     took_us = sorted((1.0 - waited_share) * us for us in warm.settled_us)
@@ -163,10 +168,10 @@ def _plan(
 ) -> SamplePlan:
     """Plan samples whose arguments are in the requested cache state.
 
-    Cold: arguments that fill the last-level cache twice evict themselves; smaller ones alternate with copies; if the
-    copies do not fill it either, the cache is flushed before each sample, which uses each copy once. Step: a sample is
-    one call, preceded by the memory accesses of the step. A small scalar argument is measured call after call, since
-    fetching it takes less than the timing error.
+    Cold: arguments that fill the last-level cache twice evict themselves; smaller arguments alternate with copies. If
+    the copies do not fill the cache twice either, it is flushed before each sample, which uses each copy once. Step: a
+    sample is one call after the memory accesses of the step. Small scalar arguments are measured in consecutive calls,
+    since fetching them takes less time than the timing error.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -189,10 +194,10 @@ def _plan(
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
     """Plan samples whose calls find their arguments in the caches, as the previous call left them.
 
-    A reset evicts arguments, so resets wait for `max_calls` unless the op's time depends on the values, and arguments
-    that fit into the cache are read again afterwards. An untimed call precedes samples of several calls, and counts for
-    `max_calls`. Before a sample of one call it would change the timed values; it is only made if the arguments do not
-    fit, since the op may use a part of them.
+    A reset evicts arguments. Therefore resets happen only after `max_calls`, unless the op's time depends on the
+    values, and arguments that fit into the cache are read again afterwards. An untimed call precedes samples of several
+    calls, and counts toward `max_calls`. Before a sample of one call it would change the timed values, so it is made
+    only if the arguments do not fit into the cache, since the op may use only part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -224,10 +229,11 @@ def against_gauge(
 ) -> Measurement:
     """Return the measurement with its time relative to the reference workloads.
 
-    Samples (us a call) and readings are in time order. A sample is divided by the (n + 1)th root of the product of its
-    n readings. Slowdowns by another program on the same core or memory bus affect ops less than the reference
-    workloads, which only compute or move data. The power of 2/3 on both together varies least, 5 % from run to run on a
-    shared machine where medians vary by 12 % and plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
+    Samples (us per call) and readings are in time order. A sample is divided by the (n + 1)th root of the product of
+    its n readings, because other programs on the same core or memory bus slow down ops less than the reference
+    workloads, which only compute or only move data. With both workloads, the divisor is the power of 2/3 of their
+    geometric mean. This result varies least: 5 % from run to run on a shared machine where medians vary by 12 % and
+    plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
     """
     relative = [
         sample / max(math.prod(readings), 1e-9) ** (1.0 / (1 + len(readings)))
@@ -296,8 +302,8 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """Return warnings about the machine from reference readings in both halves of the samples, and the best of the
-    run.
+    """Return warnings about the machine from the reference readings in both halves of the samples and the best reading
+    of the run.
     """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):
@@ -315,8 +321,8 @@ def _cache_warnings(executor: Executor, plan: SamplePlan) -> list[MeasureWarning
 
 
 def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarning]:
-    """Return a warning if launching takes the host longer than the device computes: a model would not see this time
-    either.
+    """Return a warning if launching takes the host longer than the device computes, because a model does not see this
+    device time either.
     """
     if host_us is None or host_us <= device_us:
         return []
@@ -347,7 +353,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled_us(self) -> tuple[float, ...]:
-        """The calls since the last change in time, without the first call, unless it is the only one."""
+        """Times of the calls since the last change in time, without the first call unless it is the only one."""
         return self.took_us[self._settled_from :] or self.took_us
 
     @property
@@ -362,7 +368,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> tuple[MeasureWarning, ...]:
-        """Reasons why these calls alone are a bad measurement."""
+        """Reasons why these calls alone are not a good measurement."""
         if len(self.took_us) == 1:
             return (MeasureWarning(kind="first call", data={"first_s": self.took_us[0] * 1e-6}),)
         before_us, last_us = self.took_us[-2:]
@@ -372,7 +378,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> WarmUp:
-    """Call until caches, allocators, compilers and tuners have warmed up, or the time for it is spent."""
+    """Make calls until caches, allocators, compilers and tuners have warmed up, or the time for this is used up."""
     clock = executor.clock
     started = clock.now_s()
     took_us: list[float] = []

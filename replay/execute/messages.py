@@ -21,7 +21,7 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
 
     ops: tuple[ReplayOp, ...]
     calls: tuple[int, ...]
-    """Index into `ops` of each call, in order."""
+    """Index into `ops` for each call, in order."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """See `opreplay.replay.ir.model.RecordedSequence.memories`."""
     budget_bytes: int | None = None
@@ -33,7 +33,7 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     heartbeat: str
     """Path of the file in which the process records its current op."""
     unshared: tuple[str, ...] = ()
-    """Ids of ops that share no tensors with other ops, because they killed a process with shared ones."""
+    """Ids of ops that share no tensors with other ops, because they killed a process when they did."""
 
 
 class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
@@ -50,7 +50,7 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence o
     outcomes: dict[str, Outcome] = {}
     """Op id → outcome; ops without a finished pass are missing."""
     calls: int = 0
-    """Calls of the replayed ops."""
+    """Number of calls of the replayed ops."""
     sums_us: tuple[float, ...] = ()
     """Time of all calls of each pass."""
     walls_us: tuple[float, ...] = ()
@@ -77,30 +77,30 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
     config: WorkerConfig
     task: SequenceTask
     collectives: tuple[SharedCall, ...]
-    """In the order in which they start."""
+    """Collectives in the order of their starts."""
 
 
 class SharedPasses(msgspec.Struct, kw_only=True):
     """Times of the passes of a shared step on one rank, in microseconds."""
 
     in_flight_us: list[float] = []
-    """Time in which at least one collective was running."""
+    """Time during which at least one collective was running."""
     hidden_us: list[float] = []
-    """Time in which a collective was running and no call waited for it."""
+    """Time during which a collective was running and no call waited for it."""
     waited_us: list[float] = []
-    """Time in which calls waited for a collective."""
+    """Time during which calls waited for a collective."""
     alone_sums_us: list[float] = []
     """Time of all calls in passes without collectives."""
     alone_walls_us: list[float] = []
     collectives_alone_us: list[float] = []
-    """Time of passes without calls, one collective after the other."""
+    """Time of passes without calls, with the collectives one after the other."""
 
 
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
     """The outcome of a shared step on one rank."""
 
     reason: Reason | None = None
-    """Why it failed."""
+    """Reason of the failure."""
     raised: dict[int, Reason] = {}
     """Op index → error of a call that raised."""
     calls: SequenceOutcome = SequenceOutcome()
@@ -109,17 +109,17 @@ class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared s
     """Times of each distinct collective, from its start to its end."""
     passes: SharedPasses = msgspec.field(default_factory=SharedPasses)
     unseen: int = 0
-    """Collectives whose end is only noticed when they are waited for."""
+    """Number of collectives whose end is noticed only when they are waited for."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's device is available and the libraries are loaded."""
+    """Message that the worker's device is available and its libraries are loaded."""
 
     facts: dict[str, object]
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The worker cannot work at all, e.g. because the device is missing."""
+    """Message that the worker cannot work at all, e.g. because the device is missing."""
 
     message: str
     hint: str
@@ -159,7 +159,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="rank config"):
     world: int
     backend: Backend
     device: str
-    """"cpu", or "cuda:1", ..."""
+    """Device, e.g. "cpu" or "cuda:1"."""
     store: str
     """Rendezvous of the ranks: path of a shared file, or host:port of a TCP store."""
     prefix: str = ""
@@ -185,20 +185,20 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
     rank: int
     took_part: bool = True
     reason: Reason | None = None
-    """Why it failed."""
+    """Reason of the failure."""
     samples_us: tuple[float, ...] = ()
-    """Time of one call in each sample, in order."""
+    """Time per call in each sample, in order."""
     calls: int = 1
-    """Calls per sample."""
+    """Number of calls per sample."""
     first_us: float | None = None
     issue_us: tuple[float, ...] = ()
     arrived_ns: tuple[int, ...] = ()
     """Start of each stamped call on this host's monotonic clock."""
     done_ns: tuple[int, ...] = ()
     host: str = ""
-    """Host of the clock."""
+    """Name of the host with this clock."""
     wrong: str | None = None
-    """The error that a check found, "" if none; None without a check."""
+    """Error found by a check, "" if there is none; None without a check."""
     assumed: str = ""
     """Differences from the recorded call, such as another dtype."""
 

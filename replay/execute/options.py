@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 """Wall time of one op, including set-up, after which its process is killed; longer if `op_time_s` is long."""
 LIMIT_PER_OP_TIME = 30.0
 SHARE = 0.25
-"""Most of a run's time that one op may take, so that a hanging op does not use all of it."""
+"""Maximum share of a run's time that one op may take, so that a hanging op does not use all of it."""
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_ci: float = 0.02
     """Stop when the 95 % interval of the median is within ± this share of it."""
     min_share: float = 0.25
-    """Measure for at least this share of `op_time_s`, since a machine may be fast or slow for some milliseconds."""
+    """Minimum share of `op_time_s` to measure, since a machine may be fast or slow for some milliseconds."""
     min_samples: int = 8
     max_samples: int = 400
     warmup_calls: int = 2
@@ -39,12 +39,17 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum warm-up time, within `max_warmup_calls` calls."""
     max_warmup_calls: int = 50
     limit_s: float | None = None
-    """Time limit of one op; None for a minute or thirty times `op_time_s`, whichever is more. Warm-up calls whose times
-    do not settle stop earlier."""
+    """Time limit of one op; None for a minute or thirty times `op_time_s`, whichever is more.
+
+    Warm-up stops earlier if the times of its calls do not settle.
+    """
     cache: RunCache = "cold"
-    """Cache state at the start of a call. warm: one set of arguments is reused. cold: arguments are outside the caches,
-    by alternating copies or by a flush before each sample. step: other memory is touched before each call as in the
-    recorded step; ops outside the step are measured cold."""
+    """Cache state at the start of a call.
+
+    warm: one set of arguments is reused. cold: arguments are not in the caches, because copies alternate or caches are
+    flushed before each sample. step: before each call, other memory is accessed as in the recorded step; ops outside
+    the step are measured cold.
+    """
     cuda_graph: bool = False
     """Whether to capture ops as a graph if the device is faster than the host's launches."""
     check_kernels: bool = False
@@ -67,41 +72,48 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     device: str = "cpu"
     seed: int = 0
     mode: Literal["unique", "sequence"] = "unique"
-    """Replay each unique op by itself, or all calls of one recorded step in order."""
+    """Whether to replay each unique op by itself, or all calls of one recorded step in order."""
     max_op_bytes: int | None = None
     """Memory limit of an op's inputs and outputs; None for half of the free memory at the start."""
     over_budget: Literal["shrink", "skip"] = "shrink"
     """For an op over the limit: run it on fewer rows or slices if possible, or skip it."""
     visits: int | None = None
-    """Rounds in which each op is measured, far apart, with `op_time_s` split among them; only on a CPU, one op at a
-    time. None for eight on a busy machine, otherwise one: several rounds reveal smaller changes on a busy machine."""
+    """Number of rounds, far apart, in which each op is measured; they share `op_time_s`. Only on a CPU, one op at a
+    time.
+
+    None for eight on a busy machine, where several rounds reveal smaller changes, and otherwise one.
+    """
     total_time_s: float | None = None
-    """Wall time of the whole run; later ops are skipped."""
+    """Wall time of the whole run, after which the remaining ops are skipped."""
     stop_on_error: bool = False
-    """Whether the run ends after the first failed op; not for a sequence."""
+    """Whether the run ends after the first failed op. Not for a sequence."""
     threads: int | None = None
     """torch threads on the CPU; None for torch's default, or fewer if CPUs are busy."""
     isolation: Literal["process", "none"] | None = None
-    """Run ops in worker processes or in this process; None for workers, except for a single op measured from Python."""
+    """Whether to run ops in worker processes or in this process; None for workers, except for a single op measured from
+    Python.
+    """
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
-    """Namespace → module that may be imported, as the user allowed."""
+    """Namespace → module that the user allowed to import."""
     plugins: tuple[str, ...] = ()
     """The user's plugin files and modules."""
     init_modules: tuple[str, ...] = ()
     """The user's files and modules with initializers."""
     init_args: tuple[str, ...] = ()
-    """Settings of initializers, NAME.OPTION=VALUE."""
+    """Settings of initializers in the form NAME.OPTION=VALUE."""
     values: str | None = None
     """A .safetensors file with values for arguments of chosen ops."""
     check_work: bool = False
     """Whether to count the work that argument values cause."""
     lanes: int = 1
-    """Ops measured at the same time, each in its own process; on the CPU each gets a share of the processors."""
+    """Number of ops measured at the same time, each in its own process; on the CPU each gets a share of the
+    processors.
+    """
     shared_device: bool = False
-    """Whether several lanes may use one accelerator."""
+    """Whether several workers may use one accelerator."""
     ranks: int | None = None
-    """Processes for collectives; None skips collectives."""
+    """Number of processes for collectives; None skips collectives."""
     backend: Literal["gloo", "nccl", "hccl"] | None = None
     """Backend of torch.distributed; None for the device's default."""
     check_results: bool = True
@@ -147,15 +159,17 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     memory_bytes: int
     """Memory limit per op, see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
-    """Whether freed memory is kept for the next call; in a sequence the C library behaves as in a model."""
+    """Whether freed memory is kept for the next call. False in a sequence, where the C library should behave as in a
+    model.
+    """
     recency: dict[str, Recency] = {}
-    """Op id → reuse distances in the recorded step, if caches must match the step."""
+    """Op id → reuse distances in the recorded step, if caches must be as in the step."""
     cpus: tuple[int, ...] = ()
     """Processors of this worker; empty for all available ones."""
 
     @property
     def shrink_to(self) -> int | None:
-        """Byte limit to which an op is made smaller; None if it is skipped instead."""
+        """Byte limit to which an op is shrunk; None if it is skipped instead."""
         return self.memory_bytes if self.options.over_budget == "shrink" else None
 
     def having(self, **changes: Any) -> WorkerConfig:
@@ -163,8 +177,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
 
     def settled(self, facts: Mapping[str, object]) -> WorkerConfig:
-        """Return the configuration for the run's next process, with the thread count that the first process chose
-        (`facts`).
+        """Return the configuration for the run's next process, with the thread count that the first process chose (in
+        `facts`).
         """
         threads = facts.get("threads")
         return self.having(threads=threads) if isinstance(threads, int) else self

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 CHECK_EVERY = 4
 OVERTIME = 2.0
-"""Up to this many times `op_time_s` may be spent in addition on a slow or often interrupted op."""
+"""Maximum extra time for a slow or often interrupted op, as a multiple of `op_time_s`."""
 WALL = 3.0
-"""Wall time may exceed the thread's own time by this factor, if other programs use the CPUs."""
+"""Maximum ratio of wall time to the thread's own time, if other programs use the CPUs."""
 READINGS = 3
-"""Most readings of the reference workloads per sample, if readings are interrupted."""
+"""Maximum number of readings of the reference workloads per sample, if readings are interrupted."""
 
 
 class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     touch: Callable[[], Any] | None = None
     """Called after each reset, which evicts the arguments from the caches."""
     calls_between_resets: int = 0
-    """Calls, including `rewarm`, between resets; 0 resets after each sample."""
+    """Number of calls between resets, including `rewarm`; 0 resets after each sample."""
     cache: RunCache
     graph: Callable[[], Any] | None = None
     """Launches a whole sample at once."""
@@ -54,7 +54,7 @@ class Sample(NamedTuple):
 
     took_us: float
     waited_us: float
-    """Time in which the thread waited for a processor."""
+    """Time during which the thread waited for a processor."""
     gauge_us: tuple[float, ...]
     """Means of the reference readings before and after the sample; empty without reference workloads."""
 
@@ -65,7 +65,7 @@ class Samples:
     def __init__(self) -> None:
         self.clean: list[Sample] = []
         self.interrupted: list[Sample] = []
-        """Samples in which a thread of this process was preempted."""
+        """Samples during which a thread of this process was preempted."""
         self.all: list[Sample] = []
         self.ordered: list[float] = []
         """Times of the uninterrupted samples, ascending."""
@@ -84,9 +84,9 @@ class Samples:
     def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
         """Return the samples that count, in order, and warnings about them.
 
-        If there are `enough` uninterrupted samples, only they count. Otherwise all samples count: the time for which a
-        single thread waited for a processor is subtracted; with several threads, whose waits overlap, times are left as
-        they are.
+        If there are `enough` uninterrupted samples, only these count. Otherwise all samples count: for a single thread,
+        the time that it waited for a processor is subtracted; for several threads, whose waits overlap, times stay
+        unchanged.
         """
         if len(self.clean) >= enough or not self.interrupted:
             return self.clean, []
@@ -113,9 +113,9 @@ def collect(
     left_s: float,
     fewest: int = 1,
 ) -> Samples:
-    """Take samples until their median is precise enough or the budget is spent.
+    """Take samples until their median is precise enough or the budget is used up.
 
-    Takes at least `fewest` samples unless `left_s` is over first, and always at least one.
+    Takes at least `fewest` samples unless `left_s` is used up first, and always at least one.
     """
     clock = executor.clock
     samples = Samples()
@@ -173,7 +173,9 @@ def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = F
 
 
 def _read(executor: Executor, plan: SamplePlan) -> tuple[float, ...]:
-    """Read the reference workloads; the memory workload only if caches should be cold, as it goes through them."""
+    """Read the reference workloads; the memory workload only if caches should not be warm, because it goes through
+    them.
+    """
     if executor.gauge is None:
         return ()
     reading: tuple[float, ...] = ()
@@ -196,9 +198,9 @@ def _enough(
     left_s: float,
     fewest: int,
 ) -> bool:
-    """Check whether the median is precise enough, or the time is spent.
+    """Check whether the median is precise enough, or the time is used up.
 
-    The time is the thread's own, or a multiple of it in wall time.
+    The time is the thread's own time, or a multiple of it in wall time.
     """
     clean, count = len(samples.clean), len(samples.all)
     a_sample_s = spent_s / count

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Thread count of ops on a CPU with other load: chosen at the start, and checked again by an op's samples."""
+"""Thread count of ops on a CPU with other load: chosen at the start, and checked again from an op's samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.step.recency import Recency
 
 FAR_ABOVE = 3.0
-"""A median this many times the lowest decile indicates threads that wait for each other."""
+"""A ratio of median to lowest decile above this indicates threads that wait for each other."""
 WAITED_SHARE = 0.2
-"""Threads that waited for processors for this share of the measuring time, in total, have slowed the op."""
+"""If threads waited for processors for more than this share of the measuring time, in total, they have slowed
+the op.
+"""
 ALONE_SHARE = 0.5
-"""An op is measured again with one thread if this share of its time limit is left."""
+"""An op is measured again with one thread if at least this share of its time limit is left."""
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:
@@ -46,7 +48,7 @@ def measure_on_idle(
 ) -> Measurement:
     """Measure, and repeat with one thread if several threads waited for processors; return the shorter result.
 
-    A warning in the measurement says so, also if there was no time for the repetition or it was not shorter.
+    A warning in the measurement reports this, even if there was no time for the repetition or it was not shorter.
     """
     clock, threads = executor.clock, executor.threads
     if threads is None or threads < 2:
@@ -75,7 +77,7 @@ def measure_on_idle(
 
 
 def waited(measurement: Measurement) -> bool:
-    """Check whether the samples look as if threads waited for processors used by other programs."""
+    """Check whether the samples suggest that threads waited for processors that other programs used."""
     kinds = {kind_of(warning) for warning in measurement.warnings}
     if kinds & {"interrupted", "threads waited"} or measurement.repeated > measurement.samples:
         return True

@@ -1,8 +1,8 @@
 # pyright: strict
 """Several rounds of measuring an op, far apart in a run: the time of each round, and the combined result.
 
-A busy machine is slow for a while, for some ops more than for others. Rounds that are far apart meet it in several
-states; the spread between rounds is the error of their mean, and shows how closely the op follows the reference
+A busy machine is slow for a while, for some ops more than for others. Rounds that are far apart see several of these
+states. The spread between rounds is the error of their mean, and shows how closely the op follows the reference
 workloads (`results.compare.visits`).
 """
 
@@ -21,12 +21,15 @@ from opreplay.replay.host.idle import is_busy
 from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 
 BUSY = 8
-"""Rounds on a busy machine by default: in the time of three, they reveal a third more of the slower ops
-(`benchmarks/compare_power.py --load 4 --visits 8`)."""
+"""Default number of rounds on a busy machine.
+
+In the same time as three rounds, they reveal a third more of the slower ops (`benchmarks/compare_power.py --load 4
+--visits 8`).
+"""
 FEWEST_SAMPLES = 6
-"""Fewest samples of an op, whatever its time: the interval of the median needs six."""
+"""Minimum number of samples of an op, regardless of its time, because the interval of the median needs six."""
 FEWEST = 3
-"""Fewest samples of a round."""
+"""Minimum number of samples in a round."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +54,7 @@ class VisitSamples(NamedTuple):
     """The samples of one round."""
 
     samples: tuple[Sample, ...]
-    """In time order."""
+    """Samples in time order."""
     threads: int | None
     cache: MeasuredCache
     first_call_us: float
@@ -85,14 +88,16 @@ class Visits:
         )
 
     def _min_samples(self, all_visits: int) -> int:
-        """Return the minimum number of samples: all of them in the first round, as the run may decide that there is no
-        other.
+        """Return the minimum number of samples of the next round.
+
+        The first round takes the minimum of all rounds, because the run may decide that there is no other round.
         """
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Return the samples that the next round takes, whatever its time, to get `FEWEST_SAMPLES` with these threads
-        and caches.
+        """Return the minimum number of samples of the next round, regardless of its time.
+
+        With it, there are `FEWEST_SAMPLES` with these threads and caches.
         """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
@@ -104,13 +109,13 @@ class Visits:
 
 
 class Book:
-    """Measurements that a process keeps of ops with more rounds to come."""
+    """Measurements that a process keeps for ops with further rounds."""
 
     def __init__(self) -> None:
         self._open: dict[str, Visits] = {}
 
     def of(self, id_: str, visit: Visit) -> Visits:
-        """Return the rounds of an op so far; they are removed with the last round."""
+        """Return the rounds of an op so far; with the last round they are removed."""
         if visit.number == 0:
             self._open[id_] = Visits(visit.of)
         visits = self._open.get(id_) or Visits(visit.of)
@@ -120,7 +125,7 @@ class Book:
 
 
 def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:
-    """Return the options of a round: checks other than times are made in the first round only."""
+    """Return the options of a round; kernels and values are checked only in the first round."""
     if visit.number == 0 or not (options.check_kernels or options.check_values):
         return options
     return msgspec.structs.replace(options, check_kernels=False, check_values=False)

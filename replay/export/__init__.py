@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write standalone bundles: chosen ops of a plan with one script that replays them wherever torch is installed."""
+"""Writes standalone bundles: selected ops of a plan with one script that replays them wherever torch is installed."""
 
 from opreplay.replay.export.bundle import Bundle, LeftOut, make_bundle
 from opreplay.replay.export.files import check_target, write_bundle

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Decide which ops of a plan a script can replay with torch alone, and build the plan that the bundle holds.
+"""Determines which ops of a plan a script can replay with torch alone, and builds the plan in the bundle.
 
-This module chooses the ops and removes everything that names the model; `files` writes the files.
+This module selects the ops and removes everything that names the model; `files` writes the files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
 BUNDLE_VERSION = 1
-"""Of the part of ops.json that the script reads beside the plan. Changes: 1 first version."""
+"""Version of the part of ops.json that the script reads in addition to the plan. 1: first version."""
 SOURCE = "bundle"
-"""Stands in the plan for the name of the trace."""
+"""Replaces the name of the trace in the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LeftOut:
 
     @property
     def is_public(self) -> bool:
-        """Whether the name belongs to an op of a published library, so that it reveals nothing about the model."""
+        """Whether the name is that of an op in a published library, so that it reveals nothing about the model."""
         parts = split_name(self.name)
         return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
@@ -58,17 +58,19 @@ class Bundle:
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
-    """By op id and argument: what each tensor holds; under "*" the least elements of the first one's memory."""
+    """Contents of each tensor, by op id and argument; under "*", the minimum number of elements in the first tensor's
+    memory.
+    """
     instead: dict[str, dict[str, Any]]
-    """By op id: the op that does the same on devices without a kernel for the recorded one, and its inputs."""
+    """By op id, an equivalent op with its inputs for devices without a kernel for the recorded op."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
     executors: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """By op id: the function of a plugin's file that runs it: file, name and line, and whether it takes lists."""
+    """By op id, the function in a plugin's file that runs the op: file, name and line, and whether it takes lists."""
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Plugin files by name."""
     namespaces: dict[str, str] = field(default_factory=dict[str, str])
-    """Namespace of a plugin's own torch ops → the file that registers them."""
+    """Files that register torch ops of a plugin, by namespace."""
 
     def to_json(self) -> bytes:
         """Return a plan that opreplay can read, with the script's data under the key "bundle"."""
@@ -83,7 +85,7 @@ class Bundle:
         return plain_json(msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1)) + b"\n"
 
     def why(self, op: LeftOut) -> str:
-        """Return the reason in full, or only its kind if the detail may contain names."""
+        """Return the full reason, or only its kind if the detail may contain names."""
         return op.reason if self.keeps_names or op.is_public else op.reason.partition(":")[0]
 
 
@@ -99,9 +101,9 @@ def make_bundle(
 ) -> Bundle:
     """Return the ops of a plan that a script can replay with torch alone, and the other ops with reasons.
 
-    Without `keep_names`, nothing that names the model, its files, machine or kernels is kept. Ops that an executor in
-    one of the .py files `plugins` runs are included with that file, and so are ops that the file defines by
-    torch.library.
+    Without `keep_names`, nothing that names the model, its files, machine or kernels is kept. If `plugins` are .py
+    files, ops that an executor in such a file runs or that the file defines by torch.library are included, together
+    with the file.
     """
     plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
     executors: dict[str, dict[str, Any]] = {}
@@ -156,14 +158,18 @@ def make_bundle(
 
 
 def _python_files(plugin: Path) -> list[Path]:
-    """Return the plugin itself if it is a .py file, or the files of a package; nothing for an installed module."""
+    """Return the plugin itself if it is a .py file, or the files of a package; an empty list for an installed
+    module.
+    """
     if plugin.is_dir():
         return sorted(plugin.rglob("*.py"))
     return [plugin] if plugin.suffix == ".py" else []
 
 
 def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """Return what a script needs to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
+    """Return the data with which a script runs an op by a plugin's function, and that plugin's file. Raises
+    NotReplayable.
+    """
     entry = EXECUTORS.find(op.called)
     if entry is not None and entry.program:
         raise NotReplayable(Reason("library missing", "runs through a tile program, which needs opreplay"))
@@ -179,7 +185,9 @@ def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[st
 def _prepared(
     op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, from_plugin: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
-    """Return the op for the bundle, its inputs, and the function to call if it has no kernel. Raises NotReplayable."""
+    """Return the op for the bundle, its inputs, and the call to make if the device has no kernel for it. Raises
+    NotReplayable.
+    """
     find_overload(op, policy)
     if legacy_form(op.name, op.overload) is not None:
         call = called_instead(op)
@@ -217,7 +225,7 @@ def _prepared(
 def _without_names(op: ReplayOp) -> ReplayOp:
     """Return the op without kernels, texts of other tools and notes, which may name parts of the model.
 
-    A converted op gets the name of the op that is called, since its own name may belong to a private library.
+    A converted op gets the name of the called op, because its own name may belong to a private library.
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())

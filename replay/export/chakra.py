@@ -1,9 +1,9 @@
 # pyright: strict
-"""Write one step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads.
+"""Writes one step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads.
 
-From a plan, each node is a call that waits for the previous one (`data_deps`), so recorded overlap is lost; from a
-trace with a device, `timeline.exported` makes the nodes. Messages and numbers are those of `traces.dialects.chakra`,
-and arguments those of an ExecutionTrace, so that opreplay reads the file like an ExecutionTrace.
+From a plan, each node is a call that waits for the previous one (`data_deps`), so recorded overlap is lost. From a
+trace with a device, `timeline.exported` creates the nodes. Messages and field numbers are those of
+`traces.dialects.chakra`, and arguments have the form of an ExecutionTrace, so that opreplay reads the file like one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} 
     "int16": "short int",
     "int64": "long int",
 }
-"""Element types as an ExecutionTrace of gcc's builds spells them."""
+"""Element types as spelled in an ExecutionTrace from a gcc build."""
 _KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
-"""By what `replay.collectives` calls them."""
+"""Collective types by their names in `replay.collectives`."""
 
 
 _COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
@@ -46,7 +46,7 @@ class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     nodes: int
     calls: int
-    """Of the nodes: with arguments."""
+    """Number of nodes that are calls with arguments."""
     collectives: int
     notes: tuple[str, ...]
 
@@ -57,36 +57,38 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     waits_for: tuple[int, ...] = ()
     parent: int | None = None
-    """The node that has the arguments of the call, for further kernels of it."""
+    """For further kernels of a call, the node that has the arguments of the call."""
     start_us: float
     duration_us: float
     on_host: bool
     device: int | None = None
-    """Number of the device that the work ran on, where known."""
+    """Number of the device on which the work ran, if known."""
     stream: int | None = None
     op: ReplayOp | None = None
-    """Of a call: whose arguments the node has."""
+    """The op whose arguments the node has, if it is a call."""
     memories: tuple[int, ...] | None = None
-    """Of its arguments, where known."""
+    """Memories of its arguments, if known."""
     whole_us: int
-    """`duration_us` as the schema has it."""
+    """`duration_us` as an integer, as the schema requires."""
     is_work: bool = True
-    """False for host time between points that matter and for latencies: nothing that could be called."""
+    """Whether the node is work; False for latencies and for host time between other nodes, which are not callable."""
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True):
-    """The attributes of the whole step in the head of a file, in µs."""
+    """Attributes of the whole step in the file header, in µs."""
 
     step_us: float
     beyond_us: float
-    """What its nodes take longer: they begin with work of the step before, and a thread may go on after the step."""
+    """Time by which the nodes exceed the step, because they begin with work of the previous step, and a thread may
+    continue after the step.
+    """
 
 
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
-    """Return the step of a plan made in order, one call after the other. `times` maps op ids to µs per call and
-    replaces recorded times.
+    """Return the step of a plan made in order, one call after the other; `times` replaces recorded times by µs per
+    call, by op id.
 
-    Raises UsageError for a plan that does not hold the order of its calls.
+    Raises UsageError for a plan without the order of its calls.
     """
     step = plan.sequence
     if step is None:
@@ -131,7 +133,7 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
 def written(
     nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
 ) -> ChakraTrace:
-    """Return the file that holds these nodes."""
+    """Return the file that contains these nodes."""
     metadata = field(1, VERSION) + _attribute("source", SOURCE, of=2) + _attribute("clock", clock, of=2)
     for name, value in () if about is None else msgspec.structs.asdict(about).items():
         metadata += _attribute(name, value, of=2)
@@ -296,7 +298,9 @@ def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
 
 
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
-    """Return [tensor, storage, offset, elements, bytes per element, device]; memories count from 1, and 0 means
+    """Return value, shape, type and strides of a tensor in the form of an ExecutionTrace.
+
+    The value is [tensor, storage, offset, elements, bytes per element, device]; memories count from 1, and 0 means
     unknown.
     """
     if meta is None:
@@ -308,7 +312,7 @@ def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
 
 
 def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> tuple[Any, str]:
-    """Return a number or text and the type name that an ExecutionTrace uses for it."""
+    """Return a number or text, and the type name for it in an ExecutionTrace."""
     base = kind.removesuffix("[]")
     if isinstance(value, str) and base in CODES:
         names = CODES[base]

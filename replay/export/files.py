@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write the three files of a bundle into a folder or a zip archive, and check where they may be written."""
+"""Writes the three files of a bundle into a folder or a zip archive, and checks where they may be written."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from opreplay.traces.errors import UsageError
 NAMES = ("ops.json", "replay.py", "README.md")
 SCRIPT = Path(__file__).with_name("script.py")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Time of the entries of an archive: the same bundle gives the same bytes."""
+"""Time stamp of the entries of an archive, constant so that the same bundle gives the same bytes."""
 SHOWN = 200
-"""Ops listed in the README; ops.json has all."""
+"""Maximum number of ops listed in the README; ops.json has all of them."""
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the bundle may not be written: the archive exists or the folder is not empty."""
+    """Raise UsageError if the bundle may not be written because the archive exists or the folder is not empty."""
     hint = "Name another one, or overwrite the bundle's files with --force."
     if not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file or folder in an existing folder.")
@@ -40,7 +40,7 @@ def check_target(path: Path, *, force: bool) -> None:
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
     """Write ops.json, replay.py, README.md and the plugins' files into a folder, or into a .zip archive.
 
-    Raises UsageError as `check_target` does, and if a file cannot be written.
+    Raises the same UsageErrors as `check_target`, and one if a file cannot be written.
     """
     check_target(path, force=force)
     texts = (
@@ -66,7 +66,7 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
 
 
 def readme(bundle: Bundle) -> str:
-    """Return the README: what the bundle is, how to run it, what it holds and what it leaves out."""
+    """Return the README: what the bundle is, how to run it, and which ops it contains and leaves out."""
     ops = bundle.plan.ops
     op_count = f"{len(ops)} op{'s' * (len(ops) != 1)}"
     parts = [
@@ -105,7 +105,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """Return one line per kind of op that is not in the bundle; `private` removes names that may reveal the model."""
+    """Return one line per kind of op that is not in the bundle; `private` omits names that may reveal the model."""
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:
         named = not private or op.is_public

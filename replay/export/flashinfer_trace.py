@@ -1,9 +1,9 @@
 # pyright: strict
-"""Write ops as FlashInfer-Trace definitions and workloads.
+"""Writes ops as FlashInfer-Trace definitions and workloads.
 
-A definition covers the calls of one op with the same dtypes and ranks, and each call is a workload. This module decides
-which calls share a definition, their axes, and which inputs are stored; `resolve.written.flashinfer_trace` owns the
-file format and reads it.
+A definition covers the calls of one op with the same dtypes and ranks, and each call is a workload. This module
+determines which calls share a definition, the axes of a definition, and which inputs are stored;
+`resolve.written.flashinfer_trace` defines the file format and reads it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from opreplay.traces.errors import InternalError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 MOST_STORED_BYTES = 16 << 20
-"""Of the integers of one call; larger ones are left random."""
+"""Maximum bytes of stored integers per call; larger ones stay random."""
 MOST_TENSORS = 64
-"""Of one call: a list of more has no names worth reading."""
+"""Maximum number of tensors per call: a longer list has no meaningful names."""
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 
@@ -66,23 +66,23 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The files, and the ops that they do not hold."""
+    """The files, and the ops that are not in them."""
 
     files: dict[str, bytes]
-    """Path inside the folder → content."""
+    """Contents by path inside the folder."""
     definitions: int
     workloads: int
     without_reference: tuple[str, ...]
     """Ops whose `run` raises NotImplementedError."""
     unstored: int
-    """Calls whose indices are left random: their initializer needs more memory, or fails."""
+    """Number of calls whose indices stay random, because their initializer fails or needs more memory."""
     left_out: tuple[LeftOut, ...]
     device_us: float
     """Recorded device time of all ops of the plan."""
 
     @property
     def said_share(self) -> float:
-        """Return the share of the ops' device time covered by definitions, 0..1; 1 if no device time was recorded."""
+        """Return the share of the ops' device time that definitions cover, 0..1; 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
@@ -98,7 +98,7 @@ class _Form:
 
     @property
     def key(self) -> bytes:
-        """Return a key that is equal for all calls of one definition."""
+        """Return a key that is equal for all calls of the same definition."""
         specs = [
             {name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)
         ]
@@ -107,7 +107,7 @@ class _Form:
 
 
 MOST_NAME = 120
-"""Characters of a definition's name, which is that of its file."""
+"""Maximum number of characters in a definition's name, which is also its file name."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class _Names:
 
 
 class _Unsaid(Exception):
-    """The reason why the format cannot express a call."""
+    """Raised if the format cannot express a call; the text is the reason."""
 
 
 def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, memory_bytes: int) -> Exported:
@@ -170,7 +170,7 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
 
 
 def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
-    """Write the files. Raises UsageError if a file cannot be written or the folder holds files of another export."""
+    """Write the files. Raises UsageError if a file cannot be written or the folder contains files of another export."""
     for file in (path for part in ("definitions", "workloads") for path in (folder / part).rglob("*.json*")):
         if file.relative_to(folder).as_posix() not in exported.files:
             raise UsageError(
@@ -189,7 +189,7 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
 
 
 def left_out_lines(exported: Exported) -> list[str]:
-    """Return a line per reason and name of ops that are missing, those with most device time first."""
+    """Return one line per name and reason of ops that are left out, those with the most device time first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for op in exported.left_out:
         sums = totals.setdefault((op.name, op.reason), [0, 0.0])
@@ -242,7 +242,7 @@ def _argument(
 
 
 def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
-    """Yield the values that `run` returns: the results, or else the arguments that are written to."""
+    """Yield the values that `run` returns: the results, or the written arguments if there are no results."""
     results = [meta for meta in op.outputs or () if meta is not None]
     if op.outputs:
         for i, meta in enumerate(results):
@@ -254,7 +254,7 @@ def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
 
 
 def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:
-    """Return the definition of calls with one key, and whether its text computes the op."""
+    """Return the definition of calls with the same key, and whether its text computes the op."""
     first = forms[0]
     op = first.op
     axes, inputs, outputs = _axes(forms)
@@ -351,7 +351,7 @@ def _layout(meta: TensorMeta) -> Layout | None:
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
     """Return the integer tensors that an initializer fills, by input; {} if there is no initializer, None if it fails.
 
-    Floating tensors stay on the meta device unless the initializer needs them.
+    Floating-point tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op
     integers = [name for name, meta in form.metas.items() if _is_integer(meta)]
@@ -388,7 +388,7 @@ def _is_integer(meta: TensorMeta) -> bool:
 
 
 def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
-    """Allocate arguments; with `on_meta`, floating tensors have no memory, and tensors do not share memory."""
+    """Allocate arguments that do not share memory; with `on_meta`, floating-point tensors stay on the meta device."""
     apart = tuple(
         msgspec.structs.replace(
             arg, tensors=tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in arg.tensors)

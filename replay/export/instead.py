@@ -1,7 +1,7 @@
-"""Find the op that an equivalent really calls, as an op of its own that needs only torch.
+"""Finds the op that an equivalent actually calls, as an op that needs only torch.
 
-The equivalent is called on meta tensors while calls of the declared op are recorded. `opreplay.replay.ops.aten` says
-which op has an equivalent.
+The equivalent is called on meta tensors while calls of the declared op are recorded. `opreplay.replay.ops.aten` defines
+which ops have an equivalent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
 def called_instead(op: ReplayOp) -> ReplayOp | None:
-    """Return the call that the op's equivalent makes, with the same id; None unless it is one call of one op.
+    """Return the call that the op's equivalent makes, with the same id; None unless it is exactly one call of one op.
 
     Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
     """
@@ -48,7 +48,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Records the calls of one op, by torch.ops or by torch's own functions of the same name."""
+    """Records the calls of one op, made through torch.ops or through torch's function of the same name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

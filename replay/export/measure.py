@@ -1,8 +1,8 @@
 # pyright: strict
-"""Write the file that measures calls of a plan wherever torch is installed.
+"""Writes the file that measures calls of a plan wherever torch is installed.
 
-This module decides which calls a script can make and how they are written down. The caller chooses which calls are
-worth measuring; `measure_script` measures them.
+This module determines which calls a script can make and how they are written. The caller selects the calls to measure;
+`measure_script` measures them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 
 NAMESPACES = frozenset({"aten", "npu"})
-"""Whose ops the file calls: torch's, and those of torch_npu."""
+"""Namespaces of the ops that the file may call: torch's, and torch_npu's."""
 SETUP_S = measure_script.SETUP_S
-"""Seconds that a call takes beside its samples: its arguments, its first run."""
+"""Seconds that a call takes in addition to its samples, to create its arguments and for its first run."""
 FLUSH_S = 1e-3
-"""Seconds that writing twice the L2 cache takes, about."""
+"""Approximate seconds to write twice the size of the L2 cache."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +44,9 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     cold_us: float
     warm_us: float
     count: int
-    """Calls in the step."""
+    """Number of calls in the step."""
     share: float
-    """Of the variance of the predicted total that measuring it removes."""
+    """Share of the variance of the predicted total that measuring this call removes."""
 
 
 class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def cost_s(cold_us: float, warm_us: float) -> float:
 
 
 def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
-    """Return why the file cannot call an op; None if names and sizes do not rule it out."""
+    """Return why the file cannot call an op; None if its name and sizes allow a call."""
     if op.collective is not None:
         return Reason("policy", "collectives need several devices")
     if op.resolved_by in ("executor", "python function"):
@@ -105,14 +105,17 @@ def written(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -
 
 
 def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pass arguments after the leading tensors by name, because releases of torch_npu differ in their order."""
+    """Mark arguments after the leading tensors as passed by name, because releases of torch_npu differ in
+    their order.
+    """
     first = next((place for place, arg in enumerate(args) if not arg["type"].startswith("Tensor")), len(args))
     return [{**arg, "keyword_only": arg.get("keyword_only", False) or place >= first} for place, arg in enumerate(args)]
 
 
 def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """Return the text of the file: `calls` come from `written`; `facts` are plain values for `measure_script.FACTS`,
-    with texts in printable ASCII.
+    """Return the text of the file.
+
+    `calls` come from `written`; `facts` are plain values for `measure_script.FACTS`, with texts in printable ASCII.
     """
     lines = "".join(f"    {call!a},\n" for call in calls)
     constants = {

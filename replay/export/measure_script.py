@@ -1,11 +1,12 @@
 """Measures the calls below on an NPU and writes their times to measured.csv. Needs torch and torch_npu, nothing else.
 
 Each call is measured warm (in a loop, on the same tensors) and cold (a buffer larger than the L2 cache is written
-before each call). Times are of the device, between two events on its stream; on a CPU they are of the host. A product
-and a copy of fixed size are timed at the start, in the middle and at the end: where they differ, the clock has changed.
+before each call). Times are device times, between two events on the stream; on a CPU they are host times. A matrix
+product and a copy of fixed size are timed at the start, in the middle and at the end: if their times differ, the clock
+has changed.
 
-A row is written as soon as a call is measured. Ctrl-C keeps all rows, and the next run goes on where this one stopped.
-A call that fails, crashes or hangs is reported and costs itself alone: calls run in a child process.
+A row is written as soon as a call is measured. Ctrl-C keeps all rows, and the next run continues after them. A call
+that fails, crashes or hangs is reported and does not affect others, because calls run in a child process.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ import torch
 from opreplay.replay.export.script import NAMESPACES, OF_TORCH, Call, first_line, opened
 
 FACTS: dict[str, Any] = {}
-"""What was simulated, and what is not among the calls."""
+"""Facts about the simulated step and about calls that are not included."""
 CALLS: list[str] = []
-"""One JSON text a call, the one that narrows the predicted total most first."""
+"""One JSON text per call, in the order in which they narrow the predicted total."""
 
 COLUMNS = ("source", "soc", "cann", "state", "l2", "op", "torch_us", "exact", "other_us", "other", "note")
 STATES = ("warm", "cold")
 SAMPLES = 9
-"""Of each call in each state; up to `MOST_SAMPLES` where they differ."""
+"""Number of samples of each call in each cache state; up to `MOST_SAMPLES` if they differ."""
 MOST_SAMPLES = 45
 STEADY = 0.05
-"""Spread (middle half of the samples over their median) up to which a time is steady."""
+"""Maximum spread (interquartile range divided by the median) of a steady time."""
 BATCH_US, MOST_CALLS = 1000.0, 100
-"""A warm sample holds as many calls as take about this long together, and no more than this number."""
+"""Target duration of a warm sample, which is filled with calls, and the maximum number of its calls."""
 HELD = 1.5
-"""The device is held back for so many times as long as the host needs to queue a sample."""
+"""Factor by which the device is kept busy longer than the host needs to queue a sample."""
 MOST_HELD_US = 50_000.0
 DRIFT = 0.05
-"""Difference of the reference times that is reported."""
+"""Minimum relative difference of the reference times that is reported."""
 START_S = 300.0
-"""Seconds that a child may take to import torch and open the device."""
+"""Maximum seconds for a child process to import torch and open the device."""
 SETUP_S = 1.5
-"""Assumed time to make the arguments of a call and to run it first."""
+"""Assumed seconds to create the arguments of a call and for its first run."""
 
 
 class Timer:
-    """Times calls on one device, with events on its stream if it has one."""
+    """Measures the time of calls on one device, with events on its stream if it supports them."""
 
     def __init__(self, device: torch.device, flush_bytes: int) -> None:
         self.device = device
@@ -83,7 +84,7 @@ class Timer:
         return self.queued(run)[0]
 
     def queued(self, run: Callable[[], Any]) -> tuple[float, bool]:
-        """Return the same time, and whether the device had to wait for the host."""
+        """Return the same time as `between`, and whether the device had to wait for the host."""
         start, end = (self.backend.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()
@@ -103,7 +104,7 @@ class Timer:
         return took / calls * 1e6
 
     def warm(self, call: Callable[[], Any], calls: int, queue_us: float) -> tuple[float, bool]:
-        """Return microseconds per call in a loop, and whether the host was too slow for the device."""
+        """Return microseconds per call in a loop, and whether the device had to wait for the host."""
         if not self.has_events:
             return self.host_us(call, calls), False
 
@@ -119,8 +120,8 @@ class Timer:
         return took_us / calls, waited
 
     def cold(self, call: Callable[[], Any], queue_us: float) -> tuple[float, bool]:
-        """Return microseconds of one call after the caches were cleared, and whether the host was too slow for the
-        device.
+        """Return the microseconds of one call after the caches were cleared, and whether the device had to wait for the
+        host.
         """
         if self.has_events:
             self.hold(round(min(MOST_HELD_US, HELD * queue_us) / max(self.hold_us, 1.0)) + 1)
@@ -167,7 +168,7 @@ def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float
 
 
 def references(timer: Timer) -> dict[str, float]:
-    """Return the rates of a product and a copy of fixed size, which show the device's current speed."""
+    """Return the rates of a matrix product and a copy of fixed size, which show the device's current speed."""
     device = timer.device
     size, half = (4096, torch.bfloat16) if timer.has_events else (512, torch.float32)
     a, b = (torch.ones(size, size, dtype=half, device=device) for _ in range(2))
@@ -187,7 +188,7 @@ def references(timer: Timer) -> dict[str, float]:
 
 
 def device_works(device: torch.device) -> bool:
-    """Check whether the device still computes; after some faults nothing runs any more in the process."""
+    """Check whether the device still computes; after some faults nothing more runs in the process."""
     try:
         return float(torch.ones(4, device=device).sum()) == 4.0
     except Exception:
@@ -251,7 +252,9 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of child processes; a child that dies or hangs is replaced, and its call counts as failed."""
+    """Yield the messages of child processes; a child that dies or hangs is replaced, and its current call counts as
+    failed.
+    """
     context = multiprocessing.get_context("spawn")
     waiting = list(wanted)
     while True:
@@ -300,7 +303,7 @@ def soc_of(name: str) -> str:
 def drop_cut_row(path: Path) -> bool:
     """Remove an incomplete last row of a table, left by a killed program, and return whether there was one.
 
-    A file without any complete line is left unchanged, since it may not be a table.
+    A file without any complete line is left unchanged, because it may not be a table.
     """
     text = path.read_bytes()
     whole = text.rfind(b"\n") + 1
@@ -349,7 +352,7 @@ def row_of(call: dict[str, Any], row: dict[str, Any], soc: str, facts: dict[str,
 
 
 def drift(found: list[dict[str, float]]) -> float:
-    """Return the largest relative difference between readings of one reference."""
+    """Return the largest relative difference between measurements of the same reference."""
     if len(found) < 2:
         return 0.0
     return max(max(f[key] for f in found) / min(f[key] for f in found) - 1 for key in ("tflops", "gb_per_s"))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Combine a script and the definitions that it imports from another module into one Python file, without running
+"""Combines a script and the definitions that it imports from another module into one Python file, without running
 either.
 """
 
@@ -21,7 +21,7 @@ class _Source:
         self.lines = text.splitlines()
         self.tree = ast.parse(text)
         self.body = self.tree.body[1:]
-        """Without the docstring."""
+        """The top-level statements without the docstring."""
 
     def text_of(self, place: int) -> str:
         """Return the source of a statement, including the docstring below a constant."""
@@ -42,8 +42,8 @@ class _Source:
 def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
     """Return the text of `script` with the definitions that it imports from `library` in place of the import.
 
-    `constants` gives the source text of top-level names to replace. Raises ValueError if the script imports from
-    another module of opreplay or a name that `library` does not define, or has no such constant.
+    `constants` has the source text of top-level names to replace. Raises ValueError if the script imports from another
+    module of opreplay or imports a name that `library` does not define, or if it has no such constant.
     """
     main, other = _Source(script), _Source(library)
     wanted: list[str] = []
@@ -72,7 +72,7 @@ def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
 
 
 def _closure(source: _Source, names: Iterable[str]) -> list[int]:
-    """Return the indices of the statements that define names and everything that they use, in source order."""
+    """Return the indices of the statements that define the names and everything they use, in source order."""
     known = source.definitions()
     waiting, found = list(names), set[int]()
     while waiting:
@@ -87,7 +87,7 @@ def _closure(source: _Source, names: Iterable[str]) -> list[int]:
 
 
 def _imports(body: str, sources: Iterable[_Source]) -> str:
-    """Return the imports of the sources that a text uses."""
+    """Return those imports of the sources that a text uses."""
     used = _used(ast.parse(body))
     modules: set[str] = set()
     names: dict[str, set[str]] = {}

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Write a Python file to start from for one op of a trace: an executor, initializer, estimator or tile kernel, with a
+"""Writes a Python file to start from for one op of a trace: an executor, initializer, estimator or tile kernel, with a
 test.
 
-Names and values come from the plan; every text of a trace is quoted or a checked identifier, so that none of it becomes
-code.
+Names and values come from the plan. Every text from a trace is quoted or a checked identifier, so that none of it
+becomes code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TILE_FORMULAS = {
     "neg": "{0} * -1.0",
     "mul": "{0} * {1}",
 }
-"""Op of aten → its formula of tiles in float32."""
+"""Formulas on float32 tiles, by aten op."""
 
 
 def scaffold(
@@ -52,9 +52,9 @@ def scaffold(
 ) -> str:
     """Return the text of the file, which loads `plugins` first.
 
-    `initializer` is the op's built-in one, and `has_stand_in` says that opreplay has a reference implementation. Raises
-    UsageError for an op whose name or arguments are not known well enough, and for an initializer of an op whose
-    library is not installed.
+    `initializer` is the op's built-in one, and `has_stand_in` says whether opreplay has a reference implementation.
+    Raises UsageError for an op whose name or arguments are not sufficiently known, and for an initializer of an op
+    whose library is not installed.
     """
     is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
     if is_named and kind == "initializer" and lacks_library(op):
@@ -98,7 +98,7 @@ def lacks_library(op: ReplayOp) -> bool:
 
 
 def _loading(plugins: Sequence[str]) -> str:
-    """Return the lines that load the files that define the op; empty if none is needed."""
+    """Return the lines that load the files that define the op; empty if there are no such files."""
     if not plugins:
         return ""
     return (
@@ -107,7 +107,7 @@ def _loading(plugins: Sequence[str]) -> str:
 
 
 _PLAIN = {ord(character): None for character in '"\\\n\r'} | dict.fromkeys(range(32))
-"""Characters that end or escape a docstring, or a line of it."""
+"""Translation table that removes characters that end or escape a docstring or one of its lines."""
 
 
 def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
@@ -154,7 +154,7 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
 
 
 def _names_torch(arg: ReplayArg) -> bool:
-    """Check whether a value is a dtype, layout, memory format or device, which an executor may get as text."""
+    """Check whether a value is a dtype, layout, memory format or device, which may be passed to an executor as text."""
     return arg.type.removesuffix("?") in ("Device", "Layout", "ScalarType", "MemoryFormat")
 
 
@@ -168,7 +168,7 @@ def _of_torch(arg: ReplayArg) -> str:
 
 
 def _written(op: ReplayOp) -> tuple[str, ...]:
-    """Return the arguments that the schema marks as written to."""
+    """Return the arguments that the schema marks as written."""
     marked = re.findall(r"Tensor\([^)]*!\s*[^)]*\)\??\s+(\w+)", op.schema or "")
     return tuple(name for name in marked if name in _identifiers(op))
 
@@ -203,8 +203,8 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Return the lines that fill each tensor: integers that are valid indices of any other tensor, else normal
-    values.
+    """Return the lines that fill each tensor: integers that are valid indices into every other tensor, otherwise
+    normally distributed values.
     """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))
@@ -239,9 +239,9 @@ def test_{_function(op)}_time():
 
 
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of the arguments that a kernel can load, preferring those that it does not write.
+    """Return the sizes of the arguments that a kernel can load, preferably those that it does not write.
 
-    Raises UsageError for an op without such arguments, or whose result a kernel cannot store.
+    Raises UsageError for an op without such arguments, or with a result that a kernel cannot store.
     """
     shapes = {
         name: meta.shape
@@ -258,7 +258,7 @@ def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
 
 
 _TILE_NAMES = ("tile", "result", "n", "b")
-"""Names that a written kernel has for itself."""
+"""Names that a generated kernel uses itself."""
 
 
 def _tile(op: ReplayOp) -> str:

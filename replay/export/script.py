@@ -1,8 +1,8 @@
-"""Replays the ops of ops.json beside this file, one by one, and prints how long each takes. Needs torch and no more.
+"""Replays the ops of ops.json next to this file, one by one, and prints how long each takes. Needs only torch.
 
-The ops are data: each names an ATen operator, looked up in torch's own table, and describes its arguments: shapes,
-strides, types, plain values, and what kind of numbers the tensors hold. The numbers themselves are drawn from a seed.
-Ops run in a child process: one that crashes or never ends costs itself.
+The ops are data: each names an ATen operator, which is looked up in torch's own table, and describes its arguments:
+shapes, strides, types, plain values, and what kind of numbers the tensors hold. The numbers themselves are drawn from a
+seed. Ops run in a child process, so that one that crashes or hangs does not affect the others.
 """
 
 from __future__ import annotations
@@ -30,42 +30,44 @@ import torch
 NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
 IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
 NAMESPACES = {"aten"}
-"""Whose ops are called: ATen's, those that --import names, and those of the bundle's plugins."""
+"""Namespaces whose ops may be called: ATen's, those named by --import, and those of the bundle's plugins."""
 OF_TORCH = frozenset({"aten", "prims", "torchvision"})
-"""Namespaces of ops that take the same time whatever values they have written."""
+"""Namespaces of ops whose time does not depend on the values that they have written."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
 BLOCK = 1_000_003
-"""Random elements before they repeat, so that large tensors are filled quickly."""
+"""Number of random elements before they repeat, so that large tensors are filled quickly."""
 SAMPLE_S = 500e-6
-"""A sample holds as many calls as take about this long together, as one of `opreplay run` does."""
+"""Target duration of a sample, which is filled with calls, as in `opreplay run`."""
 CLEAN = 8
-"""Fewer samples that nothing interrupted, and all count."""
+"""Minimum number of uninterrupted samples; with fewer, all samples count."""
 REPEAT_S = 2.0
-"""How long interrupted samples are taken again."""
+"""Maximum seconds during which interrupted samples are repeated."""
 WAITED_SHARE = 0.2
-"""Threads that waited for processors for this share of the time, together, have made it longer."""
+"""Share of the time from which the threads' waiting for CPUs, added up, counts as having slowed down a sample."""
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Calls in a row after which an op that writes to its arguments may still have finite values."""
+"""Numbers of consecutive calls after which to check whether the arguments that an op writes still have finite
+values.
+"""
 PROBE_S = 0.1
-"""How long that is tried."""
+"""Maximum seconds for this check."""
 VALUE_CALLS = 4
-"""Calls in a row that tell whether the time of an op goes by the values that it has written."""
+"""Number of consecutive calls that show whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""It does where they take so many times as long as first calls, or the other way round."""
+"""Minimum ratio, in either direction, between later and first calls for the time to depend on written values."""
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 THREAD, THREADS = Path("/proc/thread-self"), Path("/proc/self/task")
 Json = dict[str, Any]
 FUNCTIONS: dict[tuple[str, int], Any] = {}
-"""What the plugin that is being loaded has registered, by name and line."""
+"""Functions registered by the plugin that is being loaded, by name and line."""
 RUNS: dict[str, Callable[..., Any]] = {}
-"""Op id → the function of a plugin that runs it."""
+"""Functions of plugins that run ops, by op id."""
 
 
 class Nested(type):
-    """Metaclass whose attributes are ignored classes too, such as `tile.Out` of a tile program."""
+    """Metaclass whose attributes are also ignored classes, such as `tile.Out` of a tile program."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -74,7 +76,7 @@ class Nested(type):
 
 
 class Ignored(metaclass=Nested):
-    """Stands for anything that a plugin imports from opreplay and this script does not use."""
+    """Replaces anything that a plugin imports from opreplay and that this script does not use."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         pass
@@ -94,7 +96,7 @@ class Stub(types.ModuleType):
 
 
 def registered(*names: Any, **options: Any) -> Any:
-    """Return a decorator like opreplay's that records each of a plugin's functions by name and line."""
+    """Return a decorator, like opreplay's, that records each of a plugin's functions by name and line."""
 
     def keep(function: Any) -> Any:
         if isinstance(function, types.FunctionType):
@@ -105,7 +107,7 @@ def registered(*names: Any, **options: Any) -> Any:
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Provides a stub for `opreplay` and all modules in it, whether it is installed or not."""
+    """Provides a stub for `opreplay` and all its modules, whether opreplay is installed or not."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname.partition(".")[0] == "opreplay":
@@ -122,7 +124,7 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
     """Run the plugins next to this script that ops of the bundle need, and find the function for each such op.
 
-    `namespaces` are those whose torch ops a plugin defines: they are called as well.
+    `namespaces` are those whose torch ops a plugin defines; their ops may be called, too.
     """
     if not executors and not namespaces:
         return
@@ -213,7 +215,9 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
 
 
 def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least_elements: int) -> torch.Tensor:
-    """Allocate a tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
+    """Allocate a tensor as recorded, with its shape, strides, storage offset, and the memory that it shares with
+    others.
+    """
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch {torch.__version__} has no dtype {meta['dtype']}")
@@ -242,7 +246,7 @@ def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all elements between the first and the last one, each once, gaps included."""
+    """Return all elements from the first to the last one, each once, including gaps."""
     if not tensor.numel():
         return tensor.new_empty(0)
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -292,7 +296,7 @@ def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values, also if elements share memory."""
+    """Write values, even if elements share memory."""
     values = values.to(tensor.dtype).to(tensor.device).expand(tensor.shape)
     places = torch.arange(span(tensor).numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
     span(tensor)[places.reshape(-1)] = values.reshape(-1)
@@ -328,7 +332,7 @@ def chosen(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> torc
 
 
 def causal(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
-    """Return a causal mask: 0 or true for the keys that a query sees, `low` or false elsewhere."""
+    """Return a causal mask: 0 or true for the keys that a query attends to, `low` or false elsewhere."""
     rows, columns = tensor.shape[-2:]
     seen = torch.ones(rows, columns, dtype=torch.bool, device=tensor.device).tril(columns - rows)
     return seen if tensor.dtype is torch.bool else torch.where(seen, 0.0, float(spec["low"]))
@@ -374,9 +378,11 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.most_calls: int | None = None
-        """In a row that keep what the op writes finite; None: any number, which need no reset."""
+        """Maximum number of consecutive calls that keep written values finite; None if any number does, so that no
+        reset is needed.
+        """
         self.by_values = False
-        """Its time goes by the values that it has written, so that each sample needs the first ones."""
+        """Whether its time depends on the values that it has written, so that each sample needs the initial values."""
         self.since_reset = 0
         self.arguments = [span(t) for t in spread([*self.positional, *self.by_name.values()])]
         self.gradients = bool(op.get("gradients"))
@@ -390,8 +396,8 @@ class Call:
             return self.function(*self.positional, **self.by_name)
 
     def require_gradients(self, names: Sequence[str]) -> None:
-        """Require gradients of all floating arguments, except those without one in torch: running means, weights of a
-        loss.
+        """Require gradients of all floating-point arguments, except those for which torch has none, such as running
+        means and weights of a loss.
         """
         by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
         for value in by_name.values():
@@ -417,10 +423,11 @@ class Call:
         self.since_reset = 0
 
     def find_resets(self, of_torch: bool) -> None:
-        """Find how many calls may follow each other without a reset, which pushes arguments out of the caches.
+        """Find how many consecutive calls need no reset, because a reset evicts arguments from the caches.
 
-        Any number where a second call leaves the bytes that the first one left; else as many as keep the values finite.
-        `of_torch`: the op is one of torch's own, whose time does not go by the values.
+        The number is unlimited if a second call leaves the same bytes as the first; otherwise it is the number of calls
+        that keep the values finite. `of_torch` says that the op is one of torch's own, whose time does not depend on
+        values.
         """
         if not self.saved:
             return
@@ -448,7 +455,7 @@ class Call:
         self.reset()
 
     def goes_by_values(self) -> bool:
-        """Whether calls on values that the op has written take another time than calls on the first ones."""
+        """Check whether calls on written values take a different time than calls on the initial values."""
         first, later = [], []
         for times, resets in ((first, True), (later, False)):
             for _ in range(VALUE_CALLS - 1):
@@ -467,14 +474,15 @@ class Call:
                 tensor.detach().view(torch.uint8)[::64].max()
 
     def calls_a_sample(self, fitting: int) -> int:
-        """Calls in one sample, of which `fitting` take as long as a sample is to take."""
+        """Return the number of calls in one sample; `fitting` is the number that fills its target duration."""
         if self.most_calls is None:
             return fitting
         return 1 if self.by_values else max(1, min(fitting, self.most_calls - 1))
 
     def ready(self, calls: int) -> None:
-        """Before a sample of so many calls: reset where these could leave values that are not finite, and fill caches
-        as the call before would have left them."""
+        """Prepare a sample of this many calls: reset if they could leave non-finite values, and fill the caches as the
+        previous call would have.
+        """
         if self.most_calls is None:
             return
         again = not self.by_values and self.most_calls > 1
@@ -487,20 +495,20 @@ class Call:
 
 
 def spread(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among arguments and in lists of them."""
+    """Return the tensors among arguments and in lists of them."""
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return [item for item in flat if isinstance(item, torch.Tensor)]
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes; those that are not numbers are equal to themselves."""
+    """Check whether two tensors hold the same bytes, so that NaN equals NaN."""
     if first.is_quantized:
         return torch.equal(first, second)
     return torch.equal(first.detach().view(torch.uint8), second.view(torch.uint8))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all floats are finite; those of eight bits and fewer are not looked at."""
+    """Check whether all floats are finite; floats of 8 bits or fewer are not checked."""
     if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
         return True
     return bool(torch.stack(tensor.detach().aminmax()).isfinite().all())
@@ -513,7 +521,9 @@ def shapes(result: Any) -> list[list[int]]:
 
 
 def switches() -> int:
-    """Return how often a thread of this process was preempted by another program; 0 if the system does not say."""
+    """Return how often a thread of this process was preempted by another program; 0 if the system does not
+    report it.
+    """
     try:
         import resource
     except ImportError:
@@ -522,7 +532,9 @@ def switches() -> int:
 
 
 def waited_s(folder: Path) -> float:
-    """Return the seconds that runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not say."""
+    """Return the seconds that runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not report
+    them.
+    """
     waited_ns = 0
     for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
         try:
@@ -533,7 +545,7 @@ def waited_s(folder: Path) -> float:
 
 
 def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[float, float, bool]:
-    """Return microseconds per call, how much of that this thread waited for a CPU, and whether it was preempted."""
+    """Return microseconds per call, how many of these this thread waited for a CPU, and whether it was preempted."""
     call.ready(calls)
     synchronize()
     before, waited, used = switches(), waited_s(THREAD), time.thread_time()
@@ -549,8 +561,8 @@ def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[flo
 def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
     """Return median, minimum and spread in microseconds per call.
 
-    Samples during which other programs took a CPU are repeated for a while; if too few are clean, all samples count,
-    less the time that a single thread waited, and are marked.
+    Samples during which other programs took a CPU are repeated for a while. If too few are uninterrupted, all samples
+    count and the result is marked; the time that a single thread waited is subtracted.
     """
     for _ in range(3):
         call()
@@ -627,7 +639,7 @@ def described(op: Json) -> str:
 
 
 HEAD = f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}   {'min us':>12}  {'spread':>6}  op"
-"""Spread: the middle half of the samples, as a share of the median; *: processors were taken away."""
+"""Table header. Spread: the interquartile range of the samples, as a share of the median; *: CPUs were taken away."""
 
 
 def row(op: Json, result: Json) -> str:
@@ -643,7 +655,9 @@ def row(op: Json, result: Json) -> str:
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:
-    """Return how many CPUs of this process others leave idle (proc(5), /proc/stat); None if the system does not say."""
+    """Return how many CPUs available to this process others leave idle (proc(5), /proc/stat); None if the system does
+    not report it.
+    """
 
     def ticks() -> tuple[int, int]:
         mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
@@ -661,8 +675,8 @@ def idle_processors(look_s: float = 0.2) -> float | None:
 
 
 def threads_to_use(wanted: int, idle: float | None) -> int:
-    """Return the requested thread count, or torch's choice halved until idle CPUs have room: waiting threads distort
-    times.
+    """Return the requested thread count, or torch's default halved until it fits into the idle CPUs, because waiting
+    threads distort times.
     """
     if wanted > 0:
         return wanted
@@ -694,7 +708,7 @@ def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
 
 
 def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first: int) -> None:
-    """Run the child process: replay ops from `first` on; the system ends it if one takes too long."""
+    """Run the child process, which replays ops from `first` on; the operating system ends it if one takes too long."""
     theirs.close()  # else it would not end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.dup2(2, 1)  # what an op prints is no result
@@ -735,7 +749,7 @@ def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
 
 
 def asked() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Return the command-line parser, for errors, and the parsed options."""
+    """Parse the command line; return the parser, for errors, and the options."""
     parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
@@ -773,7 +787,7 @@ def facts_of(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def conclude(results: list[Json], options: argparse.Namespace, idle: float | None, threads: int) -> None:
-    """Print how many ops were replayed on what device, and what makes their times doubtful."""
+    """Print how many ops were replayed on which device, and any reasons to doubt their times."""
     failed = sum(result["status"] == "failed" for result in results)
     on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}")
@@ -786,7 +800,7 @@ def conclude(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def loaded(parser: argparse.ArgumentParser, name: str) -> Json:
-    """Load the plan with the ops of that name or id, and the plugins that they need."""
+    """Load the plan with the ops matching this name or id, and the plugins that they need."""
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
     plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Generate Python text that computes an op with only torch: a call of torch.ops, or opreplay's reference and its
+"""Generates Python text that computes an op with only torch: a call of torch.ops, or opreplay's reference with its
 helpers.
 
-This module decides what may go into such a text; `flashinfer_trace` says which arguments it takes.
+This module determines what such a text may contain; `flashinfer_trace` determines its arguments.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from opreplay.replay.ops.table import Reference
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 
 _MODULES = ("torch", "math", "itertools", "functools", "types")
-"""Modules that a text may import, with what is inside of them."""
+"""Modules that a text may import, including their contents."""
 MAX_HELPERS = 40
-"""Functions of a reference beyond which it is no text to read."""
+"""Maximum number of functions in a readable reference."""
 
 
 def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """Return a text whose `run` takes `parameters` and calls the op; None if the op cannot stand alone.
+    """Return a text whose `run` takes `parameters` and calls the op; None if the op cannot be computed with torch
+    alone.
 
-    `given` has the source text of each argument of the op in terms of the parameters. Arguments that are only written
-    are returned. Op names that are not identifiers never enter the text.
+    `given` has the source text of each argument of the op in terms of the parameters. If the op only writes to
+    arguments, these are returned. Op names that are not identifiers never enter the text.
     """
     if split_name(op.called) is None or not is_overload(op.overload or ""):
         return None
@@ -104,7 +105,9 @@ def constant(arg: ReplayArg) -> str:
 
 
 def _sources(run: Callable[..., Any]) -> list[str] | None:
-    """Imports, constants and functions that a reference needs, itself last; None where it needs something else."""
+    """Return the imports, constants and functions that a reference needs, the reference last; None if it needs anything
+    else.
+    """
     imports: dict[str, str] = {}
     constants: dict[str, str] = {}
     functions: dict[str, tuple[FunctionType, str]] = {}
@@ -149,7 +152,7 @@ def _sources(run: Callable[..., Any]) -> list[str] | None:
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """The function without decorators and annotations of types; None without a source, or as a lambda."""
+    """Return the function without decorators and type annotations; None if it is a lambda or has no source."""
     try:
         module = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):
@@ -177,7 +180,7 @@ class _Untyped(ast.NodeTransformer):
         return ast.copy_location(ast.Assign(targets=[node.target], value=node.value, lineno=node.lineno), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace `cast(T, value)` by the value."""
+        """Replace `cast(T, value)` by `value`."""
         self.generic_visit(node)
         is_cast = isinstance(node.func, ast.Name) and node.func.id == "cast" and len(node.args) == 2
         return node.args[1] if is_cast else node
@@ -190,8 +193,8 @@ def _globals_used(tree: ast.FunctionDef, function: FunctionType) -> set[str]:
 
 
 def _import_text(name: str, value: Any) -> str | None:
-    """Return the import statement for a torch module, or for an object in one under its own name; None for anything
-    else.
+    """Return the import statement for an allowed module, or for an object in one under its own name; None for any other
+    value.
     """
     if isinstance(value, ModuleType):
         module = value.__name__

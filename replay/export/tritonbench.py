@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write ops and their inputs in the form of TritonBench's `input_configs` and BackendBench's op traces.
+"""Writes ops and their inputs in the form of TritonBench's `input_configs` and BackendBench's op traces.
 
 Each op maps input signatures to call counts. The signatures are those of PyTorch's operator benchmarks
 (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`,
@@ -23,20 +23,22 @@ from opreplay.replay.resolve.written.backendbench import MADE_UP
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 DTYPES = {name: short for short, name in READ_DTYPES.items()}
-"""Dtypes that operator_inp_utils has a short name for; it reads no others."""
+"""Short names of dtypes in operator_inp_utils, which reads no others."""
 Strides = Literal["stride=(1, 4)", "[1, 4]"]
-"""How the strides of a tensor are written: by name for operator_inp_utils, by place for BackendBench."""
+"""How the strides of a tensor are written: as a keyword argument for operator_inp_utils, positional for
+BackendBench.
+"""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """The signatures, and the ops that were left out."""
 
     ops: dict[str, dict[str, int]]
-    """ "aten.mm.default" → signature → calls."""
+    """Number of calls by op ("aten.mm.default") and signature."""
     left_out: dict[str, dict[str, int]]
-    """Reason → name → ops of the plan."""
+    """Number of ops of the plan by reason and name."""
     unsaid: int
-    """Ops whose tensors share memory or begin inside of it, which signatures do not say."""
+    """Number of ops whose tensors share memory or have a storage offset, which signatures cannot express."""
 
 
 def _spec_or_why(op: ReplayOp) -> OpSpec | str:
@@ -51,7 +53,7 @@ def _spec_or_why(op: ReplayOp) -> OpSpec | str:
 
 
 def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
-    """Return every op of a plan that torch knows by an overload, with its call counts."""
+    """Return every op of a plan for which torch has the overload, with its call counts."""
     calls_by_op: dict[str, Counter[str]] = {}
     left_out: dict[str, Counter[str]] = {}
     unsaid = 0

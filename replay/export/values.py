@@ -1,8 +1,8 @@
 # pyright: strict
-"""Describe what the tensors of an op must hold, in a form that a bundle's script can create without opreplay.
+"""Describes what the tensors of an op must hold, in a form that a bundle's script can create without opreplay.
 
-Plain values are described by their kind. Values that an initializer wrote are kept one by one if there are few,
-otherwise described by their kind; anything else stops the op's export. `script` draws the numbers.
+Plain values are described by their kind. Values written by an initializer are stored one by one if there are few,
+otherwise described by their kind; an op with any other values is not exported. `script` draws the numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 
 Spec = dict[str, Any]
-"""{"fill": kind, ...} as `script.fill` takes it."""
+"""{"fill": kind, ...}, the form that `script.fill` takes."""
 KEPT_VALUES = 8192
-"""Elements of a tensor up to which its values are written out."""
+"""Maximum number of elements of a tensor whose values are written out."""
 UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices", "pool_indices", "domain", "repeats"})
-"""Initializers whose integers are drawn uniformly from a range, so that others of the same range do as well."""
+"""Initializers whose integers are drawn uniformly from a range, so that other integers from the same range may replace
+them.
+"""
 
 
 def describe(
@@ -38,8 +40,8 @@ def describe(
 ) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
     """Return the op, a description for each tensor of each argument, and what was assumed or approximated.
 
-    Nothing is allocated unless an initializer applies. Then it fills the arguments on the CPU, and arguments that it
-    sets individually no longer share memory. Raises NotReplayable.
+    Nothing is allocated unless an initializer applies. In that case it fills the arguments on the CPU, and arguments
+    that it sets individually no longer share memory. Raises NotReplayable.
     """
     look = _context(op, "meta", seed)
     try:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Complete a call with all arguments in schema order, including defaults, for files of other tools."""
+"""Completes a call with all arguments in schema order, including defaults, for files of other tools."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from opreplay.replay.resolve.schema import OpSpec, specs_of
 
 
 def spec_of(op: ReplayOp) -> OpSpec | None:
-    """Return the overload that is called; None if torch does not know it here."""
+    """Return the called overload; None if this torch does not have it."""
     parts = split_name(op.called)
     overloads = () if parts is None else specs_of(f"{parts[0]}::{parts[1]}")
     return next((spec for spec in overloads if spec.overload == (op.overload or "")), None)
 
 
 def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
-    """Return `op.args` completed with defaults if the schema is known: a plan leaves out arguments at their default."""
+    """Return `op.args` completed with defaults, which a plan omits, if the schema is known."""
     spec = spec_of(op)
     if spec is None:
         return op.args

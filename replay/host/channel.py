@@ -1,5 +1,5 @@
 # pyright: strict
-"""Communication between a process and its parent: frames on a socket, and files that both have open."""
+"""Communication between a process and its parent: frames on a socket, and files that both processes have open."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import msgspec
 
 FRAME = struct.Struct("<I")
 MAX_FRAME = 64 << 20
-"""Far above any op of a sane plan; a length beyond it means that the stream is damaged."""
+"""Maximum frame length, far above any valid op; a greater length means that the stream is damaged."""
 
 
 def send(channel: socket.socket, message: msgspec.Struct) -> None:
-    """Write one frame. Raises OSError when the other side is gone."""
+    """Write one frame. Raises OSError if the other side is gone."""
     body = msgspec.msgpack.encode(message)
     channel.sendall(FRAME.pack(len(body)) + body)
 
@@ -45,15 +45,15 @@ def _exactly(channel: socket.socket, count: int) -> bytes | None:
 
 
 class Unnamed:
-    """An empty file without a name, which disappears with the last process that has it open, even after kill -9.
+    """Empty file without a name that disappears with the last process that has it open, even after kill -9.
 
-    If the system does not support such files, it is a temporary file that is removed when it is closed.
+    If the system does not support unnamed files, it is a temporary file that is removed when it is closed.
     """
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile() if sys.platform == "linux" else tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
         self.path = f"/proc/{os.getpid()}/fd/{self.fileno()}" if sys.platform == "linux" else self._file.name
-        """Where other processes of this user open it, as long as this one has it open."""
+        """Path at which other processes of this user can open the file while this process has it open."""
 
     def fileno(self) -> int:
         return self._file.fileno()

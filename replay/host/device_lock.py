@@ -1,8 +1,8 @@
 # pyright: strict
 """Lock each physical device while a job measures on it, so that two jobs do not disturb each other's times.
 
-Owns the lock files of this user on this machine; a lock ends with its process, however that ends. The caller decides
-which jobs may share a device.
+Manages the lock files of this user on this machine; a lock ends with its process in any case. The caller decides which
+jobs may share a device.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ except ImportError:  # Windows
     fcntl = None
 
 WAIT_S = 30.0
-"""How long a job waits for the one before it."""
+"""Maximum time that a job waits for the previous one."""
 POLL_S = 0.1
 VISIBLE = {
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-"""Variables that renumber the devices of a kind: "cuda:0" of two processes may be two devices."""
+"""Environment variables that renumber the devices of a kind, so that "cuda:0" of two processes may be two devices."""
 
 
 def physical_device(device: str, environ: Mapping[str, str]) -> str:
-    """Return a file-safe name of the physical device that "cuda:1" means here: "cuda-3" if the environment renumbers
+    """Return a file-safe name of the physical device that "cuda:1" refers to: "cuda-3" if the environment renumbers
     devices.
     """
     kind, _, index = device.partition(":")
@@ -56,9 +56,9 @@ def held(
 ) -> Generator[tuple[str, ...], None, None]:
     """Hold the locks of devices ("cpu", "cuda:1"); yield the devices that another job measures on at the same time.
 
-    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. On a CPU, which is shared
-    with other programs anyway, the job then runs at the same time as the other one, and the caller must report that.
-    Raises EnvironmentRefused for an accelerator that is in use.
+    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. If a CPU is still in use
+    then, the job runs at the same time as the other one, because a CPU is shared with other programs anyway; the caller
+    must report that. Raises EnvironmentRefused for an accelerator that is in use.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside: list[str] = []
@@ -81,7 +81,7 @@ def held(
 
 
 def lock_folder() -> Path:
-    """Return a folder for locks that belongs to this user alone. Raises EnvironmentRefused if another user created
+    """Return the folder for locks, which belongs to this user alone. Raises EnvironmentRefused if another user created
     it.
     """
     path = Path(tempfile.gettempdir()) / f"opreplay-{os.getuid()}"
@@ -94,7 +94,7 @@ def lock_folder() -> Path:
 
 
 def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], None] | None) -> bool:
-    """Take the lock, waiting up to `wait_s`, and return whether that succeeded."""
+    """Try for up to `wait_s` to take the lock; return whether that succeeded."""
     assert fcntl is not None
     deadline, announced = monotonic() + wait_s, False
     while True:

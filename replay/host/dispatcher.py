@@ -18,17 +18,19 @@ def _internal() -> Any:
 
 
 _NUMBERS_OF_TYPES = {"int8": 1, "float16": 5, "bfloat16": 15}
-"""Of torch's ScalarType: those that vendors name as defaults."""
+"""torch's ScalarType codes of the dtypes that vendors use as defaults."""
 _NAMED_DEFAULT = re.compile(rf"=({'|'.join(_NUMBERS_OF_TYPES)})\b")
 
 
 def with_numbered_types(text: str) -> str:
-    """Return a declaration with numbers for the names of types in its defaults, which torch 2.4 cannot parse."""
+    """Return a schema with dtype names in its defaults replaced by codes, because torch 2.4 cannot parse the names."""
     return _NAMED_DEFAULT.sub(lambda found: f"={_NUMBERS_OF_TYPES[found[1]]}", text)
 
 
 def parse_schema(text: str) -> Any:
-    """Parse a declaration such as "ns::op(Tensor x) -> Tensor" to a `FunctionSchema`. Raises RuntimeError."""
+    """Parse a schema such as "ns::op(Tensor x) -> Tensor" to a `FunctionSchema`. Raises RuntimeError if it is
+    invalid.
+    """
     return _internal().parse_schema(with_numbered_types(text))
 
 
@@ -38,14 +40,14 @@ def registered_schemas(name: str) -> Sequence[Any]:
 
 
 def has_kernel(full_name: str, key: str) -> bool:
-    """Check whether "ns::op.overload" has a kernel registered for this dispatch key itself. Raises RuntimeError if
-    unknown.
+    """Check whether "ns::op.overload" has a kernel registered for this dispatch key itself. Raises RuntimeError for an
+    unknown op.
     """
     return bool(_internal()._dispatch_has_kernel_for_dispatch_key(full_name, key))
 
 
 def has_computed_kernel(full_name: str, key: str) -> bool:
-    """Check whether the dispatcher finds a kernel for the key, also through an alias or a composite. Raises
+    """Check whether the dispatcher finds a kernel for the key, including by an alias or a composite. Raises
     RuntimeError.
     """
     return bool(_internal()._dispatch_has_computed_kernel_for_dispatch_key(full_name, key))
@@ -57,7 +59,7 @@ def registered_ops() -> Sequence[str]:
 
 
 def registered_in(full_name: str) -> str | None:
-    """Return the source file that defines "ns::op.overload"; None for an unknown op or a C++ definition."""
+    """Return the source file that defines "ns::op.overload", or None for an unknown op or a C++ definition."""
     try:
         text = str(_internal()._dispatch_dump(full_name))
     except RuntimeError:

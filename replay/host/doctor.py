@@ -1,7 +1,7 @@
 # pyright: strict
 """Report what this machine can replay on: versions, devices, optional and vendor libraries. Installs nothing.
 
-Libraries are found without importing them, except torch.
+Libraries other than torch are found without importing them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ OPTIONAL: dict[str, str] = {
     "ray": "replays on more than one machine",
     "pyarrow": "writes results as Parquet",
 }
-"""Module → what it is good for."""
+"""Optional module → its benefit."""
 
 VENDOR: tuple[str, ...] = tuple(library.name for library in LIBRARIES if library.common)
-"""Modules whose ops occur in traces."""
+"""Modules whose ops occur in traces; `opreplay doctor` looks for them."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check."""
+    """Result of one check."""
 
     name: str
     found: str
-    """Version or description; "" when missing."""
+    """Version or description; "" if missing."""
     ok: bool
     required: bool = False
     note: str = ""
@@ -50,7 +50,7 @@ def check_python() -> Check:
 
 
 def check_torch() -> Check:
-    """Check torch by importing it, since an installation may exist and be broken."""
+    """Check torch by importing it, because an existing installation may be broken."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -63,7 +63,7 @@ def check_torch() -> Check:
 
 
 def check_reader() -> Check:
-    """Check whether the compiled half of the trace reader was built."""
+    """Check whether the compiled part of the trace reader was built."""
     if compiled_scanner() is not None:
         return Check(name="trace reader", found="compiled", ok=True)
     note = "reads at 35 to 80 % of the speed; install a C compiler and Python's headers, then opreplay again"
@@ -77,7 +77,7 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def check_devices() -> list[Check]:
-    """Return the devices that --device accepts: the CPU, and those that torch sees."""
+    """Return the devices that --device accepts: the CPU, and the devices that torch finds."""
     import torch
 
     checks = [Check(name="cpu", found=f"{torch.get_num_threads()} threads", ok=True)]

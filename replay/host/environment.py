@@ -12,7 +12,7 @@ CGROUP = Path("/sys/fs/cgroup")
 VMSTAT = Path("/proc/vmstat")
 CPUS = Path("/sys/devices/system/cpu")
 RESERVE = 0.9
-"""Share of the free memory that one op may take at most, limits or not."""
+"""Maximum share of the free memory that one op may take, even without limits."""
 
 
 def host_facts() -> dict[str, object]:
@@ -43,7 +43,7 @@ def opreplay_version() -> str:
 
 
 def cpu_model() -> str:
-    """Return the CPU name that the kernel reports."""
+    """Return the CPU name reported by the kernel."""
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model"):
@@ -74,7 +74,7 @@ def default_op_bytes() -> int:
 
 
 def last_cache_bytes() -> int:
-    """Return the size of the CPU's largest data cache; 0 if the system does not say."""
+    """Return the size of the CPU's largest data cache, or 0 if the system does not report it."""
     sizes = [0]
     for path in (CPUS / "cpu0" / "cache").glob("index*/size"):
         text = _read(path) or ""
@@ -85,18 +85,19 @@ def last_cache_bytes() -> int:
 
 
 def throttle_events() -> int:
-    """Return how often the CPU was throttled for heat since it started; 0 if the system does not count it."""
+    """Return how often the CPU was throttled for heat since it started, or 0 if the system does not count it."""
     text = _read(CPUS / "cpu0" / "thermal_throttle" / "core_throttle_count")
     return int(text) if text is not None and text.isdigit() else 0
 
 
 def process_bytes(field: str = "VmData") -> int | None:
-    """Return a memory field of this process from /proc/self/status; None if it is missing."""
+    """Return a memory field of this process from /proc/self/status, or None if it is missing."""
     return _kernel_bytes("/proc/self/status", field)
 
 
 def kills_for_memory() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory, in this control group or else on the machine.
+    """Return how many processes the kernel has killed for lack of memory in this control group or, without its count,
+    on the machine.
 
     Returns None if the system does not count them.
     """

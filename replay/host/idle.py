@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from time import sleep
 
 LOOK_S = 0.2
-"""How long the processors are looked at: twenty of the kernel's ticks."""
+"""Time over which CPU use is measured: twenty of the kernel's ticks."""
 IDLE_SHARE = 0.9
-"""A thread needs at least this share of a processor, else it is waited for."""
+"""Share of a CPU that each thread needs; with fewer idle CPUs, the machine counts as busy and fewer threads
+are used.
+"""
 
 
 def is_busy(facts: Mapping[str, object]) -> bool:
@@ -26,7 +28,7 @@ def is_busy(facts: Mapping[str, object]) -> bool:
 
 
 def idle_cpus(look_s: float = LOOK_S) -> float | None:
-    """Return how many of the CPUs available to this process other programs leave idle; None if Linux does not say.
+    """Return how many CPUs available to this process other programs leave idle, or None if Linux does not report it.
 
     CPU time of this process and its parent counts as idle.
     """
@@ -71,7 +73,7 @@ def _own_ticks() -> int:
 
 
 def _quota() -> float | None:
-    """Return the number of CPUs that this process's control group may use; None without a limit."""
+    """Return the number of CPUs that this process's control group may use, or None without a limit."""
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, _, period = file.read().partition(" ")

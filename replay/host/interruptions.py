@@ -12,22 +12,24 @@ from time import thread_time_ns
 from typing import NamedTuple
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
-"""Nanoseconds on a processor, nanoseconds waiting for one, time slices (Documentation/scheduler/sched-stats.rst)."""
+"""File with the nanoseconds on a CPU, nanoseconds waiting for one, and time slices
+(Documentation/scheduler/sched-stats.rst).
+"""
 
 
 THREADS = "/proc/self/task"
-"""A folder with one of each thread of this process."""
+"""Folder with one subfolder per thread of this process."""
 
 
 class Interruptions(NamedTuple):
-    """Counts since the process started; zeros if the system does not say."""
+    """Counts since the process started; zeros if the system does not report them."""
 
     switches: int = 0
-    """Times that a thread of this process was switched out against its will."""
+    """Number of involuntary context switches of all threads of this process."""
     waited_us: float = 0.0
-    """What the calling thread waited for a processor, ready to run."""
+    """Time that the calling thread waited for a CPU while it was runnable."""
     used_us: float | None = None
-    """Processor time of the calling thread; None where the work is done elsewhere."""
+    """CPU time of the calling thread; None if the work is done elsewhere."""
 
     def waited_since(self, before: Interruptions, took_us: float) -> float:
         """Return how much of the `took_us` of wall time after `before` was spent waiting for a CPU.
@@ -40,7 +42,7 @@ class Interruptions(NamedTuple):
 
 
 class _ThreadWait:
-    """The file that says how long a thread waited for a CPU, kept open so that a reading takes less than 1 us."""
+    """File that reports how long a thread waited for a CPU, kept open so that reading it takes less than 1 us."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -61,7 +63,7 @@ class _ThreadWait:
 
 
 class _OfThread(threading.local):
-    """One such file per thread."""
+    """One open file of this kind per thread."""
 
     wait: _ThreadWait | None = None
 
@@ -71,7 +73,7 @@ _own = _OfThread()
 
 def interruptions() -> Interruptions:
     """Return the preemptions of all threads and the waiting time of the calling one; zeros if the system does not
-    say.
+    report them.
     """
     if not sys.platform.startswith("linux"):
         return Interruptions(used_us=thread_time_ns() * 1e-3)
@@ -81,7 +83,7 @@ def interruptions() -> Interruptions:
 
 
 def switches() -> int:
-    """Return how often threads of this process were preempted; 0 if the system does not say."""
+    """Return how often threads of this process were preempted, or 0 if the system does not report it."""
     if not sys.platform.startswith("linux"):
         return 0
     import resource
@@ -90,10 +92,11 @@ def switches() -> int:
 
 
 def threads_waited_us() -> float:
-    """Return how long runnable threads of this process waited for a CPU, all together; 0 if the system does not say.
+    """Return the total time that runnable threads of this process waited for a CPU, or 0 if the system does not report
+    it.
 
     Takes about 10 us per thread. A thread that was woken for its share of an op and found no free CPU was not switched
-    out, so it is not in `Interruptions.switches`, nor in the waiting time of the calling thread.
+    out, so it is counted neither in `Interruptions.switches` nor in the waiting time of the calling thread.
     """
     waited_ns = 0
     try:

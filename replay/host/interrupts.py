@@ -1,8 +1,8 @@
 # pyright: strict
-"""A flag that says that the user asked this process to end, in case the exception was swallowed.
+"""Flag that the user asked this process to end, in case the exception was swallowed.
 
-A handler's KeyboardInterrupt is lost where Python cannot raise one: in `__del__`, in callbacks of weak references, in
-fork hooks. Loops check the flag before each iteration; the signal handler sets it.
+Python loses a handler's KeyboardInterrupt where it cannot raise one: in `__del__`, in callbacks of weak references, in
+fork hooks. The signal handler sets the flag, and loops check it before each iteration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _asked = [False]
 
 
 def ask_to_end() -> None:
-    """Make `raise_if_asked` raise from now on."""
+    """Set the flag, so that `raise_if_asked` raises from now on."""
     _asked[0] = True
 
 

@@ -1,8 +1,8 @@
-"""A cache in the user's cache folder: bounded, safe for several processes, and never a cause of failure.
+"""Cache in the user's cache folder: limited in size, safe for several processes, and never a cause of failure.
 
-A value is bytes under a key that names everything it depends on. Each value is one file, written under another name and
-renamed, so that a reader sees a complete file or none; a damaged file counts as missing. If the folder cannot be used,
-nothing is cached.
+A value is bytes under a key that contains everything the value depends on. Each value is one file, written under
+another name and renamed, so that a reader sees a complete file or none; a damaged file counts as missing. If the folder
+cannot be used, nothing is cached.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from opreplay.traces.folders import read_regular
 
 MAX_BYTES = 128 << 20
-"""Of all values together; those not used for longest go first."""
+"""Maximum size of all values together; the least recently used ones are removed first."""
 MAX_VALUE_BYTES = 256 << 20
-"""Of one value unpacked; a damaged file could claim any size."""
+"""Maximum size of one unpacked value, because a damaged file could claim any size."""
 _SUFFIX = ".kept"
 
 
 def folder() -> Path | None:
-    """Return `$XDG_CACHE_HOME/opreplay`, or `~/.cache/opreplay`; None if there is no home folder."""
+    """Return `$XDG_CACHE_HOME/opreplay`, or `~/.cache/opreplay`, or None if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         home = os.path.expanduser("~")
@@ -36,7 +36,7 @@ def folder() -> Path | None:
 
 
 def load(key: str) -> bytes | None:
-    """Return the value under a key and mark it as used now; None on a cache miss."""
+    """Return the value under a key and mark it as used now, or None on a cache miss."""
     if (path := _path(key, make=False)) is None:
         return None
     try:
@@ -55,7 +55,7 @@ def load(key: str) -> bytes | None:
 
 
 def store(key: str, value: bytes) -> None:
-    """Store a value; do nothing without space or permission."""
+    """Store a value; do nothing if space or permission is missing."""
     if len(value) > MAX_VALUE_BYTES or (path := _path(key, make=True)) is None:
         return
     packed = zlib.compress(value, 1)
@@ -74,14 +74,14 @@ def store(key: str, value: bytes) -> None:
 
 
 def remove(key: str) -> None:
-    """Forget the value under a key, if there is one."""
+    """Remove the value under a key, if there is one."""
     if (path := _path(key, make=False)) is not None:
         with suppress(OSError):
             os.unlink(path)
 
 
 def _path(key: str, *, make: bool) -> Path | None:
-    """Return the file of a key; None if users other than this one can write to the folder."""
+    """Return the file of a key, or None if other users can write to the folder."""
     base = folder()
     if base is None:
         return None
@@ -97,7 +97,7 @@ def _path(key: str, *, make: bool) -> Path | None:
 
 
 def _make_room(base: Path) -> None:
-    """Remove the least recently used values until the rest fits the bound."""
+    """Remove the least recently used values until the rest fits the limit."""
     entries_by_age = []
     with os.scandir(base) as entries:
         for entry in entries:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of a package that are imported when they are first used."""
+"""Lazy import of a package's names: each is imported when it is first used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """Libraries that register ops: their namespaces, and the modules that may be imported for them. Data only.
 
-`ops.catalog` says which namespaces have reference implementations, and `resolve.policy` what the user allows.
+`ops.catalog` lists the namespaces with reference implementations; `resolve.policy` holds what the user allows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Library(NamedTuple):
     """A library that registers ops."""
 
     name: str
-    """Import name where it has one; shown when the library is missing."""
+    """Import name, if the library has one; shown when the library is missing."""
     namespaces: dict[str, str | None]
-    """Namespace of ops → module that registers them; None where nothing may be imported for it."""
+    """Op namespace → module that registers its ops; None if nothing may be imported for it."""
     common: bool = False
-    """Whether `opreplay doctor` looks for it."""
+    """Whether `opreplay doctor` checks for the library."""
 
 
 LIBRARIES: tuple[Library, ...] = (
@@ -65,7 +65,7 @@ LIBRARIES: tuple[Library, ...] = (
     Library("transformer_engine", {"te_softmax": None}),
     Library("fb, internal to Meta", {"fb": None}),
 )  # fmt: skip
-"""Every library whose ops are known here. A trace may choose a namespace of this table, never a module."""
+"""Every library whose ops opreplay knows. A trace may select a namespace of this table, never a module."""
 
 LIBRARY_OF: dict[str, str] = {namespace: library.name for library in LIBRARIES for namespace in library.namespaces}
 """Namespace → name of the library that registers its ops."""
@@ -73,4 +73,4 @@ LIBRARY_OF: dict[str, str] = {namespace: library.name for library in LIBRARIES f
 MODULE_OF: dict[str, str] = {
     namespace: module for library in LIBRARIES for namespace, module in library.namespaces.items() if module is not None
 }
-"""Namespace → module that registers its ops when it is imported; without those for which none may be."""
+"""Namespace → module that registers its ops on import; namespaces without an importable module are left out."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Settings of a process that runs ops: memory and file limits, reuse of freed memory, and death with its parent."""
+"""Settings of a process that runs ops: memory and file limits, reuse of freed memory, and end with its parent."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import sys
 from opreplay.replay.host import environment
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-"""Signals that no op raises by itself: a scheduler, the kernel that is out of memory, or somebody sent them."""
+"""Signals that no op raises by itself; a scheduler, the kernel when out of memory, or a user sent them."""
 
 WORKSPACE = 2.0
-"""An op may take this many times its memory budget before allocations fail: inputs, outputs and workspace."""
+"""Multiple of its memory budget that an op may take before allocations fail, for inputs, outputs and workspace."""
 SLACK_BYTES = 512 << 20
-"""Room for code, thread stacks and caches of libraries that the first op of a kind sets up."""
+"""Additional memory for code, thread stacks and library caches that the first op of a kind sets up."""
 FILE_BYTES = 256 << 20
-"""Largest file that an op can write (compilers cache their kernels; nothing else has a reason to)."""
+"""Maximum size of a file that an op can write (compilers cache their kernels; nothing else has a reason to write)."""
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of mallopt(3)."""
+"""Parameter numbers of mallopt(3)."""
 NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
-    """Let private memory grow by twice the budget and some slack, never beyond what is free; beyond that malloc
+    """Limit private memory to a growth of twice the budget plus some slack, and to the free memory; beyond it, malloc
     fails.
     """
     if sys.platform != "linux":
@@ -45,7 +45,7 @@ def limit_memory(op_bytes: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends, however that happens; the parent handles Ctrl-C."""
+    """Let the kernel kill this process when its parent ends for any reason; the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "linux":
         return
@@ -58,7 +58,7 @@ def die_with(parent: int) -> None:
 
 
 def limit_files() -> None:
-    """Forbid core dumps and large files, whatever an op does."""
+    """Forbid core dumps and large files for all ops."""
     if sys.platform == "win32":
         return
     import resource
@@ -70,14 +70,14 @@ def limit_files() -> None:
 
 
 MAPPED_BYTES = 128 << 10
-"""From this size on glibc maps memory anew for each result by default (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Size from which glibc by default maps new memory for each result (mallopt(3), M_MMAP_THRESHOLD)."""
 
 
 def keep_freed_memory() -> bool:
     """Make malloc reuse freed blocks of any size instead of returning them; return whether the C library supports that.
 
-    By default glibc maps blocks above a moving threshold anew for each call, so the time of an op with a large result
-    includes page faults or not, depending on the sizes of earlier ops. A model in its steady state, like one on the
+    By default, glibc maps blocks above a moving threshold anew for each call, so the time of an op with a large result
+    includes page faults or not, depending on the sizes of earlier ops. A model in its steady state, like a model on the
     caching allocator of an accelerator, gets memory that was used before.
     """
     libc = _libc()
@@ -91,7 +91,7 @@ def give_back() -> None:
 
 
 def _libc() -> ctypes.CDLL | None:
-    """Return the C library if it is glibc."""
+    """Return the C library if it is glibc, otherwise None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

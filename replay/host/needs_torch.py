@@ -1,5 +1,7 @@
 # pyright: strict
-"""The torch that opreplay needs, and the error where it is not installed: what only reads traces works without it."""
+"""Check for torch: the minimum version, and the error if torch is missing; commands that only read traces work without
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ INSTALL_TORCH = f"pip install 'torch>={'.'.join(map(str, TORCH_AT_LEAST))}'"
 
 
 def require_torch() -> None:
-    """Raise EnvironmentRefused with the command that installs torch if there is none; do not import it."""
+    """Raise EnvironmentRefused with the command that installs torch if it is not installed. Does not import torch."""
     if "torch" not in sys.modules and find_spec("torch") is None:
         raise EnvironmentRefused(
             "this needs torch, which is not installed",
@@ -23,7 +25,7 @@ def require_torch() -> None:
 
 
 def refuse_unloadable(error: ImportError | OSError) -> None:
-    """Raise EnvironmentRefused for an error of an import of torch: it is not installed, or does not load here."""
+    """Raise EnvironmentRefused if an import error comes from torch, which is not installed or cannot be loaded here."""
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         require_torch()
     if "torch" in sys.modules or (spec := find_spec("torch")) is None or spec.origin is None:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Check SQLite files of opreplay, which may come from anywhere, before a query runs on one.
+"""Check SQLite files of opreplay, which may come from anywhere, before a query runs on them.
 
 A database can hold views, triggers, indexes and generated columns, which are programs that a query runs, and a journal
-next to it can name a file for SQLite to delete. So its tables must be exactly those that opreplay creates.
+next to it can name a file for SQLite to delete. So the tables must be exactly those that opreplay creates.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Mapping
 from opreplay.traces.folders import open_regular
 
 MAGIC = b"SQLite format 3\0"
-"""How every file of SQLite begins (sqlite.org/fileformat.html)."""
+"""First bytes of every SQLite file (sqlite.org/fileformat.html)."""
 HEAD_BYTES = 72
-"""Of a file's head, which ends with the application id."""
+"""Bytes of a file's header up to and including the application id."""
 _ROLLBACK = b"\x01\x01"
-"""Versions for writing and reading in the head of a database with a rollback journal, not a write-ahead log."""
+"""Write and read versions in the header of a database that uses a rollback journal, not a write-ahead log."""
 _SUPER_JOURNAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
-"""End of a journal that names another file, which SQLite deletes when it has rolled back (src/pager.c)."""
+"""End of a journal that names another file, which SQLite deletes after a rollback (src/pager.c)."""
 MOST_STEPS = 2_000_000_000
-"""Steps of SQLite's machine for one connection: some thousand for a row."""
+"""Maximum virtual machine steps of SQLite for one connection; a row takes some thousand."""
 _STEPS_A_CALL = 1_000_000
 
 
 def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return the first bytes of a file. Raises OSError as `open_regular` does, and if a journal lies next to the file
-    that no run of opreplay leaves.
+    """Return the first bytes of a file. Raises OSError as `open_regular` does, and if the journal next to the file is
+    not one that a run of opreplay leaves.
     """
     with open_regular(path, most_bytes) as file:
         head = file.read(HEAD_BYTES)
@@ -43,14 +43,14 @@ def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def application_id(head: bytes) -> int | None:
-    """Return the id of the program that created a database; None if the head is not that of an SQLite database."""
+    """Return the id of the program that created a database, or None if the header is not an SQLite database's."""
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC) or head[18:20] != _ROLLBACK:
         return None
     return int.from_bytes(head[68:72], "big")
 
 
 def restrict(connection: sqlite3.Connection) -> None:
-    """Forbid dangerous functions in the schema and limit the steps of a query."""
+    """Forbid dangerous functions in the schema, and limit the steps of a query."""
     left = MOST_STEPS // _STEPS_A_CALL
 
     def out_of_steps() -> int:
@@ -74,5 +74,5 @@ def has_tables(connection: sqlite3.Connection, tables: Mapping[str, str]) -> boo
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Check whether a database holds nothing at all. Raises sqlite3.Error for a damaged file."""
+    """Check whether a database is empty. Raises sqlite3.Error for a damaged file."""
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What to change first in a step: changes that were tried, ranked by what they gain."""
+"""The most useful changes of a step: changes that were tried, ranked by their gain."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ Certainty = Literal["high", "medium", "low"]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a step and what it gains, alone: gains of several changes overlap. Times in µs."""
+    """One change of a step and its gain alone; gains of several changes overlap. Times in µs."""
 
     kind: AdviceKind
     what: str
     """The change, as the subject of a sentence: "overlapping communication with computing"."""
     why: str
-    """What makes it gain: "the GPU waits for the host"."""
+    """The reason for the gain: "the GPU waits for the host"."""
     gain_us: float
-    """Of the step."""
+    """Reduction of the step's time."""
     low_us: float
     high_us: float
-    """Range of the gain: with and without dependencies that may exist, and for better and worse results of the
-    change."""
+    """Upper end of the range of the gain; `low_us` is the lower end.
+
+    The range covers dependencies that may or may not exist, and better and worse results of the change.
+    """
     share: float
     """The gain as a share of the step."""
     certainty: Certainty
     basis: str
-    """What has to be true for it."""
+    """The condition under which the gain holds."""
     module: str = ""
-    """Where in the code: the `nn.Module` with most of the changed time; "" where the trace names none."""
+    """The place in the code: the `nn.Module` with most of the changed time; "" if the trace names none."""
     function: str = ""
-    """The same of the Python function: "modeling_qwen2.py(150): forward"."""
+    """The Python function with most of the changed time: "modeling_qwen2.py(150): forward"."""
     change: str = ""
-    """The same change for `opreplay timeline --what-if`; "" where none can be typed."""
+    """The same change as an argument of `opreplay timeline --what-if`; "" if it cannot be written as one."""
     command: str = ""
-    """Runs the op alone; "" for other changes."""
+    """Command that runs the op alone; "" for other changes."""
 
 
 class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes of a step, largest gain first; those that gain less than 1 % of it are left out."""
+    """Changes of a step, largest gain first, without those that gain less than 1 % of the step."""
 
     step_us: float
     marked: bool
-    """False: the trace marks no steps, and `step_us` is the length of all of it."""
+    """Whether the trace marks steps; if not, `step_us` is the length of the whole trace."""
     tried: int
-    """Changes whose gain was computed."""
+    """Number of changes whose gain was computed."""
     items: tuple[Advice, ...]
     doubts: Doubts = Doubts()
-    """Why times are no timings, so that nothing was tried."""
+    """Why the recorded times are unusable, so that no change was tried."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The arguments of one call by name, as guesses and cost rules read them."""
+"""The arguments of one call by name, for guesses and cost rules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from opreplay.traces.model import TensorMeta
 
 
 class Call(dict[str, ReplayArg]):
-    """The arguments of a call by name, those that are known so far: tensors by their metadata, the rest by value."""
+    """The known arguments of a call by name: tensors by their metadata, other arguments by value."""
 
     @property
     def subject(self) -> TensorMeta | None:
-        """The tensor that a torch op works on."""
+        """The main tensor of a torch op, `self` or `input`."""
         return self.tensor("self") or self.tensor("input")
 
     def tensor(self, name: str) -> TensorMeta | None:
@@ -35,7 +35,7 @@ class Call(dict[str, ReplayArg]):
         return next((meta for arg in self.values() for meta in arg.tensors if meta is not None), None)
 
     def value(self, *names: str) -> Any:
-        """Return the value of the first of these arguments that is known, or None."""
+        """Return the value of the first of these arguments that is known; None if none is."""
         for name in names:
             if (arg := self.get(name)) is not None:
                 return arg.value

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of the ops below a call, in a form that is comparable between a trace and torch's profiler."""
+"""Names of the ops below a call, in a form that can be compared between a trace and torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Node = TypeVar("Node")
 def names_below(
     root: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str], *, limit: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the names directly below a call, and the names of all descendants in pre-order; None for more than
-    `limit`.
+    """Return the names directly below a call, and the names of all descendants in pre-order; None if there are more
+    than `limit`.
 
     An only child with its parent's name is replaced by its own children, because torch's profiler drops it (an in-place
-    op calls the same op with `out=`) and a trace keeps it. A name without a namespace is a label.
+    op calls the same op with `out=`) whereas a trace keeps it. A name without a namespace is a label.
     """
     direct = _calls(root, children_of, name_of)
     names: list[str] = []

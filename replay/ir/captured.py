@@ -1,5 +1,5 @@
 # pyright: strict
-"""Facts about a captured step besides its calls: memory by phase, operations, named tensors, and the check."""
+"""Facts about a captured step in addition to its calls: memory by phase, FLOPs, named tensors, and the check."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from opreplay.traces.model import TensorMeta
 
 Via = Literal["dispatch", "export", "compile"]
 LikeDevice = Literal["cpu", "cuda", "npu"]
-"""Whose defaults torch takes while a step is captured."""
+"""Device whose defaults torch uses while a step is captured."""
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a step is captured."""
+    """Options of a capture."""
 
     via: Via = "dispatch"
     decompose: bool = False
     """Whether a graph of torch.export is decomposed."""
     real: bool = False
-    """Whether it runs on real tensors."""
+    """Whether the step runs on real tensors."""
     seed: int = 0
-    """Of real tensors."""
+    """Seed of the values of real tensors."""
     world_size: int | None = None
     rank: int = 0
     device: LikeDevice = "cpu"
@@ -31,17 +31,17 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 StepPhase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
-"""What a storage holds; "constant": neither module nor caller own it, "activation": a call made it."""
+"""What a storage holds; "constant": owned by neither a module nor the caller, "activation": created by a call."""
 
 
 class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
     """One storage that existed before the step."""
 
     storage: int
-    """Its number, as in `RecordedSequence.places`."""
+    """Number of the storage, as in `RecordedSequence.places`."""
     kind: Kind
     names: tuple[str, ...] = ()
-    """Several where parameters share it."""
+    """Names of the tensors in it; several if parameters share the storage."""
     size_bytes: int = 0
 
 
@@ -51,14 +51,14 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     phase: StepPhase
     peak_bytes: int
     by_kind: dict[Kind, int]
-    """Sums to `peak_bytes`."""
+    """Bytes by kind; the sum is `peak_bytes`."""
 
 
 class CapturedOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor that the step returned."""
 
     name: str
-    """Where it is in what was returned: "[0]", "['logits']"."""
+    """Position in the returned value: "[0]", "['logits']"."""
     tensor: TensorMeta
     memory: int
 
@@ -68,45 +68,46 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 
     via: Via
     real: bool = False
-    """It ran on real tensors, not on fake ones."""
+    """Whether the step ran on real tensors rather than fake ones."""
     torch_version: str
     world_size: int = 1
     rank: int = 0
     graphs: int | None = None
-    """Graphs that torch.compile handed its backend; None for other ways."""
+    """Number of graphs that torch.compile passed to its backend; None for other methods."""
     graph_breaks: tuple[str, ...] = ()
-    """Why torch.compile broke the graph, each with its place."""
+    """Reasons for torch.compile's graph breaks, each with its place in the code."""
     flops: dict[StepPhase, int] = {}
     peaks: tuple[PhasePeak, ...] = ()
     storages: tuple[CapturedStorage, ...] = ()
     outputs: tuple[CapturedOutput, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was assumed, for people to read."""
+    """Assumptions, as readable text."""
     fused: bool | None = None
-    """Whether fused kernels of servers stand in place of the calls that a library's model makes; None for a step of the
-    user's own code that was left as it is."""
+    """Whether fused server kernels replace the calls of a model built by a library; None for a step of the user's own
+    code that was not changed.
+    """
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced: attention, experts, norms, cache writes."""
 
     @property
     def peak_bytes(self) -> int:
-        """Return the largest number of bytes that storages take at any time of the step."""
+        """Return the maximum number of bytes in storages at any time of the step."""
         return max((peak.peak_bytes for peak in self.peaks), default=0)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of the model compared with the plan's."""
+    """Comparison of one tensor of the model with the plan's."""
 
     name: str
     equal: bool
-    """Bit for bit, or within the tolerance of its type."""
+    """Whether the tensors are equal, bit for bit or within the tolerance of their dtype."""
     bits_equal: bool
     largest_error: float
-    """Largest difference of two elements; infinite where only one is a number."""
+    """Largest difference of two elements; infinite if only one of them is a number."""
     tolerance: float
-    """A share of the element plus the same share of the tensor's root mean square."""
+    """Tolerance, as a share of the element plus the same share of the tensor's root mean square."""
     detail: str = ""
-    """Where the first difference is."""
+    """Position of the first difference."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,14 +115,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: tuple[Compared, ...]
     parameters: tuple[Compared, ...]
-    """Parameters and buffers that the step takes, as they are after it, changed or not."""
+    """Parameters and buffers that the step uses, compared after the step, whether changed or not."""
     equal: bool
     largest_error: float
     calls: int
     seed: int
     first_difference: str | None = None
-    """The first call whose results are not the model's, bit for bit."""
+    """The first call whose results are not bitwise equal to the model's."""
     reason: str | None = None
-    """Why nothing could be compared."""
+    """Reason why nothing could be compared."""
     other_calls: str | None = None
-    """Where the model makes other calls on real tensors than on fake ones; results decide whether that matters."""
+    """Where the model's calls differ between real and fake tensors; the results show whether this matters."""

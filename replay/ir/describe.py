@@ -36,9 +36,9 @@ SHORT_DTYPES = {
     "float4_e2m1fn_x2": "f4e2m1x2",
 }
 FLOAT32_DIGITS = 9
-"""Significant digits that tell any two float32 values apart."""
+"""Number of significant digits that distinguish any two float32 values."""
 LIST_SHOWN = 3
-"""Tensors of a list that are spelled out."""
+"""Maximum number of tensors of a list that are written out."""
 
 
 def describe_tensor(meta: TensorMeta) -> str:
@@ -80,7 +80,7 @@ def describe_inputs(op: ReplayOp) -> str:
 
 
 def describe_signature(signature: OpSignature) -> str:
-    """Return the tensor arguments of a recorded call as `describe_inputs` does; lists only by their number."""
+    """Return the tensor arguments of a recorded call, like `describe_inputs`, but only the length of lists."""
     parts: list[str] = []
     strides = signature.strides or ()
     for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
@@ -106,15 +106,15 @@ def _describe_argument(arg: ReplayArg) -> str:
 
 
 DASH = "–"
-"""Stands for a value that is not there."""
+"""Shown in place of a missing value."""
 
 _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
-"""Microseconds in a unit of time, largest first."""
+"""(microseconds per unit, unit of time), largest first."""
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Format `value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent from 9 zeros
-    on.
+    """Format `value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent if more than 9
+    decimals would be needed.
     """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
@@ -131,12 +131,14 @@ _LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
 
 
 def schema_text(schema: str) -> str:
-    """Return a readable schema: torch writes defaults with 17 digits, such as eps=9.9999999999999995e-07 for 1e-06."""
+    """Return a readable schema, because torch writes defaults with 17 digits, such as eps=9.9999999999999995e-07 for
+    1e-06.
+    """
     return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
 
 
 SHORTEST_US = 0.001
-"""No clock of a trace and no model of a device tells shorter times apart; what is left of a difference may be less."""
+"""Shortest time in µs that clocks of traces and device models resolve; a difference of times may be smaller."""
 _ROUNDING_US = 1e-6
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Find numbers in a file that cannot be computed with: beyond 64 bits, or times beyond the age of the Earth.
+"""Finds numbers in a file that cannot be used in computations: beyond 64 bits, or times beyond the age of the Earth.
 
-JSON has no bounds, and sums or roundings of such values fail far from the file that holds them.
+JSON has no limits, and sums or rounding of such values would fail far from the file that contains them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Any, cast
 import msgspec
 
 _SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{2}")
-"""What every such number has in JSON; a digest or a long fraction as well, which costs a second look."""
+"""Matches every number that may be too large. It also matches digests and long fractions, which only costs a second
+check.
+"""
 _TIME = re.compile(r"(^|_)(us|ns|s)(_|$)")
 MAX_INT = 1 << 64
 MAX_TIME = 1e23
-"""In whichever unit."""
+"""Maximum time, in any unit."""
 
 
 def extreme(data: bytes) -> str:
-    """Return the path of the first such number in some JSON, "$.ops[3].count"; "" if there is none or the data is not
-    JSON.
+    """Return the path of the first extreme number in a JSON text, e.g. "$.ops[3].count"; "" if there is none or the
+    data is not JSON.
     """
     if _SUSPECT.search(data) is None:
         return ""

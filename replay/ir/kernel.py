@@ -1,5 +1,5 @@
 # pyright: strict
-"""A CANN kernel call with its shapes, dtypes and formats, and shared size helpers."""
+"""A CANN kernel call with its shapes, dtypes and formats, and size helpers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,39 @@ from opreplay.traces.model import TensorSpec
 Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
-"""The best that is known of an op: it was measured on this SoC, or on another one; kernels of its family were; or
-nothing was, and its time follows from the form of its work alone."""
+"""Best evidence for a prediction of an op: the op was measured on this SoC, or on another SoC; kernels of its family
+were measured; or none was, and the time follows only from the form of its work.
+"""
 WorkKind = Literal["product", "streaming", "irregular"]
-"""How an op works: products, convolutions and attention on the cube cores; whole tensors read and written in order; or
-work that depends on contents or on loops of the library: AI CPU, scan, sort, top-k, gather, scatter, routing, RoI."""
+"""How an op works: matrix products, convolutions and attention on the cube cores; reading and writing whole tensors in
+order; or work that depends on contents or on loops of the library (AI CPU, scan, sort, top-k, gather, scatter, routing,
+RoI).
+"""
 State = Literal["cold", "warm", "network"]
-"""What the caches held when a kernel was measured, or is predicted to start: nothing of its data ("cold": L2 was
-cleared); its data and its code ("warm": the same call over and over); what a network left there ("network")."""
+"""Contents of the caches when a kernel was measured or is predicted to start.
+
+"cold": none of its data, because L2 was cleared; "warm": its data and code, because the same call is repeated;
+"network": what a network left there.
+"""
 
 
 class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kernel launch: produced by lowering an op, or read from a row of kernel_details.csv."""
+    """One kernel launch, created by lowering an op or by reading a row of kernel_details.csv."""
 
     type: str
     """CANN operator type: "MatMulV3", "Add", "SoftmaxV2", "hcom_allReduce_", ..."""
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec | None, ...]
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
-    """What shapes do not tell: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
+    """Attributes that shapes do not show: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
     count: int = 1
 
 
 HALF = frozenset({"float16", "bfloat16"})
 UNKNOWN_BYTES = 4
-"""Of one element of a dtype that nobody knows, as a wrong guess is better than free work."""
+"""Bytes per element assumed for an unknown dtype, because a wrong guess is better than no cost."""
 UNIFIED_BUFFER = 192 << 10
-"""Bytes of a vector core's memory (Ascend 910B: CANN's platform configuration, "ub_size")."""
+"""Bytes of a vector core's unified buffer (Ascend 910B: CANN's platform configuration, "ub_size")."""
 
 
 def itemsize(dtype: str) -> int:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Recognise recorded names that are not ops: labels of frameworks and autograd, collectives, generated kernels.
+"""Recognizes recorded names that are not ops: labels of frameworks and autograd, collectives, generated kernels.
 
 Does not import torch.
 """
@@ -39,7 +39,7 @@ _BY_NAMESPACE: dict[str, Reason] = {
 
 
 def work_of_label(kernels: Sequence[str]) -> Reason | None:
-    """Return what a label that owns device time stands for, generated code or communication, judged by all of its
+    """Return the kind of work of a label that owns device time, generated code or communication, judged by all of its
     kernels.
 
     A compiled function, or autograd's label for one, is the innermost name around the kernels that inductor launches.
@@ -50,9 +50,9 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 
 
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
-    """Return why a recorded name cannot be called as an op, or None if it looks like one.
+    """Return why a recorded name cannot be called as an op; None if it looks like an op.
 
-    `on_device` means that its calls own device time, so that it is more than a label even without arguments.
+    `on_device` says that its calls own device time, so that it is more than a label even without arguments.
     """
     name = signature.name
     if _GENERATED.match(name):
@@ -79,6 +79,6 @@ def is_label(signature: OpSignature) -> bool:
 
 
 def is_collective(signature: OpSignature) -> bool:
-    """Check whether a recorded name stands for communication between processes."""
+    """Check whether a recorded name is communication between processes."""
     reason = not_an_op(signature, on_device=True)
     return reason is not None and reason.kind == "collective"

@@ -8,12 +8,12 @@ import re
 QUALIFIED_NAME = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]{0,127})::([A-Za-z_][A-Za-z0-9_]{0,255})(?:\.([A-Za-z0-9_]{1,128}))?"
 )
-"""`namespace::op` or `namespace::op.overload`; nothing else is ever looked up."""
+"""`namespace::op` or `namespace::op.overload`; no other name is ever looked up."""
 _OVERLOAD = re.compile(r"\w{0,128}", re.ASCII)
 COLLECTIVE_NAMESPACES: frozenset[str] = frozenset(
     {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 )
-"""Refused unless the user asked for collective mode."""
+"""Namespaces of collectives, which are refused unless the user requested collective mode."""
 
 
 def split_name(name: str) -> tuple[str, str, str | None] | None:
@@ -23,10 +23,10 @@ def split_name(name: str) -> tuple[str, str, str | None] | None:
 
 
 def is_overload(text: str) -> bool:
-    """Check whether a text can be an overload name, including ""; other text must never be put into code."""
+    """Check whether a text can be an overload name, including ""; any other text must never be put into code."""
     return _OVERLOAD.fullmatch(text) is not None
 
 
 def names_in(text: str, namespace: str = "") -> frozenset[str]:
-    """Split a text into words and put the namespace in front of each."""
+    """Split a text into words and prefix each with the namespace."""
     return frozenset(namespace + word for word in text.split())

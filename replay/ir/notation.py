@@ -1,10 +1,10 @@
 # pyright: strict
-"""The notation of calls that reports print and people type: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
+"""The notation of calls in reports and on the command line: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
 
-A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. If they differ from the usual ones, strides follow
-in braces, then the offset into its memory after `+`, both in elements, and after `@` the number of a memory that
-several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and whole numbers may be named and computed with
-`+ - * // ^` and parentheses. Lists stand in brackets or parentheses, texts in quotes, dtypes and similar values as
+A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. If they differ from the defaults, these follow:
+strides in braces, the offset into its memory after `+`, both in elements, and after `@` the number of a memory that
+several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and integers may be named and computed with `+ -
+* // ^` and parentheses. Lists are written in brackets or parentheses, strings in quotes, dtypes and similar values as
 `torch.bfloat16`. Only this grammar is evaluated, and it does not need torch.
 """
 
@@ -26,10 +26,10 @@ from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 MOST_CHARACTERS = 100_000
 MOST_VALUES = 10_000
-"""Values that one size takes in a sweep."""
+"""Maximum number of values of one size in a sweep."""
 MOST_NESTING = 16
 LARGEST = (1 << 63) - 1
-"""No size, stride or other number is larger: torch has 64 bits for each."""
+"""Maximum size, stride or other integer: torch uses 64 bits for each."""
 
 
 class TorchName(str):
@@ -53,7 +53,7 @@ class CallText(msgspec.Struct, frozen=True, kw_only=True):
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
 _FUNCTION = re.compile(r"(?:[^():]*\.py:|[A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)\(")
-"""A call of a function, of a file or a module or of neither."""
+"""A function call with a file, with a module, or with neither."""
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<torch>torch\.[a-z_0-9]+)
@@ -79,7 +79,7 @@ _WORDS: dict[str, CallValue] = {
 
 
 def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText:
-    """Parse a call, with `sizes` for the names in it. Raises UsageError that says where parsing stopped."""
+    """Parse a call, with the values of named sizes in `sizes`. Raises UsageError, which says where parsing stopped."""
     head = _head(text)
     reader = _Reader(text.strip()[head.end() :], sizes or {})
     args, kwargs = reader.arguments()
@@ -118,7 +118,7 @@ def parse_value(text: str, *, sizes: Mapping[str, int] | None = None) -> CallVal
 
 
 def size_names(text: str) -> tuple[str, ...]:
-    """Return the names of sizes in a call, in the order of their first use. Raises UsageError."""
+    """Return the names of sizes in a call, in the order of first use. Raises UsageError."""
     head = _head(text)
     body = text.strip()[head.end() :]
     names: dict[str, None] = {}
@@ -130,7 +130,7 @@ def size_names(text: str) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse the name and values of a swept size: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
+    """Parse name and values of a size to sweep: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
 
     Raises UsageError for any other text, and for more than 10,000 values.
     """
@@ -161,7 +161,7 @@ def _range(text: str) -> list[int]:
 
 
 def whole_number(text: str) -> int:
-    """Parse a number of a sweep or of a counting option: "4096", "4k" (4096), "2^12". Raises UsageError."""
+    """Parse an integer of a sweep or of an option: "4096", "4k" (4096), "2^12". Raises UsageError."""
     if thousands := re.fullmatch(r"\s*(\d{1,12})k\s*", text):
         return 1024 * int(thousands[1])
     reader = _Reader(text, {})
@@ -184,7 +184,7 @@ class TokenReader:
     """Reads the tokens of one text from left to right."""
 
     tokens: re.Pattern[str]
-    """With a group `sign`."""
+    """Pattern of a token, with a group `sign`."""
     hint: str
 
     def __init__(self, text: str) -> None:
@@ -301,8 +301,8 @@ class _Reader(TokenReader):
         return complex(text) if inner["complex"] else float(text)
 
     def _is_list(self, at: int) -> bool:
-        """Check whether the bracket just before `at` opens a list rather than a sum: it contains a comma or a
-        tensor.
+        """Check whether the bracket just before `at` opens a list rather than a sum, which is so if it contains a comma
+        or a tensor.
         """
         depth = 0
         for match in re.compile(r"[()\[\],]").finditer(self._text, at):
@@ -425,12 +425,12 @@ def call_text(op: ReplayOp) -> str:
 
 
 _TENSORS = {"aten::mm": 2, "aten::bmm": 2}
-"""Arguments of products, which compiled code calls with the tensor for the result after them."""
+"""Number of tensor arguments of matrix products; compiled code adds the result tensor after them."""
 
 
 def recorded_call_text(signature: OpSignature) -> str:
-    """Return a recorded call in the form that `parse_call` reads, arguments by position; "" where it does not record
-    an argument's value.
+    """Return a recorded call in the form that `parse_call` reads, with arguments by position; "" if an argument's value
+    is not recorded.
     """
     dims, spelled = signature.dims, signature.types
     if dims is None or spelled is None or len(dims) != len(spelled):
@@ -463,19 +463,23 @@ def recorded_call_text(signature: OpSignature) -> str:
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")
-"""The part of an overload that names the first release with a schema (`ops.register`): some calls have it, the same
-calls of a profile do not."""
+"""The part of an overload name that gives the first release with a schema (`ops.register`); it is in some calls, but
+not in the same calls of a profile.
+"""
 
 
 def call_identity(op: ReplayOp) -> str:
-    """Return the text that identifies a call in measured tables and device files, whichever schema it was read with."""
+    """Return the text that identifies a call in tables of measurements and in device files, independent of the schema
+    with which it was read.
+    """
     return _SINCE.sub("", call_text(op), count=1)
 
 
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
-    """Map op ids to the arguments in which ops of equal name and inputs differ: "dim=1 · k=True".
+    """Map op ids to the arguments that distinguish ops with equal name and inputs: "dim=1 · k=True".
 
-    `ops` are (id, name, inputs, call). The text is "" if no other op is equal, or calls are unknown or do not differ.
+    `ops` are (id, name, inputs, call). The text is "" if no other op is equal, or if calls are unknown or do not
+    differ.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for id_, name, inputs, call in ops:
@@ -489,8 +493,8 @@ def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str
 
 
 def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the arguments, by name or position, that differ between calls; floats are shortened if they still differ
-    then.
+    """Return the arguments, by name or position, that differ between calls; floats are shortened if they then still
+    differ.
     """
     names = dict.fromkeys(name for args in calls.values() for name in args)
     differing = [name for name in names if len({args.get(name) for args in calls.values()}) > 1]
@@ -501,7 +505,7 @@ def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
 
 
 def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[str, ...]:
-    """Return a text for each argument, "" for one that the call does not have."""
+    """Return a text for each argument; "" for an argument that the call does not have."""
     pieces: list[str] = []
     for name in names:
         text = shorter_float(args.get(name, "")) if shorter else args.get(name, "")
@@ -510,7 +514,7 @@ def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[s
 
 
 def argument_texts(call: str) -> dict[str, str]:
-    """Return the arguments of a `call_text` as unparsed texts, by name or else by position ("0", "1", ...)."""
+    """Return the arguments of a `call_text` as unparsed texts, by name or otherwise by position ("0", "1", ...)."""
     head, _, rest = call.partition("(")
     texts: dict[str, str] = {"op": head} if head else {}
     for place, piece in enumerate(_split(rest.removesuffix(")"))):

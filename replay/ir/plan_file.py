@@ -1,5 +1,5 @@
 # pyright: strict
-"""Plans as JSON files: exact round trip, versions checked before fields, form checked before anything is called."""
+"""Plans as JSON files: exact round trip; versions are checked before fields, and form before anything is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.traces.folders import read_regular
 from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30
-"""A plan of a million ops is smaller than this."""
+"""Maximum file size: a plan of a million ops is smaller."""
 
 
 class _Version(msgspec.Struct):
@@ -24,12 +24,12 @@ class _Version(msgspec.Struct):
 
 
 def dump_plan(plan: ReplayPlan) -> bytes:
-    """The plan as JSON on one line."""
+    """Return the plan as JSON on one line."""
     return plain_json(msgspec.json.encode(plan)) + b"\n"
 
 
 def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
-    """The plan that `dump_plan` wrote, this version or an older one. Raises FormatError naming `source`."""
+    """Return the plan written by `dump_plan` of this or an older version. Raises FormatError, which names `source`."""
     hint = "`opreplay plan TRACE --output plan.json` writes one."
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
@@ -55,7 +55,7 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
 
 
 def load_plan(path: str | Path) -> ReplayPlan:
-    """Read a plan file. Raises FormatError for anything that is none."""
+    """Read a plan file. Raises FormatError for any other file."""
     try:
         data = read_regular(path, MAX_BYTES)
     except OSError as error:

@@ -1,7 +1,8 @@
 # pyright: strict
-"""The closed list of why an op is not replayed, and how many ops, calls and how much time each reason accounts for.
+"""The complete list of reasons why an op is not replayed, with the ops, calls and time of each reason.
 
-Owns the kinds and their meaning; each detail is written where the obstacle is found. Knows no torch and no format.
+Defines the kinds and their meaning; each detail is written where the obstacle is found. Independent of torch and
+formats.
 """
 
 from __future__ import annotations
@@ -46,23 +47,25 @@ MEANINGS: dict[ReasonKind, str] = {
     "failed": "was resolved or called, and torch refused it or broke",
     "internal error": "code of opreplay's own failed on it: please report it",
 }
-"""What each kind means, in words for people."""
+"""Meaning of each kind, as readable text."""
 
 NOT_NEEDED = " is not used: the op can be replayed without it"
-"""How the note ends of a registration that an op does not need."""
+"""End of the note about a registration that an op does not need."""
 
 DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"}
-"""Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
+"""Kinds that are meaningless without a detail: what is missing, forbidden, too large or broken."""
 
 LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
-"""Kinds that say nothing of the op: its processes were ended from outside."""
+"""Kinds that say nothing about the op, because its processes were ended from outside."""
 
 TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
 """Kinds of ops that count as failed; all others are skipped."""
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why one op is not replayed: a kind from the closed list and a detail. Raises ValueError for anything else."""
+    """Why one op is not replayed: a kind from the closed list, and a detail. Raises ValueError for any other kind, or
+    if a required detail is missing.
+    """
 
     kind: ReasonKind
     detail: str = ""
@@ -78,7 +81,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> Literal["skipped", "failed"]:
-        """What becomes of the op: failed when it was tried and broke, else skipped."""
+        """Status of the op: "failed" if it was tried and broke, otherwise "skipped"."""
         return "failed" if self.kind in TRIED else "skipped"
 
 
@@ -96,21 +99,23 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     ops: int
-    """Unique ops."""
+    """Number of unique ops."""
     calls: int
-    """Recorded calls of these ops."""
+    """Number of recorded calls of these ops."""
     share: float
-    """Of the recorded time that the shares of ops refer to, 0..1."""
+    """Share of the recorded time on which the shares of ops are based, 0..1."""
     details: tuple[DetailTotal, ...] = ()
-    """By detail, those with most time first; ops without a detail are left out."""
+    """Totals by detail, those with the most time first; ops without a detail are not included."""
 
 
 NOT_GIVEN = Reason("failed", "no reason given")
-"""Of an op that was not replayed and does not say why."""
+"""Reason for an op that was not replayed and gives no reason."""
 
 
 def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[ReasonTotal, ...]:
-    """Return totals by kind from (kind, detail, calls, share) of each op that has a reason, most time first."""
+    """Return totals by kind from (kind, detail, calls, share) of each op that has a reason, those with the most time
+    first.
+    """
     kinds: dict[str, dict[str, list[float]]] = {}
     for kind, detail, calls, share in entries:
         sums = kinds.setdefault(kind, {}).setdefault(detail, [0, 0, 0.0])
@@ -137,13 +142,14 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
 
 
 DETAIL_CHARS = 300
-"""Errors of torch can be pages long; a reason is one line."""
+"""Maximum length of a detail: errors of torch can be pages long, but a reason is one line."""
 
 
 def reason_for(error: Exception) -> Reason:
-    """Return the reason for an error: budget if memory ran out, otherwise failed with the error's type and first line.
+    """Return the reason for an error: "budget" if memory ran out, otherwise "failed" with the error's type and first
+    line.
 
-    A fault of opreplay itself becomes an internal error.
+    A bug in opreplay itself becomes an internal error.
     """
     if isinstance(error, InternalError):
         return Reason("internal error", error.problem)
@@ -157,25 +163,27 @@ def reason_for(error: Exception) -> Reason:
 
 
 _REFUSALS = ("RuntimeError", "ValueError", "TypeError", "IndexError", "AssertionError")
-"""Types of errors that torch, libraries and users' code raise for arguments that do not go together."""
+"""Types of errors that torch, libraries and user code raise for arguments that do not match each other."""
 _LACKS_KERNEL = re.compile(
     r"not implemented for|Could not run '|mixed dtype \(CPU\)|Unsupported dtype|No available kernel|no kernel image"
     r"|not compiled|CUDA|cuda\b|cuDNN|GPU|\bCPU (backend|only)|on (the )?CPU|oneDNN|mkldnn|INTERNAL ASSERT"
 )
-"""What torch says where a machine or its build has no code for arguments that are sound."""
+"""Parts of torch's error messages if a machine or a build has no kernel for valid arguments."""
 
 
 def refuses_arguments(reason: Reason) -> bool:
-    """Check whether a call failed because its arguments do not fit each other, which would happen on any device.
+    """Check whether a call failed because its arguments do not match each other, which would happen on any device.
 
-    Return False if the machine lacks a kernel or a library, or if the error does not say.
+    Return False if the machine lacks a kernel or a library, or if the error does not show the cause.
     """
     raised_by = reason.detail.split(":", 1)[0]
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
 IMPOSSIBLE_SHAPE = "a possible shape"
-"""Begins the detail of ops with a tensor that cannot be: of a negative size, or of more than 64 bits count."""
+"""Beginning of the detail for ops with an impossible tensor: with a negative size, or with more elements than 64 bits
+can count.
+"""
 
 
 class NotReplayable(OpReplayError):

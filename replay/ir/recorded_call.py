@@ -1,6 +1,6 @@
-"""One recorded call as typed values: what the four metadata columns of a trace say about each argument.
+"""One recorded call as typed values: what the four metadata columns of a trace record about each argument.
 
-This module parses spellings, texts and gaps. `schema` knows schemas, and `inference` how gaps may be filled.
+This module parses spellings, texts and gaps. Schemas are handled by `schema`, and missing values by `inference`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
-"""What the trace says an argument is; "absent" is an empty entry (None, a string, a device, a list too long to record);
-"unknown" when types were not recorded at all."""
+"""Kind of an argument according to the trace; "absent" is an empty entry (None, a string, a device, a list too long to
+record); "unknown" means that types were not recorded.
+"""
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """Value of a scalar or list whose text was not recorded."""
 
 _UNTOLD = re.compile(r"<\w+>")
-"""What an ExecutionTrace has for a value that it cannot write: "<ComplexDouble>"."""
+"""Placeholder in an ExecutionTrace for a value that it cannot write: "<ComplexDouble>"."""
 CODES: dict[str, tuple[str, ...]] = {
     "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
     "Layout": (
@@ -52,9 +53,9 @@ CODES: dict[str, tuple[str, ...]] = {
         "torch.channels_last_3d",
     ),
 }
-"""Values of enumerations by the integer that is recorded (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
+"""Values of enumerations, indexed by the recorded integer (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
 Memory = tuple[int, int | None]
-"""Offset in elements, and the number of a memory that others share, or None."""
+"""(offset in elements, number of a memory that other tensors share or None)."""
 _OWN_MEMORY: Memory = (0, None)
 
 
@@ -65,16 +66,18 @@ class RecordedArg:
     kind: Kind
     tensor: TensorMeta | None = None
     tensors: tuple[TensorMeta | None, ...] | None = None
-    """Of a list; None when not even the number of elements was recorded."""
+    """Tensors of a list; None if not even their number was recorded."""
     value: Any = None
-    """Plain scalar (complex as text) or tuple of them; MISSING when not recorded."""
+    """Plain scalar (complex as text) or tuple of scalars; MISSING if not recorded."""
     strides_recorded: bool = True
     unlike_strided: bool = False
-    """The call's strides were recorded and this tensor has none: it is sparse, or of another layout without strides."""
+    """Whether the call's strides were recorded but this tensor has none, because it is sparse or has another layout
+    without strides.
+    """
 
     @property
     def metas(self) -> tuple[TensorMeta | None, ...]:
-        """Return its tensor, or the tensors of its list; () for anything else and for a list of unknown length."""
+        """Return its tensor, or the tensors of its list; () for any other argument and for a list of unknown length."""
         return (self.tensor,) if self.kind == "tensor" else self.tensors or ()
 
 
@@ -93,7 +96,9 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
 
 
 def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results of a recorded call; None if not recorded, and None for a result that is not a typed tensor."""
+    """Return the results of a recorded call, with None for a result that is not a typed tensor; None if results were
+    not recorded.
+    """
     if signature.results is None:
         return None
     metas = []
@@ -104,7 +109,7 @@ def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | 
 
 
 def _shared_memories(signature: OpSignature) -> frozenset[int]:
-    """Return the numbers of the memories in which more than one tensor of the call lies."""
+    """Return the numbers of the memories that contain more than one tensor of the call."""
     counts = Counter(number for places in signature.storage or () for number, _ in places if number >= 0)
     return frozenset(number for number, count in counts.items() if count > 1)
 
@@ -144,7 +149,7 @@ def _is_nested(dims: Any) -> bool:
 
 
 def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory], text: str | None) -> RecordedArg:
-    """Return a tensor; if it has dimensions and an unknown dtype, the dtype is left to be inferred."""
+    """Return a tensor; an unknown dtype of a tensor with dimensions is left to be inferred."""
     if not _are_integers(dims):
         return _absent(text) if dtype is None else RecordedArg(kind="unknown", value=MISSING)
     if dtype is None and not dims:
@@ -209,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 
 def plain_number(value: Any) -> Any:
-    """Return a number as JSON can hold it: text for complex and non-finite numbers; other values unchanged."""
+    """Return a number in a form that JSON supports: text for complex and non-finite numbers; other values unchanged."""
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Groups of tensors of one call that share memory, kept only if the call stays valid.
 
-Owns the numbers in `TensorMeta.storage`. `tensors` allocates, and `recorded` reads what a trace says.
+Manages the numbers in `TensorMeta.storage`; `tensors` allocates, and `recorded` reads the trace.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MIXED = "memory of its own: it shared bytes with another type"
 INDEXED = "memory of its own: its numbers must be valid for this argument alone"
 REFUSED = "memory of its own: this implementation refuses arguments that share it"
 LARGE_BYTES = 1 << 20
-"""A tensor from this size on is not left in the caches nearest to a core by what read it before."""
+"""Minimum size of a tensor in bytes that an earlier reader does not leave in a core's nearest caches."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
 def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]:
-    """Return (argument, tensor) pairs by number of the memory they share, in the order of the arguments."""
+    """Return (argument, tensor) pairs by the number of the memory that they share, in the order of the arguments."""
     members: dict[int, list[tuple[str, TensorMeta]]] = defaultdict(list)
     for arg in args:
         for meta in arg.tensors:
@@ -34,9 +34,9 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 
 
 def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Number shared memories from 0, and add a note for each tensor that gets its own memory after all.
+    """Renumber shared memories from 0, and add a note for each tensor that gets its own memory instead.
 
-    A number that only one tensor has means nothing. Integers share memory only with tensors of their own dtype: read as
+    A number that only one tensor has is dropped. Integers share memory only with tensors of their own dtype: read as
     another dtype, their values would be out of range.
     """
     memories = groups(args)
@@ -55,9 +55,10 @@ def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[As
 
 
 def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
-    """Return the arguments that may be one tensor, if it matters whether one or two are read.
+    """Return the arguments that may be the same tensor, if their size makes it matter whether one or two tensors are
+    read.
 
-    Return () if the memory of some argument is known, and for calls that write to an argument.
+    Return () if the memory of any argument is known, and for calls that write to an argument.
     """
     args = tuple(args)
     if any(arg.mutated for arg in args) or groups(args):
@@ -75,7 +76,7 @@ def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
 def apart(
     args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Give arguments, all or only integers, their own memory, with a note for each that had shared it."""
+    """Give arguments, all or only integers, their own memory, with a note for each that shared memory before."""
     chosen = {
         number: members
         for number, members in groups(args).items()

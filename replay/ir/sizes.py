@@ -1,8 +1,8 @@
 # pyright: strict
-"""Count the bytes that an op needs from metadata, before anything is allocated. Independent of torch and devices.
+"""Counts the bytes that an op needs from metadata, before anything is allocated. Independent of torch and devices.
 
-Sizes are logical: a tensor expanded by stride 0 counts with its full size, since an op that reads it may write it out
-in full (`empty_strided((2**40,), (0,)) + 1` asks for 4 TB).
+Sizes are logical: a tensor expanded by stride 0 counts with its full size, because an op that reads it may write it out
+in full (`empty_strided((2**40,), (0,)) + 1` requests 4 TB).
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
-"""Names of int[] arguments whose product is the number of elements an op makes."""
+"""Names of int[] arguments whose product is the number of elements that an op creates."""
 FLAG = "--set max_op_memory"
 ABSURD = "sizes beyond any memory"
-"""Begins the detail of ops of which some tensor is larger than any memory: no call, so nothing is predicted of it."""
+"""Beginning of the detail for ops with a tensor larger than any memory; as they cannot be called, nothing is predicted
+for them.
+"""
 SIZES_SHOWN = 4
-"""Dimensions that a message spells out."""
+"""Maximum number of dimensions that a message shows."""
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +35,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     inputs: int
     outputs: int
     outputs_known: bool
-    """False when `outputs` is an estimate from the inputs."""
+    """Whether `outputs` is exact; False if it is an estimate from the inputs."""
 
     @property
     def total(self) -> int:
@@ -41,12 +43,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element of a torch dtype name; 8, the safe side, for an unknown dtype."""
+    """Return the bytes of one element of a torch dtype name; 8 for an unknown dtype, to be on the safe side."""
     return ITEMSIZE_BYTES.get(dtype, 8)
 
 
 def extent(meta: TensorMeta) -> int:
-    """Return how many elements of storage the tensor spans, including offset and gaps; 0 for an empty tensor."""
+    """Return the number of storage elements that the tensor spans, including offset and gaps; 0 for an empty tensor."""
     if math.prod(meta.shape) == 0:
         return 0
     if meta.strides is None:
@@ -55,9 +57,9 @@ def extent(meta: TensorMeta) -> int:
 
 
 def base_elements(op: ReplayOp) -> int:
-    """Return how many elements the storage of the first argument must have; 0 if its own metadata is enough.
+    """Return the number of elements that the first argument's storage must have; 0 if its own metadata is enough.
 
-    `aten::as_strided` may access any part of a storage, of which the profiler records only the shape of one view.
+    `aten::as_strided` may access any part of a storage, but the profiler records only the shape of one view of it.
     """
     if not op.name.startswith("aten::as_strided"):
         return 0
@@ -71,7 +73,7 @@ def base_elements(op: ReplayOp) -> int:
 
 
 def _sizes(value: Value) -> tuple[int, ...] | None:
-    """Return a list of whole numbers >= 0; None for anything else."""
+    """Return a list of integers >= 0; None for any other value."""
     if not isinstance(value, tuple):
         return None
     sizes = tuple(size for size in value if isinstance(size, int) and size >= 0)
@@ -79,7 +81,7 @@ def _sizes(value: Value) -> tuple[int, ...] | None:
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
-    """Return the logical size or the spanned storage, whichever is larger."""
+    """Return the bytes of the logical size or of the spanned storage, whichever is larger."""
     return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
 
 
@@ -144,7 +146,7 @@ def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
 
 
 def readable(size_bytes: int) -> str:
-    """Format bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
+    """Format bytes with a decimal unit, as used for drives and traces: 3200000000 → "3.2 GB"."""
     try:
         value = float(size_bytes)
     except OverflowError:
@@ -172,7 +174,9 @@ def _magnitude(number: int) -> str:
 
 
 def is_impossible(op: ReplayOp) -> bool:
-    """Whether no device can run an op: for the sizes of its tensors, or as they do not go together."""
+    """Check whether no device can run an op, because of the sizes of its tensors or because its arguments do
+    not match.
+    """
     reason = op.reason
     if reason is None:
         return False
@@ -189,7 +193,9 @@ def absurd_results(op: ReplayOp) -> Reason | None:
 
 
 def _elements_asked_for(arg: ReplayArg) -> int:
-    """Return how many elements a factory's size argument requests; negative entries (sizes to infer) count as 1."""
+    """Return the number of elements that a factory's size argument requests; negative entries (sizes to infer) count as
+    1.
+    """
     if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
         return 0
     return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
@@ -210,7 +216,7 @@ def _broadcast_elements(metas: list[TensorMeta]) -> int:
 
 
 MAX_PIECES = 65_536
-"""Results that one op may return; `split` by 1 of a huge dimension would make billions."""
+"""Maximum number of results of one op; `split` by 1 of a huge dimension would create billions."""
 _SPLITTERS = names_in(
     """
     split split_with_sizes unbind chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step as every command reports it: its duration, what the device did, and what bounds it."""
+"""One step as every command reports it: its duration, what the device did, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass  # pyright: ignore[reportMissingTypeStubs]
 
 PYTHON = "(Python, between ops)"
-"""Name of the host's time outside of ops."""
+"""Name for host time outside of ops."""
 IDLE_CAUSES = {
     "before_first_task": "before the first task",
     "waiting_for_host": "waiting for the host",
@@ -22,49 +22,51 @@ IDLE_CAUSES = {
     "after_last_task": "after the last task",
     "unknown_cause": "unknown cause",
 }
-"""The causes of idle time: key in `StepReport.idle_us` (with `idle_` before it in `Categories`) → name for people."""
+"""Causes of idle time: readable names by key in `StepReport.idle_us` (with the prefix `idle_` in `Categories`)."""
 Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
-""""unknown": the device times that it would follow from are not possible, or the clocks of host and device differ."""
+"""The step's bottleneck; "unknown" if the device times are impossible, or if the clocks of host and device differ."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Duration of a step, µs."""
+    """Durations of a step in µs."""
 
     host_us: float
-    """The marked range on its host thread."""
+    """Length of the marked range on its host thread."""
     device_us: float
-    """From the start of the first to the end of the last device task that was launched in that range; 0 without any."""
+    """Time from the start of the first to the end of the last device task launched in that range; 0 without any."""
     step_us: float
-    """From the completion of the step before to that of this one; of a step that follows no recorded one the longer of
-    what the host needed and the device's time. A trace that marks no steps is one step from its first event to its
-    last."""
+    """Time from the completion of the previous step to the completion of this one.
+
+    For a step without a recorded predecessor, it is the longer one of host time and device time. A trace without marked
+    steps is one step from its first to its last event.
+    """
 
 
 class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The step on a simulated device, µs."""
+    """The step on a simulated device; times in µs."""
 
     step_us: float
     low_us: float | None
     high_us: float | None
-    """80 % band; None where less than half of the computing is predicted."""
+    """Upper end of the 80 % band; None if less than half of the computing is predicted."""
     predicted_share: float
-    """Of the recorded device time: what has a prediction."""
+    """Share of the recorded device time that has a prediction."""
     host_bound: bool = False
-    """The device idles for the host, whose time is the recorded one and has no band."""
+    """Whether the device idles because of the host, whose time is copied from the recording and has no band."""
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one class at one place of the module tree, including everything they call. Times in µs."""
+    """Modules of one class at one position in the module tree, including everything they call. Times in µs."""
 
     name: str
     count: int
-    """Different modules of this class here."""
+    """Number of different modules of this class at this position."""
     depth: int
-    """0 for the outermost; the modules that it calls follow, one deeper."""
+    """Nesting depth, 0 for the outermost module; the modules that it calls follow it with the next depth."""
     device_us: float
-    """Device tasks added up."""
+    """Sum of the device task times."""
     path_us: float
-    """Of the critical path."""
+    """Time on the critical path."""
 
     @property
     def label(self) -> str:
@@ -73,17 +75,17 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of the critical path between ops in one Python function or marked range, µs."""
+    """Time on the critical path between ops, in one Python function or marked range, in µs."""
 
     name: str
-    """As recorded: "transformers/image_utils.py(301): resize"."""
+    """Recorded name: "transformers/image_utils.py(301): resize"."""
     us: float
     data_loading: bool = False
-    """Most of it is spent while a DataLoader makes the next batch."""
+    """Whether most of the time is spent while a DataLoader prepares the next batch."""
 
     @property
     def label(self) -> str:
-        """Return the name without folders and line: "image_utils.resize", with "(data loading)" if it is that."""
+        """Return the name without folders and line: "image_utils.resize", with "(data loading)" if this applies."""
         place, colon, function = self.name.partition("): ")
         module = place.rpartition("(")[0].rpartition("/")[2].removesuffix(".py")
         text = f"{module}.{function}" if colon and module else self.name.strip("<>").removeprefix("nn.Module: ")
@@ -91,67 +93,71 @@ class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A step; times in µs."""
+    """Report on one step; times in µs."""
 
     name: str
     number: int | None
     marked: bool
-    """False: the trace marks no steps, the whole of it was taken for one."""
+    """Whether the trace marks steps; if not, the whole trace counts as one step."""
     steps: int
-    """Marked steps of the trace."""
+    """Number of marked steps in the trace."""
     steps_with_work: int = 0
-    """Of those: launch device work, or run ops where the trace has no device work."""
+    """Number of marked steps that launch device work, or that run ops if the trace has no device work."""
     launches: int = 0
-    """Calls in the marked range that launch kernels."""
+    """Number of calls in the marked range that launch kernels."""
     launches_without_kernel: int = 0
-    """Of those: no kernel is recorded, so that its time counts as idle."""
+    """Number of these calls without a recorded kernel, whose time therefore counts as idle."""
     launches_unknown: bool = False
-    """No launch of its device work is recorded, so that nothing tells whether idle time was for the host."""
+    """Whether no launch of its device work is recorded, so that it is unknown whether the device waited for
+    the host.
+    """
     doubts: Doubts = Doubts()
-    """What speaks against the device times."""
+    """Reasons to doubt the device times."""
     host_us: float
-    """The marked range on its host thread."""
+    """Length of the marked range on its host thread."""
     asked: bool = False
-    """False: it is the one of median length among those that launch work."""
+    """Whether the user requested this step; if not, it is the step of median length among those that launch work."""
     all_host_us: tuple[float, float] | None = None
-    """Of all marked steps with work: the shortest and the longest range on the host."""
+    """Shortest and longest host range of all marked steps with work."""
     begin_us: float
-    """When the device was done with what it still had to do of the step before, after this range began."""
+    """Time after the start of this range at which the device finished the work of the previous step."""
     accelerator: Literal["GPU", "NPU", "device"]
     bound: Bound
     window: Window
     device_sum_us: float
-    """Of all device tasks and an NPU's whole collectives, whether beside each other or not."""
+    """Sum over all device tasks and an NPU's whole collectives, including those that overlap."""
     busy_us: float
-    """Of the step: with any work on the device; of a step of the host with an op on any thread."""
+    """Part of the step with any work on the device; for a step on the host only, with an op on any thread."""
     communication_us: float
-    """Of the step: communication beside which nothing computes."""
+    """Part of the step with communication that no computation overlaps."""
     idle_us: dict[str, float]
-    """The rest of the step by key of `IDLE_CAUSES`."""
+    """Idle time of the step by key of `IDLE_CAUSES`."""
     largest: tuple[tuple[str, float], ...]
-    """What the host did on the critical path: names and times, longest first; at most three."""
+    """What the host did on the critical path: at most three names with times, longest first."""
     python: tuple[PythonTime, ...] = ()
-    """The same of the time between ops by Python function; empty where the trace names none."""
+    """At most three Python functions with their time between ops on the critical path, longest first; empty if the
+    trace names none.
+    """
     copied_host_share: float
-    """Of the critical path: host time, which re-timing copies from the recording."""
+    """Share of the critical path that is host time, which re-timing copies from the recording."""
     unknown_wait_us: float
-    """Of the critical path: waiting that nothing recorded explains."""
+    """Waiting time on the critical path that no recorded event explains."""
     blocked_us: float
-    """Host time in calls that wait for the device by their nature, of which nothing says for what."""
+    """Host time in calls that always wait for the device, where it is unknown for which work."""
     modules: tuple[ModuleTime, ...] = ()
-    """The tree of modules, outer before inner; empty where the trace names none."""
+    """The tree of modules, outer before inner; empty if the trace names none."""
     socs: dict[str, StepOnDevice] = {}
-    """By the name of the simulated device."""
+    """Simulated step by device name."""
     losses: dict[str, int] = {}
-    """What reading the trace lost, by reason: the step is what is left."""
+    """Number of losses when reading the trace, by reason; the step contains the rest."""
     coarse_unit_us: float | None = None
-    """Of which all device durations are multiples, where that is too coarse to be timings."""
+    """Unit of which all device durations are multiples, if it is too coarse for timings."""
     process: str | None = None
-    """Whose step this is, of a file that the profiles of several processes were merged into."""
+    """The process to which this step belongs, in a file into which the profiles of several processes were merged."""
     processes: int = 1
-    """In that file."""
+    """Number of processes in that file."""
 
     @property
     def is_untimed(self) -> bool:
-        """Check whether missing or wrong times leave the step without shares and without a verdict."""
+        """Check whether missing or wrong times make shares and a verdict impossible."""
         return self.doubts.untimed or (self.bound == "host alone" and self.doubts.zero_ops > 0)

@@ -9,24 +9,24 @@ import msgspec
 
 MetaStatus = Literal["ok", "differs", "no meta kernel", "data-dependent", "failed"]
 META_WRONG: frozenset[MetaStatus] = frozenset({"differs", "failed"})
-"""Verdicts that speak against an op; the others say that it fits, or that meta tensors cannot tell."""
+"""Verdicts against an op; the others mean that it is valid, or that meta tensors cannot show it."""
 
 
 class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Result of calling one op on meta tensors: nothing is computed; it shows whether the op accepts the arguments."""
 
     status: MetaStatus
-    """"ok": accepted, and no result differs from a recorded one; "data-dependent": sizes depend on contents."""
+    """"ok": accepted, and no result differs from a recorded one; "data-dependent": result sizes depend on contents."""
     detail: str = ""
     results_compared: int = 0
-    """Results whose size and dtype the trace holds; 0 where it does not."""
+    """Number of results whose size and dtype the trace records; 0 if it records none."""
 
     def __str__(self) -> str:
         return f"{self.status}: {self.detail}" if self.detail else self.status
 
 
 ValueStatus = Literal["agrees", "differs", "own", "not compared"]
-"""Own: what ran is the recorded op's own implementation."""
+"""Result of comparing values; "own": the recorded op's own implementation ran."""
 Against = Literal["torch", "library", "stand-in"]
 
 
@@ -35,11 +35,11 @@ class ValueCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     status: ValueStatus
     against: Against | None = None
-    """Whose results they were compared with."""
+    """The implementation whose results were used for comparison."""
     detail: str = ""
     """What differs, or why there is nothing to compare with."""
     results: int = 0
-    """Tensors and numbers compared, arguments that are written to included."""
+    """Number of compared tensors and numbers, including arguments that are written to."""
 
 
 def not_compared(why: str) -> ValueCheck:

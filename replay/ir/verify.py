@@ -1,5 +1,5 @@
 # pyright: strict
-"""Check that a plan is well-formed: every pass must preserve this, and a file must satisfy it before anything is
+"""Checks that a plan is well-formed: every pass must preserve this, and a file must satisfy it before anything is
 called.
 
 Checks form, not policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
@@ -29,7 +29,7 @@ from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta
 
 MAX_NAME = 4096
-"""Characters of a recorded name."""
+"""Maximum number of characters in a recorded name."""
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAMED = {
     "ScalarType": re.compile(r"torch\.\w+"),
@@ -154,8 +154,8 @@ def _times(where: str, *values: float) -> None:
 
 
 def verify_argument(where: str, arg: ReplayArg) -> None:
-    """Raise FormatError, with a message that begins with `where`, unless type, tensors and value of an argument
-    agree.
+    """Raise FormatError, with a message that begins with `where`, unless an argument's type, tensors and
+    value match.
     """
     _need(arg.name.isidentifier(), where, "not a name")
     if arg.type in ("Tensor", "Tensor[]"):

@@ -78,8 +78,8 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
     """Predict the calls of a job on its simulated devices; with `measure`, also measure each op once on this machine.
 
     A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
-    prediction. A call that breaks a user's estimator or tile program has no prediction. `faults` collects internal
-    errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
+    prediction. A call whose estimator or tile program (from the user) fails has no prediction. `faults` collects
+    internal errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
     """
     calls, plan, devices = job.source, job.plan, job.devices
     assert isinstance(calls, Calls)

@@ -2,7 +2,7 @@
 """The events of a job, in order.
 
 A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one of `Measured`, `Skipped` and `Failed`,
-then `Ended`. Ops may overlap. Progress bars, result files and tests read this one stream.
+then `Ended`. Events of different ops may overlap. Progress bars, result files and tests use this one stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.registrations import CustomOpError
 
 Sum = TraceResult | JobResult | SequenceResult
-"""A record that is computed from all results."""
+"""A record computed from all results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a run: one before each op, and a last one without a current op."""
+    """Progress of a run: one event before each op, and a last one without a current op."""
 
     done: int
     total: int

@@ -227,7 +227,7 @@ class Job:
         return simulate_plan(self.plan, list(self.devices.values()), self.contents, self.settings.cache_state())
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
-        """Return the recorded step, as `timeline` does; None if the selection leaves out ops.
+        """Return the recorded step, as `timeline` does; None if the selection excludes ops.
 
         `timed`: the same trace read with its activity, if this job read it without.
         """
@@ -317,7 +317,7 @@ def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
 
 
 def is_plain(settings: Settings) -> bool:
-    """Check that the settings name no user code and no plugin is installed, so that plans may be cached."""
+    """Check that the settings use no user code and no plugin is installed, so that plans may be cached."""
     from importlib.metadata import entry_points
 
     from opreplay.initializers import extensions
@@ -328,7 +328,7 @@ def is_plain(settings: Settings) -> bool:
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | KeptContents:
-    """Return the expected contents of arguments; cached ones if `plan` returns a plan.
+    """Return the expected contents of arguments; cached ones if `plan_to_keep` returns a plan.
 
     Raises UsageError for an invalid initializer module or setting, FormatError for an invalid values file.
     """

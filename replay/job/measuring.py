@@ -1,7 +1,7 @@
 # pyright: strict
 """Runs the ops of a plan and yields events.
 
-Owns the order of events, time budgets and the summary; `execute` runs each op.
+This module handles the order of events, time budgets and the summary; `execute` runs each op.
 """
 
 from __future__ import annotations

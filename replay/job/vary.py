@@ -33,7 +33,7 @@ Size = TypeVar("Size")
 Row = TypeVar("Row")
 
 Tell = Callable[[int, int, str], None]
-"""(sizes done, sizes in all, the next one)."""
+"""(number of finished sizes, total number of sizes, name of the next size)."""
 
 
 def untold(done: int, total: int, size: str) -> None:
@@ -51,11 +51,11 @@ def vary_config(
     tell: Tell = untold,
     options: CaptureOptions = DEFAULTS,
 ) -> ServedSteps | SizedSteps:
-    """Predict a config's model on each device in each size.
+    """Predict the model of a config file on each device in each size.
 
-    `form`: per token, or per step for a model that reads no text. `shape`: the other fields of `from_config.Shape`.
-    `weights`: their quantisation. Raises UsageError for sizes not in `VARIED`, and for
-    a size that `shape` already sets.
+    `form` converts each captured plan before it is predicted. `shape`: the other fields of `from_config.Shape`.
+    `weights`: quantisation of the weights. The result is per token, or per step for a model that reads no text. Raises
+    UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 
@@ -111,8 +111,7 @@ def vary_file(
 ) -> SizedSteps:
     """Predict the step of "FILE.py:make" on each device; `make` is called with each combination of sizes.
 
-    Raises UsageError for sizes that the function does not accept, and what `target_of`
-    raises.
+    Raises UsageError for sizes that the function does not accept, and what `target_of` raises.
     """
     named = target_of(target, shape)
     signature = inspect.signature(named.make)
@@ -163,7 +162,7 @@ def _rows(
 
 
 def _predicted(plan: ReplayPlan, devices: Sequence[DeviceProfile]) -> list[Step]:
-    """Predict the step on each device; each call finds in L2 what earlier calls left."""
+    """Predict the step on each device; each call finds in L2 what earlier calls left there."""
     job = Job(plan, settings=Settings(l2="sequence"), devices={device.name: device for device in devices})
     job.plan = plan  # captured plans are complete: nothing is left to resolve
     return job.steps()

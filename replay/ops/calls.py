@@ -16,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 Call = SimpleNamespace
-"""The arguments of one call: `c.weight`; `getattr(c, "bias", None)` is of those that a version may lack."""
+"""Arguments of one call as attributes: `c.weight`, or `getattr(c, "bias", None)` for an argument that some versions
+lack.
+"""
 
 
 def but(c: Call, **changes: Any) -> Call:
@@ -32,7 +34,7 @@ def takes_call(run: Callable[..., Any]) -> bool:
 
 @cache
 def taken(run: Callable[..., Any]) -> dict[str, bool]:
-    """Return {argument that the function reads: whether it is required}."""
+    """Return the arguments that a function reads, each with whether it is required."""
     if takes_call(run):
         return dict(sorted(_read(run)))
     parameters = inspect.signature(run).parameters.values()

@@ -33,10 +33,10 @@ LIBRARIES: dict[str, str] = {
         "te_softmax",
     )
 }
-"""Namespaces with reference implementations, and the library that registers their ops."""
+"""Namespaces with reference implementations → library that registers their ops."""
 
 ALIASES: dict[str, str] = {"_rocm_C::wvSpltK": "_rocm_C::wvSplitK"}
-"""Recorded name → the name under which the op is implemented."""
+"""Recorded name → name under which the op is implemented."""
 
 PROFILER_WRAPPERS: frozenset[str] = frozenset(
     {
@@ -51,7 +51,7 @@ PROFILER_WRAPPERS: frozenset[str] = frozenset(
         "utils_apply_qk_norm",
     }
 )
-"""Functions that a profiling patch of SGLang wraps; recorded as `sglang_profiler::<this>_<running number>`."""
+"""Functions that SGLang's profiling patch wraps; recorded as `sglang_profiler::<name>_<running number>`."""
 
 
 def library_of(namespace: str) -> str | None:
@@ -60,4 +60,4 @@ def library_of(namespace: str) -> str | None:
 
 
 UNDER_ATEN: dict[str, str] = {f"aten::{name}": f"npu::{name}" for name in ("npu_dtype_cast", "npu_format_cast")}
-"""Names of an NPU's ops under aten → their own."""
+"""Name of an NPU op in the `aten` namespace → its name in `npu`."""

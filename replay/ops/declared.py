@@ -1,9 +1,9 @@
 # pyright: strict
 """Operator schemas of vendor libraries, all versions, as data; no torch, no implementations.
 
-Reads the text files of `schemas/`, one per namespace, with a date, a tab and a schema on each line. The date is the
-first day on which the library was seen with that schema ("" if no date is public). The implementations of ops are in
-the `reference_*` modules of the families; `register.implemented` lists the implemented ops.
+Reads the text files of `schemas/`, one per namespace; each line holds a date, a tab and a schema. The date is the first
+day on which the library was seen with that schema ("" if no date is public). The implementations of ops are in the
+`reference_*` modules of the families; `register.implemented` lists the implemented ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 @lru_cache(maxsize=64)
 def schemas_in(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """(date, schema) of each version, by op name without overload, in the order of the file."""
+    """Return (date, schema) of each version by op name without overload, in the order of the file."""
     versions_by_op: dict[str, list[tuple[str, str]]] = {}
     file = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt")
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
@@ -41,7 +41,7 @@ def published(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the same as `published`. Raises ValueError for an op that is not in any table."""
+    """Return (date, schema) of each known version of "ns::op". Raises ValueError for an op that is not in any table."""
     versions = published(name)
     if not versions:
         raise ValueError(f"no schema of {name} in replay/ops/schemas/{name.partition('::')[0]}.txt: add a line")
@@ -78,8 +78,8 @@ def stands_for(
     Versions without an argument that the function requires (and that is not `optional`) are skipped, and so are
     versions with an argument in `lacking`. `writes` names the arguments that the function writes to, if the vendor's
     marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's marks.
-    `assumes`, `random`, `bound`: see `reference`. An op without a matching version raises ValueError once its
-    references are asked for.
+    `assumes`, `random`, `bound`: see `reference`. If no version of an op matches, requesting its references raises
+    ValueError.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ def stands_for(
 def declare_like(op: Row) -> None:
     """Declare the reference implementation of `op.like` for an op; optional arguments that this op lacks are None.
 
-    Raises ValueError if `op.like` has no function of its own, and for a rename of an argument that either op lacks.
+    Raises ValueError if `op.like` has no function of its own, or if a renamed argument is missing in either op.
     """
     target = find(op.like)
     if target is None or target.like or not target.references:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Initializers of ops: the built-in ones, selected by the op's row, and the user's."""
+"""Initializers of ops: built-in ones, selected by the op's row, and the user's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def built_in() -> Registry:
 
 def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
     """Return the built-in and the user's initializers and, with `plugins`, those of installed packages, with their
-    settings.
+    settings applied.
 
     `modules` are .py files or module names; both are executed. Raises UsageError for modules that cannot be loaded, for
     duplicates and for invalid settings.

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Assumed weights, caches and sizes of reference implementations, if the recorded call does not contain them; no
-torch.
+"""Weights, caches and sizes that reference implementations assume if the recorded call does not contain them;
+no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.model import TensorMeta
 
 WEIGHTS = "weights"
-"""The argument under which invented weights are said."""
+"""Argument name under which assumed weights are reported."""
 
 
 class Invented(NamedTuple):
@@ -62,13 +62,15 @@ def invented_by(op: str) -> tuple[Invented, ...]:
 
 
 EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
-"""Layers of experts whose weights are in no argument."""
+"""MoE layers whose weights are not arguments."""
 NAMED_BY = "--set init_arg=moe_routing.intermediate=N says them"
-"""How a user names the sizes of such a layer."""
+"""Hint for setting the sizes of an MoE layer whose weights are not arguments."""
 NARROW_BITS = 8
-"""Weights of so few bits are costed as 8-bit integers, the narrowest that the cube is known to multiply."""
+"""Weights with at most this many bits are costed as 8-bit integers, the narrowest that the cube is known to
+multiply.
+"""
 BITS_OF = {"bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "float4": 4, "int4": 4}
-"""Dtypes of weights that a user may name → bits."""
+"""Weight dtype that a user may name → bits."""
 
 
 class ExpertSizes(NamedTuple):
@@ -79,7 +81,7 @@ class ExpertSizes(NamedTuple):
     top_k: int
     bits: int
     by: Literal["user", "recording", "nothing"]
-    """Who says how large they are; the recorded time sets a bound, no size."""
+    """Source of the sizes; the recorded time gives only an upper bound."""
     text: str
 
 

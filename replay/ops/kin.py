@@ -1,8 +1,8 @@
 # pyright: strict
 """Choose, by name, a similar op whose cost rule is used for an op without a rule; for calls that are only predicted.
 
-An op with the same stem has priority, in any namespace, version and prefix; then the first line of `KIN` whose pattern
-matches the stem.
+An op with the same stem, in any namespace, version or prefix, has priority; otherwise the first line of `KIN` whose
+pattern matches the stem decides.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.ops.table import rows
 
 NAMESPACES = ("aten", "prims", "quantized", "torchvision", "aclnn", "atb")
-"""Of torch and of CANN: what their names mean is known, as of the vendors' of `LIBRARIES`."""
+"""Namespaces of torch and CANN, in which the meaning of names is known, as in those of the vendors in `LIBRARIES`."""
 
 _AFFIXES = re.compile(r"^(_*(npu|aclnn|ai_infra|inplace|foreach)_+|_+)+|(_?v\d+|_?(quant_)?\d+|_)+$")
-"""What does not tell what an op does: prefixes of libraries and versions."""
+"""Parts of a name that do not describe the op: prefixes of libraries, and versions."""
 
 KIN: tuple[tuple[str, str], ...] = (
     (r"metadata|workspace|infer_output|get_.*(shape|format|status)", "aten::empty"),
@@ -92,7 +92,7 @@ KIN: tuple[tuple[str, str], ...] = (
     (r"(^|_)(cat|stack|concat)", "aten::cat"),
     (r"(^|_)pad", "aten::constant_pad_nd"),
 )
-"""What a stem has in it → the op whose rule is taken, the first line that is true."""
+"""Pattern in a stem → op whose rule is used; the first match decides."""
 
 
 def stem_of(name: str) -> str:
@@ -109,7 +109,7 @@ def _by_stem() -> dict[str, str]:
 
 
 def _is_preferred(name: str) -> tuple[bool, bool, str]:
-    """Return the sort key of ops with the same stem, of which the last one is used.
+    """Return the sort key for ops with the same stem; the last one in the order is used.
 
     torch_npu's ops have priority over torch's, torch's over other libraries'; newer versions over older ones.
     """
@@ -117,9 +117,9 @@ def _is_preferred(name: str) -> tuple[bool, bool, str]:
 
 
 def kin_of(name: str) -> str | None:
-    """Return the op with a rule that is nearest by name, or None if no name is similar.
+    """Return the op with a rule whose name is most similar, or None if no name is similar.
 
-    Only for known namespaces: the name of a user's own op can mean anything.
+    Only for known namespaces, because the name of a user's own op can mean anything.
     """
     if name.partition("::")[0] not in (*NAMESPACES, *LIBRARIES):
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which arguments a reference implementation may ignore, and which values of unsupported arguments it rejects.
+"""Arguments that a reference implementation may ignore, and values of unsupported arguments that it rejects.
 
 A reference implementation supports the arguments that it names. Any other text, number, flag or optional argument of
 the schema is either inert (it does not change values or shapes of results), or must have the one value that the
@@ -92,7 +92,7 @@ INERT: dict[str, str] = {
         npu::npu_apply_rotary_pos_emb.layout npu::npu_scatter_pa_kv_cache_functional.cache_mode split_item
     """,
 }
-"""What an argument does that changes no result → its names, or `op.argument` with wildcards."""
+"""Reason why arguments do not change results → their names, or `op.argument` with wildcards."""
 
 COMPUTED: dict[str, tuple[Any, ...]] = {
     "activate_dim": (-1,),
@@ -112,7 +112,9 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu.stochastic_rounding": (False,),
     "use_deep_gemm_e8m0": (False,),
 }
-"""The values that a stand-in computes of an argument without a default, or beside it; dtypes as a schema has them."""
+"""Unsupported argument → values that the reference implementation computes, besides the default; dtypes as in
+a schema.
+"""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -136,7 +138,7 @@ _ALL_INERT = frozenset(name for names in INERT.values() for name in _names(names
 def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
     """Return the schema's arguments that may change a result and that the reference implementation does not support.
 
-    Values other than those in `computed` are rejected, as they would give wrong results.
+    Values other than those in `computed` are rejected, because they would give wrong results.
     """
     return tuple(
         argument.name
@@ -148,7 +150,9 @@ def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
 
 
 def computed(schema: Any, mode: str) -> tuple[Any, ...]:
-    """Return the values of an unsupported argument that give correct results: default, None, `COMPUTED`."""
+    """Return the values of an unsupported argument that give correct results: the default, None, and those in
+    `COMPUTED`.
+    """
     argument: Any = next(known for known in schema.arguments if known.name == mode)
     entry = _entry(schema.name, mode, frozenset(COMPUTED))
     values: tuple[Any, ...] = COMPUTED[entry] if entry else ()
@@ -158,7 +162,9 @@ def computed(schema: Any, mode: str) -> tuple[Any, ...]:
 
 
 def is_computed(value: Any, values: tuple[Any, ...]) -> bool:
-    """Check whether a value is in `values`; an empty tensor or list counts as None (libraries use it so)."""
+    """Check whether a value is in `values`; an empty tensor or list counts as None, because libraries use it
+    that way.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -15,16 +15,16 @@ from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _UNNAMED = re.compile(r"arg\d+")
-"""Names of the arguments of an op that is not resolved."""
+"""Pattern of argument names of an unresolved op."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 
 
 class DoesNotFit(Exception):
-    """Arguments that a rule cannot interpret: a trace may record anything under a known name."""
+    """Raised for arguments that a rule cannot interpret, because a trace may record anything under a known name."""
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
-    """Return a tensor as a kernel sees it; negative sizes (never recorded by a correct profiler) count as 0."""
+    """Return a tensor as a kernel receives it; negative sizes (never recorded by a correct profiler) count as 0."""
     return TensorSpec(shape=tuple(max(0, int(s)) for s in shape), dtype=dtype, format=layout)
 
 
@@ -101,8 +101,8 @@ class OpView:
         by_order: bool = False,
         known: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`by_order`: the op's library is not installed, so its arguments have no names. A requested name then means
-        the next tensor, or the next other argument, that no name was assigned to yet, and a note says so.
+        """`by_order`: the op's library is not installed, so its arguments have no names. A requested name is then
+        assigned to the next unassigned tensor, or to the next other unassigned argument, and a note is added.
 
         `known`: all names that the op's arguments can have; requesting only unknown names then raises KeyError.
         """
@@ -110,12 +110,12 @@ class OpView:
         self._known = known
         self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
         self.contents = contents
-        """What the arguments' values amount to, where known."""
+        """Summary of the arguments' values, if they are known."""
         self.args = Call({arg.name: arg for arg in op.args})
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
         self.placed: dict[str, int] = {}
-        """Names that were asked for → places of the arguments without names that were given for them."""
+        """Requested names → positions of the unnamed arguments that were assigned to them."""
         self.assumed = False
         self.invented = False
         self.unbounded = ""
@@ -137,7 +137,9 @@ class OpView:
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
     def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
-        """Return `meta` of a required argument with at least `rank` dimensions. Raises DoesNotFit."""
+        """Return `meta` of a required argument. Raises DoesNotFit if it is absent or has fewer than `rank`
+        dimensions.
+        """
         meta = self.meta(*names, at=at)
         if meta is None or len(meta.shape) < rank:
             wanted = " or ".join(names) or f"tensor {at}"
@@ -154,7 +156,8 @@ class OpView:
         return max(metas, key=elements)
 
     def axis(self, *names: str, rank: int) -> int | None:
-        """Return a dimension of a tensor of `rank`, counted from the first; None if absent, or for a scalar.
+        """Return a dimension argument as a non-negative index for a tensor of `rank`; None if it is absent or rank is
+        0.
 
         Raises DoesNotFit for a dimension that the tensor does not have.
         """
@@ -172,7 +175,7 @@ class OpView:
         return [t for t in arg.tensors if t is not None] if arg is not None else self._tensors
 
     def value(self, *names: str) -> object:
-        """Return the value of the first of these arguments that is present, or None."""
+        """Return the value of the first of these arguments that is present, or None if there is none."""
         self._take(names, tensor=False)
         return self.args.value(*names)
 
@@ -219,7 +222,7 @@ class OpView:
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:
-        """Return a tensor as a vector kernel reads it; a tensor that is not dense is charged a copy first."""
+        """Return a tensor as a vector kernel reads it; a copy is added before it if the tensor is not dense."""
         meta = self.meta(*names, at=at)
         return None if meta is None else self.packed(meta)
 
@@ -238,7 +241,7 @@ class OpView:
         return tuple(spec(t.shape, t.dtype) for t in self.op.outputs or () if t is not None) or fallback
 
     def output(self, fallback: TensorSpec) -> TensorSpec:
-        """Return the first output."""
+        """Return the first output, or `fallback`."""
         return self.outputs(fallback)[0]
 
     def broadcast_output(self) -> TensorSpec:
@@ -248,7 +251,7 @@ class OpView:
         return self.output(spec(shape, promote(wide)))
 
     def assume(self, text: str) -> None:
-        """Note that sizes which determine the time were assumed; the op is then marked uncalibrated."""
+        """Add a note that sizes which determine the time were assumed; the op is then marked uncalibrated."""
         self.assumed = True
         self.note(text)
 
@@ -258,7 +261,7 @@ class OpView:
         self.assume(text)
 
     def note(self, text: str) -> None:
-        """Note an assumption or an omission, shown by `plan --explain`."""
+        """Add a note about an assumption or omission, shown by `plan --explain`."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -282,8 +285,7 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
 
 
 def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes, or None if it is not a
-    transpose.
+    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes; None if it is no transpose.
 
     Dimensions that are adjacent in memory are merged into one.
     """

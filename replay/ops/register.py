@@ -1,7 +1,7 @@
 """Declare portable reference implementations of vendor ops; register them with torch if the library is not installed.
 
 Defines the declaration, the overload names of schema versions, and the rule that real ops are never overridden. The
-mathematics is in the other modules here; `opreplay.replay.resolve.names` decides whether to call a vendor op.
+implementations are in the `reference_*` modules; `opreplay.replay.resolve.names` decides whether to call a vendor op.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def reference(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the reference implementation of `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function receives those of the schema's arguments that it reads (`calls.taken`), so one function may serve
-    several versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
-    versions of an op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists, for the
-    results, what the function assumes because no argument contains it. `fake` describes the outputs of a function whose
-    control flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if
-    the same version is declared twice or the name is malformed.
+    The function receives only the schema's arguments that it reads (`calls.taken`), so one function may serve several
+    versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the versions of an
+    op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists what the function
+    assumes for the results because no argument contains it. `fake` describes the outputs of a function whose control
+    flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if the same
+    version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
     if not _NAME.fullmatch(qualified):
@@ -100,16 +100,18 @@ def implemented() -> dict[str, tuple[str, ...]]:
 def register_namespace(namespace: str) -> tuple[str, ...]:
     """Define and implement every known op of `namespace` that does not exist yet; return the names of the defined ops.
 
-    Idempotent. An op that a library has defined is never changed, whatever its kernels; so import the library first.
-    The implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Returns () for an unknown
-    namespace.
+    Idempotent. An op that a library has defined is never changed, even if it has no kernels, so import the library
+    first. The implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Returns () for an
+    unknown namespace.
     """
     known = [op.name for op in rows() if op.name.startswith(f"{namespace}::")] if namespace in LIBRARIES else []
     return tuple(name for name in known if register_op(name))
 
 
 def register_op(name: str) -> bool:
-    """Do the same for one op; return whether "namespace::op" runs an implementation of this package."""
+    """Define and implement one op as `register_namespace` does; return whether "namespace::op" runs an implementation
+    of this package.
+    """
     with loading:
         if name not in _registered and (versions := _versions(name)) and not _exists(name):
             _registered[name] = tuple(_define(version, overload) for version, overload in versions)
@@ -117,14 +119,14 @@ def register_op(name: str) -> bool:
 
 
 def overloads_defined() -> int:
-    """Return how many overloads of references this process has registered with torch."""
+    """Return the number of reference overloads that this process has registered with torch."""
     return sum(map(len, _registered.values()))
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:
     """Return the newest reference implementation of "namespace::op" as a function of the schema's arguments, or None.
 
-    The dispatcher does not have to use this implementation for the op. Imports torch.
+    The dispatcher may use another implementation for the op. Imports torch.
     """
     versions = _versions(name)
     return _adapt(versions[0][0], parse_schema(versions[0][0].schema)) if versions else None
@@ -187,7 +189,7 @@ def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[.
     """Return a kernel that calls a version's function with its arguments, adding defaults that the dispatcher omits.
 
     Required arguments that the schema lacks are None. The kernel raises ValueError for values of unsupported arguments
-    that would change the result. `fake`: results without values.
+    that would change the result. `fake`: return results without values.
     """
     run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]
@@ -230,7 +232,7 @@ def _binding(
 
 
 def _part(value: Any, attribute: str) -> Any:
-    """Return an attribute of an argument, or the result of its method for "name()"; the argument itself for ""."""
+    """Return an attribute of an argument, or for "name()" the result of its method, or for "" the argument itself."""
     if value is None or not attribute:
         return value
     part = getattr(value, attribute.removesuffix("()"))

@@ -1,9 +1,10 @@
 # pyright: strict
-"""What opreplay knows of each op, in one table: a row is an op, a family gives its rows what holds for all of them.
+"""Everything that opreplay defines for each op, in one table: each row is an op, and a family sets common values of its
+rows.
 
 A family's folder has `families`, or files of cost rules, which need no torch, and modules `reference_*`, which import
-torch: functions that compute what the op does. Nothing is imported before it is asked for. What users register goes
-before the table and is not in it.
+torch: functions that compute what the op does. Nothing is imported before it is needed. User registrations are not in
+the table and have priority over it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from opreplay.initializers.base import BatchLengths, InitContext
 
 loading = RLock()
-"""Held while modules are imported, and references declared and registered, which threads may ask for at once."""
+"""Lock held while modules are imported and references are declared and registered, because threads may request both at
+once.
+"""
 register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 Cost = Callable[[OpView], Iterable[KernelCall]]
-"""The kernels that one call becomes on the device; raises DoesNotFit for arguments that it makes no sense of."""
+"""Function that returns the device kernels of one call; raises DoesNotFit for arguments that it cannot interpret."""
 Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
-"""(call, lengths handed around it) -> its work; None where this call has no argument that its work depends on."""
+"""(call, batch lengths) → work; None if the call has no argument that determines its work."""
 
 COUNTERS: dict[str, str] = {
     "attention_backward lengths": "attention.count_attention",
@@ -66,7 +69,7 @@ COUNTERS: dict[str, str] = {
     "repeats": "indices.count_repeats",
     "selected": "indices.count_selected",
 }
-"""Initializer, or "initializer role" → the counter of the work that what it fills causes, of `ops.work`."""
+"""Initializer, or "initializer role" → function in `ops.work` that counts the work caused by the filled arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,63 +77,69 @@ class Reference:
     """One schema version of a vendor op and the plain torch function that computes it."""
 
     name: str
-    """"namespace::op"."""
+    """Qualified name, "namespace::op"."""
     overload: str
-    """The vendor's own overload name, "" for most."""
+    """Vendor's overload name, "" for most."""
     schema: str
     since: str
-    """ISO date of the first library version with this schema; "" where no version is public."""
+    """ISO date of the first library version with this schema; "" if no version is public."""
     run: Callable[..., Any]
-    """Called with those of the schema's arguments that it takes, see `calls`."""
+    """Function that is called with the schema's arguments that it reads; see `calls`."""
     fake: Callable[..., Any] | None
-    """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
+    """Function that returns output shapes and dtypes; None if nothing is returned or `run` itself works on meta
+    tensors.
+    """
     assumes: tuple[str, ...] = ()
-    """What `run` makes up because no argument tells it."""
+    """Assumptions of `run` that no argument determines."""
     random: bool = False
-    """Whether it takes torch's random numbers."""
+    """Whether `run` uses torch's random numbers."""
     renames: Mapping[str, str] = field(default_factory=dict[str, str])
-    """An argument of `run` → what the schema calls it, or "name.attribute" or "name.method()" of one of it."""
+    """Argument of `run` → its name in the schema, or "name.attribute" or "name.method()" of a schema argument."""
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """An argument of `run` → the value that it has in this op."""
+    """Argument of `run` → its fixed value in this op."""
     into: tuple[str, ...] = ()
-    """The arguments that the results of `run` are written to, in their order."""
+    """Arguments to which the results of `run` are written, in order."""
 
     @property
     def takes(self) -> list[str]:
-        """The arguments that the function reads, as named in the schema; a schema may lack some of them."""
+        """Return the arguments that the function reads, by their names in the schema; a schema may lack some
+        of them.
+        """
         names = [self.renames.get(name, name) for name in taken(self.run) if name not in self.fixed]
         return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
 @dataclass(slots=True)
 class Row:
-    """Everything in the table about one op."""
+    """All table entries of one op."""
 
     name: str
     family: str = ""
     folder: str = ""
-    """Of `replay/ops`, where its references are."""
+    """Folder of `replay/ops` that holds the op's references."""
     cost: Cost | None = None
     uncosted: str = ""
-    """Why no time is predicted; such ops are left out of totals, and named."""
+    """Reason why no time is predicted; totals leave out these ops and list them."""
     inputs: str = ""
-    """The initializers that fill the arguments, by name, apart by comma; the first one's counter holds."""
+    """Comma-separated names of the initializers that fill the arguments; the first one's counter is used."""
     role: str = ""
-    """What its initializer does for this op, where it has several ways."""
+    """Variant of the initializer for this op, if the initializer has several."""
     like: str = ""
-    """The op whose reference this one has, too."""
+    """Op whose reference this op uses as well."""
     renames: dict[str, str] = field(default_factory=dict[str, str])
-    """An argument of `like` → what it is called here, "name.attribute" of one that is here, or a constant."""
+    """Argument of `like` → its name in this op, "name.attribute" of an argument of this op, or a constant."""
     into: str = ""
-    """The arguments that the results of `like` are written to, apart by comma."""
+    """Comma-separated arguments to which the results of `like` are written."""
     declared: list[Reference] = field(default_factory=list["Reference"])
-    """Its references, as far as their modules are imported and their `declarations` ran."""
+    """References declared so far: those whose modules are imported and whose `declarations` have run."""
     declarations: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
-    """What adds to `declared`: it reads a function's source, and runs only where the op is asked for."""
+    """Functions that add to `declared`; they read a function's source, so they run only when the op is requested."""
 
     @property
     def references(self) -> list[Reference]:
-        """Return its reference implementations. Imports the reference modules of its folder, and with them torch."""
+        """Return the op's reference implementations. Imports the reference modules of its folder, and with
+        them torch.
+        """
         with loading:
             if self.folder:
                 load("references", self.folder)
@@ -139,7 +148,7 @@ class Row:
             return self.settled()
 
     def settled(self) -> list[Reference]:
-        """Run what was declared so far; return the references."""
+        """Run the pending declarations and return the references declared so far."""
         with loading:
             waiting, self.declarations = self.declarations, []
             for declare in waiting:
@@ -160,7 +169,7 @@ _patterns: dict[re.Pattern[str], Cost] = {}
 
 
 def row(name: str) -> Row:
-    """Return the row of an op; create it if it does not exist."""
+    """Return the row of an op, and create it if it does not exist."""
     return _rows.setdefault(name, Row(name))
 
 
@@ -183,10 +192,11 @@ def family(
 ) -> None:
     """Add ops of one kind: space-separated names; `inputs=` or `role=` on a line overrides the family's setting.
 
-    `like=` an op gives the line that op's reference implementation. With it, `theirs=ours` renames an argument,
-    `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` is a constant, and `into=a,b` lists the arguments
-    that results are written to. `folder` holds the reference implementations; `kernels` makes the cost rule of a line
-    with `kernel=` and a CANN type. Raises ValueError for a setting that an op already has, and for an unknown key.
+    `like=OP` uses the reference implementation of OP for the ops on that line. With it, `theirs=ours` renames an
+    argument, `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` is a constant, and `into=a,b` lists the
+    arguments that results are written to. `folder` holds the reference implementations; `kernels` makes the cost rule
+    of a line with `kernel=` and a CANN type. Raises ValueError for a setting that an op already has, and for an unknown
+    key.
     """
     for line in filter(str.strip, ops.splitlines()):
         names, texts = _parsed(line)
@@ -212,7 +222,7 @@ def family(
 
 
 def _left_out(reason: str) -> Cost:
-    """Return a rule for ops whose time is not predicted."""
+    """Return a cost rule for ops whose time is not predicted."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         op.unbounded = reason
@@ -234,13 +244,13 @@ def costs(*names: str) -> Callable[[Cost], Cost]:
 
 
 def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::") -> None:
-    """Give ops the cost rule of a CANN type, from space-separated "type=name,name"; names are without the prefix."""
+    """Set the cost rules of ops by CANN type, from space-separated "type=name,name"; `prefix` is added to the names."""
     for kind, _, names in (word.partition("=") for word in ops.split()):
         costs(*(prefix + name for name in names.split(",")))(rule(kind))
 
 
 def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Decorator: declare the cost rule of ops whose name starts with a regular expression; exact names have
+    """Decorator: declare the cost rule of ops whose name matches a regular expression from the start. Exact names have
     priority.
     """
 
@@ -256,7 +266,7 @@ Part = Literal["families", "references"]
 
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
-    """Return (folder, module) of each part, found by the modules' names."""
+    """Return the (folder, module) pairs of each part, found by module name."""
     modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
@@ -271,7 +281,7 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 
 def load(part: Part, folder: str | None = None) -> None:
-    """Import the modules of one part, of one folder or of all. References import torch."""
+    """Import the modules of one part, from one folder or all. References import torch."""
     if (part, folder) in _loaded:
         return
     with loading:
@@ -288,7 +298,7 @@ def rows() -> Iterator[Row]:
 
 
 def find(name: str) -> Row | None:
-    """Return the row of an op by its exact name."""
+    """Return the row of an op by its exact name, or None."""
     load("families")
     return _rows.get(name)
 
@@ -301,7 +311,7 @@ def spellings(name: str) -> tuple[str, str, str]:
 
 
 def cost_of(name: str) -> Cost | None:
-    """Return the cost rule of an op, by exact name, by name without overload or in-place underscore, then by
+    """Return the cost rule of an op: by exact name, by name without overload or in-place underscore, otherwise by
     pattern.
     """
     load("families")
@@ -322,7 +332,7 @@ def _counter_name(known: Row) -> str:
 
 
 def role_of(name: str) -> str:
-    """Return the variant of its initializer that an op uses, or "" if the initializer has no variants."""
+    """Return the initializer variant that an op uses, or "" if the initializer has no variants."""
     known = find(name)
     return "" if known is None else known.role
 

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Make a plan from a trace."""
+"""Makes a plan from a trace."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Make a plan from a trace: find its unique ops, resolve each once, and add the order of a step.
+"""Makes a plan from a trace: finds its unique ops, resolves each once, and adds the order of a step.
 
-Owns the order of the steps; `recorded`, `resolver` and `passes` implement them.
+Determines only the order of these stages; `recorded`, `resolver` and `passes` implement them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def build_plan(
     in_order: bool = False,
     collectives: Sequence[AskedFor] = (),
 ) -> ReplayPlan:
-    """Return the unique ops of a trace, heaviest first, each resolved for `device` or with the reason why not.
+    """Return the unique ops of a trace, heaviest first, each resolved for `device` or with the reason why it is not.
 
     `select`: "owner" (ops that own device time; the outermost ops if none does), "leaf", "top" or "all". With
-    `in_order`, the plan also holds the calls of one recorded step in order, with the given `collectives`. Imports
+    `in_order`, the plan also contains the calls of one recorded step in order, with the given `collectives`. Imports
     torch, and a vendor library only if `policy` allows it. Raises UsageError for an unknown selection and for a phase
-    without iterations; TooLarge if the filters leave more than `MOST_OPS` ops.
+    without iterations, TooLarge if the filters keep more than `MOST_OPS` ops.
     """
     recorded = recorded_ops(trace, select=select, filters=filters)
     resolver = Resolver(trace, policy, device)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Open the inputs of `run`, `plan`, `simulate` and `batch`, recognised by content: a trace, a plan or TraceLens's IR.
+"""Opens the inputs of `run`, `plan`, `simulate` and `batch`, recognized by content: a trace, a plan or TraceLens's IR.
 
-Chooses the reader, joins other files of the same run, and makes the plan.
+Selects the reader, joins other files of the same run, and makes the plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
-"""Returns a context manager for reading a file; it yields a callback (bytes read, total bytes)."""
+"""Returns a context manager for reading a file, which yields a callback that takes (bytes read, total bytes),
+or None.
+"""
 
 
 def _plan(source: Source, want: Want) -> ReplayPlan:
@@ -82,7 +84,7 @@ BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswit
 FLASHINFER_TRACE = Dialect(
     "flashinfer-trace", sniff=lambda o: False, read=lambda source, want: _flashinfer_trace(source.path)
 )
-"""A folder, see `is_plan_folder`."""
+"""FlashInfer-Trace, which is a folder, see `is_plan_folder`."""
 PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Kinds of plan files, in the order in which they are tried."""
 
@@ -93,9 +95,9 @@ def is_plan_folder(path: str) -> bool:
 
 
 def names_several(patterns: Sequence[str]) -> bool:
-    """Check whether these are several traces: several paths, a folder, or a glob that matches several files.
+    """Check whether the paths name several traces: several paths, a folder, or a glob that matches several files.
 
-    Raises TraceError for a glob that matches none.
+    Raises TraceError for a glob that matches no file.
     """
     if len(patterns) == 1 and os.path.isdir(patterns[0]):
         return not is_plan_folder(patterns[0])
@@ -103,9 +105,9 @@ def names_several(patterns: Sequence[str]) -> bool:
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Return which of `PLANS` a plain file or folder is; None for a profile and for anything else.
+    """Return the kind in `PLANS` of a regular file or folder; None for a profile and for anything else.
 
-    Never raises because of a file's contents: the reader of that kind reports what is wrong.
+    Never raises because of a file's contents; the reader of that kind reports errors.
     """
     if is_plan_folder(path):
         return FLASHINFER_TRACE
@@ -120,7 +122,7 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
 
 
 def refuse_program(path: str) -> None:
-    """Raise Malformed for a program of torch.export.save; `capture` can make a plan of it."""
+    """Raise Malformed for a program of torch.export.save, from which `capture` can make a plan."""
     if not path.endswith(".pt2") or not is_zipfile(path):
         return
     name = file_name(path)
@@ -141,20 +143,20 @@ def open_input(
     progress: Progress = nullcontext,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
-    """Open a path, a glob that matches one file, or "-": a trace, a plan or TraceLens's IR, recognised by content.
+    """Open a path, a glob that matches one file, or "-": a trace, a plan or TraceLens's IR, recognized by content.
 
     Args:
         text: the file.
-        limits: bounds of the reader; those of `Limits()` by default.
+        limits: limits of the reader; by default those of `Limits()`.
         execution_trace: an ExecutionTrace of the same run, which completes the arguments of a trace.
-        kernel_details: an NPU's kernel table; one that lies next to such a trace is used without being named.
-        capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings; files
-            next to the trace with `capture` in their name are used without being named.
-        process: the process to take of a file into which the profiles of several were merged.
-        progress: makes a context manager that yields a progress callback for each file that is read.
+        kernel_details: an NPU's kernel table; a table next to the trace is used by default.
+        capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings; by
+            default, files next to the trace with `capture` in their name are used.
+        process: the process to read from a file into which the profiles of several were merged.
+        progress: creates a context manager that yields a progress callback for each file that is read.
         activity: also read the times of all other work, and recorded collectives.
 
-    Raises UsageError for a glob that matches several files and for a file that completes a trace but comes with a plan,
+    Raises UsageError for a glob that matches several files and for a plan with a file that completes a trace,
     TraceError for unreadable input.
     """
     path = the_one_path(text)
@@ -178,7 +180,7 @@ def open_input(
 
 
 class Named(NamedTuple):
-    """The files that complete a trace, as in `open_input`, where the user named them."""
+    """Files named by the user that complete a trace, see `open_input`."""
 
     execution_trace: str | None = None
     kernel_details: str | None = None
@@ -198,11 +200,11 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """Open the profile that a path, a glob or "-" names, completed as `open_input` says.
+    """Open the profile that a path, a glob or "-" names, completed as described in `open_input`.
 
-    `activity` reads all timing; `gradients` reads what a plan needs of autograd, a fifth of the memory of a long trace.
-    Raises as `open_input` does, and as `join_kernel_details` does for a table that was named; a table that merely lies
-    next to the trace is not used if it does not fit, and `info.kernel_details` says why.
+    `activity` reads all timing. `gradients` reads what a plan needs of autograd, which takes a fifth of the memory of a
+    long trace. Raises the same errors as `open_input`, and for a named table those of `join_kernel_details`. A table
+    that merely lies next to the trace is ignored if it does not match, and `info.kernel_details` says why.
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
@@ -230,13 +232,15 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Larger traces are read without timing, in a third of the time; only `timeline` describes their step."""
+"""Trace size in bytes above which a trace is read without timing, in a third of the time; only `timeline` then
+describes its step.
+"""
 PACKED = 12
 """Rough compression ratio of a packed trace."""
 
 
 def tells_step(text: str) -> bool:
-    """Check whether a command that is not about the step also reads what is needed to describe it."""
+    """Check whether a command that is not about the step also reads the data that describe the step."""
     if not os.path.isfile(text):
         return True
     unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
@@ -244,7 +248,7 @@ def tells_step(text: str) -> bool:
 
 
 def refuse_plan(path: str) -> None:
-    """Raise UsageError for a captured or written plan, where only a trace has the times of events."""
+    """Raise UsageError for a captured or written plan if a trace is needed, because only a trace has event times."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
             f"{path} is a plan, which has no recorded times",
@@ -279,7 +283,9 @@ def _read(
 
 
 MOST_READERS = 4
-"""Most processes that read one file: each may use some hundred megabytes, and one process collects the tables."""
+"""Maximum number of processes that read one file: each may use some hundred megabytes, and a single process collects
+the tables.
+"""
 
 
 def reading_processes(path: str) -> int:
@@ -296,8 +302,8 @@ def reading_processes(path: str) -> int:
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """Return what was lost when reading a trace, what other files added, and a warning if one seems to be of another
-    run.
+    """Return notes on what was lost when reading a trace and what other files added, and a warning if a file seems to
+    be from another run.
     """
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
@@ -327,7 +333,7 @@ def join_notes(joined: Trace) -> list[str]:
 
 
 def warnings_of(read: Trace | ReplayPlan) -> list[str]:
-    """Return warnings about what was lost when reading, and about times and owners that are wrong or unknown."""
+    """Return warnings about data lost when reading, and about wrong or unknown times and owners."""
     from opreplay.traces.model import Trace
 
     if not isinstance(read, Trace):
@@ -337,9 +343,9 @@ def warnings_of(read: Trace | ReplayPlan) -> list[str]:
 
 
 WARNING = "opreplay: warning: "
-"""What a line about wrong or missing data begins with."""
+"""Prefix of a line about wrong or missing data."""
 MOST_NAMED = 8
-"""Most processes or threads that a warning names."""
+"""Maximum number of processes or threads that a warning lists."""
 
 
 def impossible_notes(trace: Trace, name: str) -> list[str]:
@@ -370,7 +376,9 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """Return warnings about device work without an owner because ids collide or kernels start before their launch."""
+    """Return warnings about device work without an owner, caused by colliding ids or by kernels that start before their
+    launch.
+    """
     from opreplay.traces.times.doubts import collided_share
 
     collided, links = trace.info.collided, trace.info.links
@@ -399,7 +407,7 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
-    """Return a warning with what was lost when reading the named trace or plan; empty if nothing was."""
+    """Return a warning about what was lost when reading the named trace or plan; empty if nothing was lost."""
     text = loss_text(losses, "what is shown is")
     return [f"{WARNING}{name}: {text}"] if text else []
 
@@ -439,9 +447,9 @@ def plan_of(
 ) -> ReplayPlan:
     """Return the plan of a trace, or the part of a given plan that the filters keep.
 
-    With `in_order`, the plan of a trace also holds the order of one step's calls. With `collectives`, the plan of a
-    trace read with its activity holds each distinct collective as an op. Raises UsageError as `restricted` does, and,
-    with the nearest names, if the filters keep none of a file's ops.
+    With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, the plan of a
+    trace read with its activity contains each distinct collective as an op. Raises the same UsageErrors as
+    `restricted`, and one with the nearest names if the filters keep no op of a file.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
@@ -459,7 +467,7 @@ def plan_of(
 
 
 def recorded_plan_of(read: Trace | ReplayPlan, selection: Selection) -> RecordedPlan:
-    """Return the ops of a plan as they were recorded, without torch. Raises as `plan_of` does."""
+    """Return the ops of a plan as they were recorded, without torch. Raises the same errors as `plan_of`."""
     from opreplay.replay.ir.describe import describe_inputs
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded.ops import RecordedPlan, recorded_plan
@@ -476,7 +484,7 @@ def recorded_plan_of(read: Trace | ReplayPlan, selection: Selection) -> Recorded
 
 
 def _refuse_none(plan: ReplayPlan, read: Trace | ReplayPlan, selection: Selection) -> None:
-    """Raise UsageError, with the nearest names, for filters that keep none of the ops of a file."""
+    """Raise UsageError with the nearest names if the filters keep no op of a file."""
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left
 
@@ -506,7 +514,7 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
 
 
 def _selected_names(trace: Trace, select: str) -> set[str]:
-    """Return the names of the ops that a selection takes before the filters."""
+    """Return the names of the ops that a selection includes before the filters."""
     from opreplay.replay.plan.select import selected_rows
 
     signatures: list[int] = trace.ops.signature[selected_rows(trace, select)].tolist()
@@ -514,7 +522,7 @@ def _selected_names(trace: Trace, select: str) -> set[str]:
 
 
 def names_by_time(trace: Trace) -> list[str]:
-    """Return the names of recorded ops: those with most device time first, then those with most host time."""
+    """Return the names of recorded ops: those with device time first, by device time, then the others by host time."""
     import numpy as np
 
     count, owner = len(trace.signatures), trace.kernels.owner
@@ -527,9 +535,9 @@ def names_by_time(trace: Trace) -> list[str]:
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """Return a plan with missing overloads and outputs filled in, and the filters applied; its order is kept.
+    """Return a plan with missing overloads and outputs filled in, and the filters applied, in the same order.
 
-    Raises UsageError as `_part_of` does.
+    Raises the same UsageErrors as `_part_of`.
     """
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -540,10 +548,10 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
 
 def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
-    """Return a plan with the ops that the filters keep.
+    """Return the part of a plan that the filters keep.
 
-    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops, and for a
-    phase that it has no ops of.
+    Raises UsageError if --select differs from the plan's, because the plan lacks the other ops, and for a phase without
+    ops in the plan.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists
@@ -566,7 +574,7 @@ def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with the ops recorded below each op; a plan read from a file keeps what the file has."""
+    """Return the plan with the recorded child ops of each op; a plan read from a file keeps those in the file."""
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded_children import with_child_ops
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Cache plans and argument contents between runs, under a key of everything they depend on.
+"""Caches plans and argument contents between runs, under a key of everything they depend on.
 
-The key covers every value of the trace or plan, the options, the source files of opreplay, the version of torch and
-what it loads by itself, Python, and both programs' environment settings. Results that depend on user code or an
+The key covers all values of the trace or plan, the options, opreplay's source files, the versions of Python, torch and
+what torch loads by itself, and environment settings of opreplay and torch. Results that depend on user code or an
 imported library, or that a time limit cut short, are not cached.
 """
 
@@ -176,7 +176,7 @@ def _stamps(package: str) -> Iterator[Any]:
 
 @cache
 def _software() -> tuple[Any, ...]:
-    """Return what this installation contributes to a plan, inspecting torch without importing it."""
+    """Return the facts about this installation that may affect a plan, without importing torch."""
     parts: list[Any] = [sys.version, platform.machine(), sys.platform]
     for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
         parts += _stamps(name)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Turn a trace and a selection into a plan with outputs."""
+"""Makes a plan with outputs from a trace and a selection."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def make_plan(
     in_order: bool = False,
     collectives: Sequence[AskedFor] = (),
 ) -> ReplayPlan:
-    """Return the plan of the selected ops with their outputs; with `in_order`, also the calls of one step and the
-    trace's `collectives`.
+    """Return the plan of the selected ops with their outputs.
+
+    With `in_order`, the plan also contains the calls of one step and the trace's `collectives`.
     """
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.plan.opaque_layers import with_layers

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Infer facts about layers whose weights are not arguments from kernel names and recorded times."""
+"""Infers facts about layers whose weights are not arguments from kernel names and recorded times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
 
 
 def with_layers(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with assumptions about each opaque layer: what the recording says, and the sizes that follow."""
+    """Return the plan with assumptions about each opaque layer: the facts in the recording, and the sizes that follow
+    from them.
+    """
     peak = peak_of((plan.device,)) if plan.device is not None else None
     return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
 
@@ -41,8 +43,8 @@ def _with_evidence(op: ReplayOp, peak: Peak | None) -> ReplayOp:
 
 
 def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
-    """Return what names and times of the recorded kernels say about weights on a device of this peak; None means
-    unknown.
+    """Return what the names and times of the recorded kernels say about weights, on a device with this peak; unknown
+    facts are None.
     """
     bits = weight_bits(kernel.name for kernel in op.recorded.kernels)
     time_us = op.recorded.device_us_median
@@ -59,8 +61,10 @@ def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
 
 
 def weight_bits(kernels: Iterable[str]) -> int | None:
-    """Return the bits per weight from the names of matrix products, of the narrower operand; None if they do not
-    say.
+    """Return the bits per weight according to the names of matrix product kernels; None if the names do not contain
+    them.
+
+    If both operands are named, the narrower one counts.
     """
     names = [name for name in kernels if not _READS_NO_WEIGHTS.search(name) or _PRODUCT.search(name)]
     if any(_FOUR_BITS.search(name) for name in names):
@@ -69,7 +73,9 @@ def weight_bits(kernels: Iterable[str]) -> int | None:
 
 
 def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
-    """Return the share of an op's device time in kernels that may read weights; 1 if no name says."""
+    """Return the share of an op's device time spent in kernels that may read weights; 1 if kernel names do
+    not show it.
+    """
     total = sum(kernel.total_us for kernel in kernels)
     others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]
     return 1.0 - sum(others) / total if total > sum(others) else 1.0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Passes over a plan, pure functions, in the order in which `build` runs them."""
+"""Passes over a plan: pure functions, in the order in which `build` runs them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """Return the weight to which shares of this plan refer.
+    """Return the function that gives the weight of an op, on which the plan's shares are based.
 
-    It is recorded device time; host time if the trace has no device; or, for a captured plan, the bytes that ops read
-    and write, 0 for views, which move nothing.
+    The weight is recorded device time, or host time if the trace has no device. For a captured plan it is the bytes
+    that an op reads and writes, and 0 for views, which move nothing.
     """
     if plan.captured:
         return moved_bytes
@@ -36,7 +36,7 @@ Clock = Literal["device", "host"]
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
-    """Return the clock of this plan's times; None if none were recorded (a captured plan, or one of an
+    """Return the clock of this plan's times; None if no times were recorded (a captured plan, or a plan of an
     ExecutionTrace).
     """
     if plan.captured or not total_of(plan):
@@ -45,7 +45,7 @@ def clock_of(plan: ReplayPlan) -> Clock | None:
 
 
 def total_of(plan: ReplayPlan) -> float:
-    """Return the total to which shares of this plan refer."""
+    """Return the total on which the plan's shares are based."""
     if plan.captured:
         return sum(moved_bytes(op) for op in plan.ops)
     return plan.device_us_total or plan.host_us_total
@@ -85,7 +85,7 @@ def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
 
 
 def _median(weighted: Sequence[tuple[float, int]]) -> float:
-    """Return the weighted median; the mean of the two middle values if there are two."""
+    """Return the weighted median: the mean of the two middle values if there are two."""
     ordered = sorted(weighted)
     up_to = list(accumulate(weight for _, weight in ordered))
     low, high = ordered[bisect_left(up_to, up_to[-1] / 2)], ordered[bisect_right(up_to, up_to[-1] / 2)]
@@ -93,8 +93,8 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """Merge two ops that are called the same way: counts, times and kernels add up; medians come from the more frequent
-    one.
+    """Merge two ops that are called the same way: counts, times and kernels add up; medians come from the op with more
+    calls.
     """
     often = a if a.count >= b.count else b
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
@@ -128,7 +128,9 @@ def _both(a: int | None, b: int | None) -> int | None:
 
 
 def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:
-    """Sort the heaviest ops first, ops without device time by host time; ties keep the order of first appearance."""
+    """Sort ops by weight, heaviest first, and ops without device time by host time; ties keep the order of first
+    appearance.
+    """
     weight = weight_of(plan)
     ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total))
     return msgspec.structs.replace(plan, ops=tuple(ops))

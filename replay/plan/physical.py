@@ -1,9 +1,8 @@
 # pyright: strict
-"""Finds ops that would move or compute more than any device could in the recorded time, because a guessed size is too
-large.
+"""Finds ops that, because of a guessed size, would move or compute more than any device could in the recorded time.
 
-Counts only what a call must touch: arguments read in full and results, each memory once; only results for views and for
-ops that read their arguments in part.
+Only what a call must access counts: arguments that are read completely and results, each memory once. For views, and
+for ops that read their arguments partly, only results count.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from opreplay.traces.times import peaks
 TOLERANCE = 1.3
 """Factor by which the recorded time may be wrong: clocks and sizes are not exact."""
 FASTEST = (8.0e12, 256 << 20)
-"""Bytes/s and cache bytes of unlisted devices; no device is faster."""
+"""Memory bandwidth (bytes/s) and cache size (bytes) assumed for unlisted devices; no device is faster."""
 FASTEST_FLOPS = 2.5e15
 """16-bit FLOP/s assumed for unlisted devices."""
 CACHE_SPEEDUP = 4.0
-"""The last-level cache is at most this many times faster than the memory."""
+"""Maximum ratio of last-level cache bandwidth to memory bandwidth."""
 SHORTEST_US = 2.0
-"""Shorter recorded times are launch times, not work."""
+"""Minimum recorded time in µs that counts as work; shorter times are launch times."""
 
 _READ_IN_PART = names_in(
     """
@@ -52,7 +51,9 @@ _WRITTEN_ONLY = names_in(
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with an assumption on each op that fails the check; for plans with results (`with_outputs`)."""
+    """Return the plan with an assumption on each op that is impossible in its recorded time; requires results
+    (`with_outputs`).
+    """
     return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
 
 
@@ -66,8 +67,8 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
 def impossible(op: ReplayOp, device: str | None) -> str | None:
     """Return why a planned call cannot be the recorded one, or None; `device` is the name of the recorded device.
 
-    Only ops with recorded device time are checked. For a vendor op, which may read any part of its arguments, only its
-    products and results count.
+    Only ops with recorded device time are checked. For a vendor op, which may read any part of its arguments, only
+    matrix products and results count.
     """
     recorded_us = op.recorded.device_us_median
     if op.reason is not None or recorded_us is None:
@@ -96,9 +97,10 @@ def peak_of(device: str | None) -> tuple[float, int]:
 
 
 def least_flops(op: ReplayOp) -> float:
-    """Return the fewest operations that a product can take.
+    """Return the minimum number of operations that the op's matrix products require.
 
-    Half of an attention may be masked, small filters may take a quarter (Winograd), and complex numbers three products.
+    Half of an attention may be masked, small filters may need a quarter of the operations (Winograd), and complex
+    numbers need three real products instead of four.
     """
     flops = product_flops(op)
     if any("complex" in meta.dtype for meta in tensors_of(op)):
@@ -107,14 +109,14 @@ def least_flops(op: ReplayOp) -> float:
 
 
 def flops_of(device: str | None) -> float:
-    """Return the 16-bit operations per second of a recorded device by name, the highest of its dtypes."""
+    """Return the 16-bit FLOP/s of a recorded device by name, for its fastest dtype."""
     peak = None if device is None else peaks.peak_of((device,))
     return FASTEST_FLOPS if peak is None else max(peak.tflops.values()) * 1e12
 
 
 def least_bytes(op: ReplayOp) -> int:
-    """Return the fewest bytes that one call can touch: arguments read in full, and results that are not views of
-    them.
+    """Return the minimum number of bytes that one call accesses: arguments that are read completely, and results that
+    are not views of them.
     """
     namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)

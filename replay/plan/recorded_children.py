@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find the ops that a trace records below each op of a plan; needs the trace and runs only on request."""
+"""Finds the ops that a trace records below each op of a plan; needs the trace and runs only on request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import Trace
 
 MAX_BELOW = 512
-"""Most nested ops of one op: torch ops have far fewer, and a hostile trace could nest a million."""
+"""Maximum number of nested ops of one op: torch ops have far fewer, but a malicious trace could nest a million."""
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with `recorded.children` and `recorded.below` of each op's first call; () if there are none.
+    """Return the plan with `recorded.children` and `recorded.below` from each op's first call; () if nothing is nested.
 
     Both stay None for an op with more than `MAX_BELOW` ops below it.
     """

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Select the recorded calls of a plan: those that own device time, leaves, outermost ops or all; and apply filters."""
+"""Selects the recorded calls of a plan (those that own device time, leaves, outermost ops or all) and applies
+filters.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint with the names nearest to the patterns and the heaviest names; `names` are heaviest first."""
+    """Return a hint with the names closest to the patterns and the heaviest names; `names` are sorted,
+    heaviest first.
+    """
     distinct = list(dict.fromkeys(names))
     if not distinct:
         return "The selection holds no ops: try --select all."
@@ -101,13 +105,15 @@ def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
 
 
 NEAREST = 6
-"""Most names in a hint."""
+"""Maximum number of names in a hint."""
 
 
 def nothing_left(
     names: Sequence[str], *, recorded: Sequence[str] = (), include: Sequence[str], select: str, narrows: bool
 ) -> UsageError:
-    """Return the error for a selection that keeps none of the ops; `names` are those selected, `recorded` all."""
+    """Return the error for a selection that keeps no op; `names` are the selected names, `recorded` all
+    recorded ones.
+    """
     if include:
         hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
         message = f"no selected op matches {' or '.join(map(repr, include))}"
@@ -117,14 +123,16 @@ def nothing_left(
 
 
 def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
-    """Raise UsageError for a pattern of --exclude that is a list of names, and therefore matches nothing."""
+    """Raise UsageError for a pattern of --exclude that is a comma-separated list of names, and therefore matches
+    nothing.
+    """
     lists = [one for one in patterns if "," in one and not any(fnmatchcase(name, one) for name in recorded)]
     if lists:
         raise UsageError(f"no op matches {lists[0]!r}: it is one pattern", hint=_one_by_one("--exclude", lists))
 
 
 def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
-    """Return a hint that the patterns match recorded ops which are not selected; "" if they match none."""
+    """Return a hint that the patterns match recorded ops that are not selected; "" if they match none."""
     there = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in include))
     if not there:
         return ""
@@ -139,7 +147,7 @@ def _one_by_one(option: str, patterns: Sequence[str]) -> str:
 
 
 def refuse_nothing(plan: ReplayPlan) -> None:
-    """Raise UsageError for a plan of a trace without recorded work, since there is nothing to measure."""
+    """Raise UsageError for a plan of a trace without recorded work, because there is nothing to measure."""
     if plan.ops or plan.device_us_total > 0:
         return
     raise UsageError(
@@ -175,7 +183,7 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Return the ops that only labels and autocast wrappers enclose; those themselves are not included."""
+    """Return the ops that are inside nothing but labels and autocast wrappers; these themselves are not included."""
     opened = opened_rows(trace, parents)
     return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
 
@@ -186,7 +194,7 @@ def outermost_us(trace: Trace) -> float:
 
 
 def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows that only stand for what they contain: a label, or a call for which autocast casts."""
+    """Return a mask of rows that are replaced by what they contain: labels, and calls that autocast wraps in casts."""
     return label_rows(trace) | autocast_wrappers(trace, parents)
 
 

@@ -15,9 +15,9 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Names or shell globs (`aten::*mm`); empty keeps all."""
     exclude: tuple[str, ...] = ()
     top: int | None = None
-    """Only the n ops with the most recorded time."""
+    """Maximum number of ops, those with the most recorded time; None keeps all."""
     min_share: float | None = None
-    """Smallest share of the recorded time, 0..1."""
+    """Minimum share of the recorded time, 0..1."""
     phase: Phase | None = None
     """Only calls in iterations of this phase; counts and times cover only these."""
     ops: tuple[str, ...] = ()
@@ -28,10 +28,10 @@ class Selection(OpFilter, frozen=True, kw_only=True):
     """The values of the selection options."""
 
     select: str = "owner"
-    """Which calls: "owner" (ops that own device time), "leaf", "top" or "all"."""
+    """Which calls to select: "owner" (ops that own device time), "leaf", "top" or "all"."""
     allow_imports: dict[str, str] = {}
 
     @property
     def narrows(self) -> bool:
-        """Check whether any filter besides nesting leaves out ops."""
+        """Check whether any filter, apart from the nesting level, leaves out ops."""
         return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)

@@ -1,4 +1,5 @@
-"""Read TraceLens's `event_replay_ir.json` into a plan, and write it; `tracelens_values` handles the arguments' values.
+"""Reads TraceLens's `event_replay_ir.json` into a plan, and writes it; `tracelens_values` converts the arguments'
+values.
 
 The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`, each argument being
 `{"arg_name", "arg_type", "value"}`; an entry may have a `count` of calls. Entries of ops that no pass has changed are
@@ -30,7 +31,7 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
     """Return the ops of the file in its order, without recorded times, each with its `count` of calls (default 1).
 
     The file has no overloads: they are matched by argument names afterwards. An entry with an unknown argument type or
-    dtype stays in the plan with a reason. Raises FormatError, which names the entry, for all other faults.
+    dtype stays in the plan with a reason. Raises FormatError, which names the entry, for all other errors.
     """
     entries = _load(Path(path))
     seen: Counter[str] = Counter()
@@ -39,7 +40,7 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
 
 
 def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
-    """Write the ops whose arguments are known; return how many were left out because they have a reason.
+    """Write the ops whose arguments are known; return the number of ops left out because they have a reason.
 
     Raises UsageError if the file exists and `force` is not set, or if it cannot be written.
     """
@@ -104,7 +105,7 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
 
 
 def _count_of(entry: dict[str, Any]) -> int:
-    """Return how many calls an entry stands for. Raises Refused."""
+    """Return the number of calls of an entry. Raises Refused."""
     count = entry.get("count", 1)
     if type(count) is not int or not 0 < count <= _MOST_CALLS:
         raise Refused(f"count must be a number of calls from 1 to {_MOST_CALLS}")
@@ -149,7 +150,7 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
 
 
 def entry_of(op: ReplayOp) -> dict[str, Any] | None:
-    """Return the entry of an op: the original one if it still matches, else a new one; None if the op cannot be
+    """Return the entry of an op: the original one if it still matches, otherwise a new one; None if the op cannot be
     called.
     """
     if op.origin is not None:
@@ -172,7 +173,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
 
 
 def _says(entry: Any, op: ReplayOp) -> bool:
-    """Check whether an entry, read again, gives the op's name and arguments, ignoring what resolving added."""
+    """Check whether an entry, read again, gives the op's name and arguments; changes by resolving are ignored."""
     try:
         name, raw_args = _parts(entry)
         args, _ = _arguments(raw_args)
@@ -182,7 +183,7 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return what is passed under each name, without types, order and codes, which follow from the overload."""
+    """Return the values by argument name, without types, order and type codes, which follow from the overload."""
     return {
         argument.name: (
             argument.tensors,

@@ -1,4 +1,4 @@
-"""Convert arguments between TraceLens's notation and `ReplayArg`. Handles one argument, not the file; no torch.
+"""Converts arguments between TraceLens's notation and `ReplayArg`. Handles single arguments, not the file; no torch.
 
 A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`; ScalarType, Layout and MemoryFormat are
 the integers that the profiler records.
@@ -37,7 +37,7 @@ _KINDS = {
     "MemoryFormat": "MemoryFormat",
     "Generator": "Generator",
 }
-"""Spelling of an argument type without "?", "[]" and alias set → type name in the IR."""
+"""Type names in the IR by the spelling of an argument type without "?", "[]" and alias set."""
 _DECLARED = re.compile(r"(\w{1,40})(?:\([a-zA-Z0-9!*|> -]{0,40}\))?(\?)?(\[\d{0,3}\])?(\?)?")
 _TORCHSCRIPT = re.compile(r"(Optional\[)?(List\[)?(?:Optional\[)?(\w{1,40})\]*")
 _CODE_OF = {name: code for names in CODES.values() for code, name in enumerate(names)}
@@ -46,11 +46,11 @@ _SPELLINGS |= {"int64": "long int", "int16": "short int", "uint8": "unsigned cha
 
 
 class Refused(ValueError):
-    """An invalid argument; the text says what is wrong."""
+    """Raised for an invalid argument; the text says what is wrong."""
 
 
 class Unknown(ValueError):
-    """A well-formed argument whose type or dtype the IR does not know."""
+    """Raised for a well-formed argument whose type or dtype does not exist in the IR."""
 
 
 def code_of(value: Value) -> Value:
@@ -59,7 +59,7 @@ def code_of(value: Value) -> Value:
 
 
 def is_unicode(text: str) -> bool:
-    """Return False for text with an unpaired surrogate, which JSON escapes can spell and a file cannot hold."""
+    """Check for valid Unicode: an unpaired surrogate can be written as a JSON escape, but not into a file."""
     try:
         text.encode()
     except UnicodeEncodeError:

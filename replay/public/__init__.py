@@ -133,7 +133,7 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
-"""Where each name is defined, below `opreplay`."""
+"""Name → module below `opreplay` that defines it."""
 
 
 def __getattr__(name: str) -> Any:

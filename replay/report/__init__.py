@@ -1,2 +1,2 @@
 # pyright: strict
-"""One file per output format, all from the same results."""
+"""Report formats: one module per output format, all built from the same results."""

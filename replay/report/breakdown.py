@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where the time of a trace goes, as a table for a terminal, JSON-safe facts and CSV; sums only."""
+"""Breakdown of a trace's time as a terminal table, JSON-safe facts and CSV. Shows sums only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 
 
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
-    """Return the breakdown in every form, with the first `top` rows, in a terminal the first `shown`."""
+    """Return the breakdown in every output format.
+
+    A terminal shows the first `top` rows, or `shown` if `top` is None.
+    """
     return View(
         lines=[f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}"],
         render=lambda width: render(breakdown, top or shown, width=width),
@@ -58,7 +61,7 @@ def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
 
 
 def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
-    """Return the first `top` rows with all CSV columns; times in microseconds, shares from 0 to 1."""
+    """Return a table of the first `top` rows with all CSV columns. Times are in microseconds, shares from 0 to 1."""
     return of_fields(f"Time by {breakdown.by}", breakdown.rows[:top], COLUMNS)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The check of an op in every output format: a table, Markdown, facts for JSON, a page."""
+"""The result of checking an op in every output format: terminal table, Markdown, JSON facts, HTML page."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MARKS: dict[Verdict, str] = {
 }
 DETAIL_CHARS = 300
 CASES_SHOWN = 3
-"""Failing cases of a point that tables list."""
+"""Maximum number of failing cases per point in tables."""
 
 
 def facts(check: CheckResult) -> dict[str, Any]:
-    """Return everything for JSON; docs/check.md says which keys are stable."""
+    """Return the whole check for JSON; docs/check.md lists the stable keys."""
     body: dict[str, Any] = msgspec.to_builtins(check)
     for name, speed in (("speed", check.speed), ("speed_large", check.speed_large)):
         if speed is not None:
@@ -52,7 +52,7 @@ def facts(check: CheckResult) -> dict[str, Any]:
 
 
 def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
-    """Return a check in every output format; `failed`: the points that decide the result."""
+    """Return a check in every output format. `failed` holds the points that make the check fail."""
     return View(
         lines=[first_line(check, failed)],
         render=lambda width: render(check, width=width),
@@ -63,7 +63,7 @@ def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
 
 
 def first_line(check: CheckResult, failed: Sequence[PointResult]) -> str:
-    """Return the result of the check in one line."""
+    """Return the result of the check as one line."""
     by_verdict = counts(check)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
     ended = f"fails by {', '.join(point.point for point in failed)}" if failed else "passes what is required"
@@ -80,7 +80,7 @@ _OfCase = Column[tuple[PointResult, Finding]]
 
 
 def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Table[tuple[PointResult, Finding]]:
-    """Return a table of every case of every point, or of the first failing case of each."""
+    """Return a table of all cases, or of the first `limit` failing cases of each point."""
     rows = [
         (point, case) for point in check.points for case in (point.cases if limit is None else point.of("fail")[:limit])
     ]
@@ -95,7 +95,7 @@ def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Ta
 
 
 def render(check: CheckResult, *, width: int) -> RenderableType:
-    """Return one row per point, followed by the failing cases."""
+    """Render one row per point, followed by its failing cases."""
     from rich.console import Group
     from rich.text import Text
 
@@ -119,7 +119,7 @@ def render(check: CheckResult, *, width: int) -> RenderableType:
 
 
 def notes(check: CheckResult) -> list[str]:
-    """Return notes on times here and on simulated devices, assumptions, and caveats."""
+    """Return notes on measured and simulated times, assumptions, and caveats."""
     lines: list[str] = []
     for speed in (check.speed, check.speed_large):
         if speed is None:
@@ -177,7 +177,7 @@ def _answer(check: CheckResult) -> Answer:
 
 
 def fidelity_view(fidelity: Fidelity) -> View:
-    """Return the check of reference implementations in every output format; each failing one has a line."""
+    """Return the check of reference implementations in every output format, with one line per failing op."""
     from rich.console import Group
 
     lines = [f"{row.op} against {row.against}: {row.detail}" for row in fidelity.failed]
@@ -199,7 +199,7 @@ def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
 
 
 def fidelity_line(fidelity: Fidelity) -> str:
-    """Return a line with how many were compared with what, and how many are wrong."""
+    """Return a line that says how many ops were compared against what, and how many of them fail."""
     groups: dict[str, list[StandIn]] = {}
     for row in fidelity.rows:
         groups.setdefault(row.against, []).append(row)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Collectives in every report: bandwidths as defined by nccl-tests, recorded, measured, simulated."""
+"""Collectives in every report: recorded, measured and simulated times, and bandwidths as nccl-tests defines them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opreplay.replay.results.records import OpResult
 
 MAX_ROWS = 40
 NARROW_DROP = 2
-"""Columns that go first in a terminal: the algorithm's bandwidth, what was recorded, simulated devices."""
+"""Drop priority of terminal columns that are dropped first: algorithm bandwidth, recorded times, simulated devices."""
 _Call = tuple[OpResult, CollectiveFacts]
 _Column = Column[_Call]
 _SIZE = Unit(size_text, "int")
 _RATE = Unit(lambda value: DASH if value is None else digits(value))
-"""GB/s by the conventions of nccl-tests."""
+"""Unit of bandwidths: GB/s, as defined by nccl-tests."""
 
 
 def of_collectives(results: Sequence[OpResult]) -> list[_Call]:
@@ -28,7 +28,7 @@ def of_collectives(results: Sequence[OpResult]) -> list[_Call]:
 
 
 def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
-    """Return one row per collective: times per call, bandwidths in GB/s."""
+    """Return one row per collective, with times per call and bandwidths in GB/s."""
     columns = [
         _Column("collective", lambda row: f"{row[1].collective.kind} {_dtype(row[1])}", style=_style),
         _Column("size", lambda row: row[1].size_bytes, _SIZE, style=_style),
@@ -46,7 +46,7 @@ def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
 def _rates(
     title: str, name: str, of: Callable[[CollectiveFacts], Bandwidth | None], drop: float = 0, algorithm: bool = False
 ) -> list[_Column]:
-    """Return the columns of a time and the resulting bandwidths."""
+    """Return the columns of a time and of the bandwidths computed from it."""
 
     def rate(title: str, key: str, field: str, drop: float) -> _Column:
         unit = TIME if field == "time_us" else _RATE
@@ -72,7 +72,7 @@ def _style(row: _Call) -> str:
 
 
 def notes(results: Sequence[OpResult]) -> list[str]:
-    """Return notes on collectives: what their times include, and that they ran on other ranks."""
+    """Return notes on collectives: what their times include, and which ran on other ranks."""
     calls = of_collectives(results)
     if not calls:
         return []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Coverage of predictions as text and as facts: shares of the recorded time by prediction method."""
+"""Prediction coverage as text and as JSON facts: shares of the recorded time by prediction method."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from opreplay.replay.report.text import safe, share_text, time_text
 from opreplay.replay.results.records import OpResult, Simulated
 
 CONFIDENCE: dict[Confidence, str] = {"uncalibrated": "uncalibrated", "other SoC": "calibrated on another SoC only"}
-"""What is said of predictions that rest on no measurement of their device."""
+"""Confidence of predictions that are not calibrated on their device → text in reports."""
 LEAST = 0.0005
-"""Shares below this print as 0.0 %."""
+"""Smallest share that is shown; smaller ones would print as 0.0 %."""
 
 
 HELD: dict[str, str] = {
@@ -23,13 +23,13 @@ HELD: dict[str, str] = {
     "warm": "its own data and code, as in a loop",
     "sequence": "what calls before it leave there",
 }
-"""What caches hold when an op starts, by --l2."""
+"""`--l2` state → what caches contain when an op starts."""
 NAMED_FROM = 0.1
-"""Share of a total from which a prediction that is an order of magnitude is named beside it."""
+"""Smallest share of a total for which an order-of-magnitude prediction is named next to the total."""
 
 
 def is_rough(prediction: Simulated | None) -> bool:
-    """Return whether a prediction is only an order of magnitude: an irregular op that was never measured."""
+    """Check whether a prediction is only an order of magnitude: an irregular op that was never measured."""
     return prediction is not None and prediction.high_us >= ORDER_OF_MAGNITUDE * prediction.time_us > 0
 
 
@@ -40,9 +40,9 @@ def predicted_text(prediction: Simulated | None) -> str:
 
 
 def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
-    """Return which ops dominate a total although their times are only orders of magnitude; "" if none does.
+    """Return the ops that dominate a total although their times are only orders of magnitude; "" if there are none.
 
-    `predictions` are the name, the prediction of one call and the number of calls of each op.
+    `predictions` holds, for each op, its name, the prediction for one call and the number of calls.
     """
     times = [(name, prediction, prediction.time_us * count) for name, prediction, count in predictions]
     total_us, rough_us = sum(us for _, _, us in times), dict[str, float]()
@@ -58,7 +58,7 @@ def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
 
 
 ELSEWHERE = "in no selected op"
-"""Of recorded time: that of ops that were not selected, of labels, and of kernels that no op launched."""
+"""Label of the recorded time outside the selected ops: unselected ops, labels, and kernels that no op launched."""
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:
@@ -83,9 +83,9 @@ def coverage_text(covered: Coverage, clock: str) -> str:
 
 
 def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
-    """Return what a prediction lacks, in shares of the recorded time: "52.0 % by bytes only", "7.0 % not predicted".
+    """Return the weaknesses of a prediction as shares of recorded time: "52.0 % by bytes only", "7.0 % not predicted".
 
-    `whole` names what the shares are of, such as " of the recorded time".
+    `whole` names the total of the shares, such as " of the recorded time".
     """
     parts = [
         (covered.invented, "on invented sizes"),
@@ -96,9 +96,9 @@ def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Return (op id → share of the recorded time, coverage by predictions of a device, basis of the shares).
+    """Return op id → share of the recorded time, the coverage by a device's predictions, and what the shares refer to.
 
-    If no time was recorded, the shares are of the number of ops.
+    If no time was recorded, each op has an equal share.
     """
     timed = any(r.recorded_share > 0 for r in results)
     shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}

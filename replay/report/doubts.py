@@ -24,7 +24,7 @@ MARKED: dict[str, str] = {
     "one thread": "one thread, since several waited for processors",
     "threads waited": "several threads, which waited for processors",
 }
-"""Warnings with which a time may be another by far → what is told of it."""
+"""Kind of warning that marks a time as possibly far off → its text in notes."""
 
 
 STATUSES: dict[ValueStatus, str] = {
@@ -34,7 +34,7 @@ STATUSES: dict[ValueStatus, str] = {
     "not compared": "with nothing to compare with",
 }
 NAMED = 8
-"""Ops that notes name one by one."""
+"""Maximum number of ops that notes list by name."""
 
 
 def marks(result: OpResult) -> list[str]:
@@ -48,14 +48,12 @@ def marks(result: OpResult) -> list[str]:
 
 
 def mark(results: Sequence[OpResult]) -> str:
-    """Return the mark after the measured total time of these ops: a star or nothing."""
+    """Return the mark to print after the measured total of these ops: a star if any op is marked, otherwise ""."""
     return MARK if any(map(marks, results)) else ""
 
 
 def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: bool) -> list[str]:
-    """Return notes on marked rows with their share of the measured time, the threads, and what recorded times
-    include.
-    """
+    """Return notes on marked rows with their share of the measured time, on threads, and on recorded times."""
     return [
         *marked_notes(results),
         *value_notes(results),
@@ -65,7 +63,7 @@ def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: b
 
 
 def marked_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return a note on how many rows have a star, with their share of the measured time and the reason."""
+    """Return a note on the number of rows with a star, their share of the measured time and the reasons."""
     marked = [result for result in results if marks(result)]
     if not marked:
         return []
@@ -77,8 +75,9 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def value_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return how results compare with the ops' own implementations: a line for each op that differs, and one for the
-    rest.
+    """Return how results compare with the ops' own implementations.
+
+    There is one line per op that differs, and one line for all others.
     """
     checked = [(result, result.values) for result in results if result.values is not None]
     if not checked:
@@ -99,7 +98,7 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:
-    """Return how many threads ops had, and how many processors were idle, if that was checked."""
+    """Return how many threads ops used, and how many processors were idle, if idle processors were counted."""
     threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
     idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
     if not isinstance(threads, int) or not isinstance(idle, int | float):
@@ -119,7 +118,7 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
 
 
 def busy_notes(environment: Mapping[str, object]) -> list[str]:
-    """Return `thread_notes` if the machine had other load, or if ops are measured several times."""
+    """Return `thread_notes` if the machine had other load, or if each op is measured several times."""
     visits = environment.get("visits")
     often = isinstance(visits, int) and visits > 1
     return thread_notes(environment) if often or is_busy(environment) else []

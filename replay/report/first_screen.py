@@ -1,7 +1,7 @@
 # pyright: strict
 """The head of a report: recording and device, utilization, classes of work, labels, predictions and their quality.
 
-Lines of text, no table.
+Consists of text lines, without tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
 LEAST, LARGE = 0.01, 0.1
-"""Classes and labels below the first share change no conclusion; from the second on they may."""
+"""Smallest share at which a class or label is shown, and smallest share at which it may change a conclusion."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -35,11 +35,14 @@ HOLDING: dict[L2State, str] = {
     "warm": "each op alone with warm caches",
     "sequence": "each op amid others' data (--l2 sequence)",
 }
-"""What a prediction takes caches to hold, in few words: `simulate`, which follows the calls of a step, differs."""
+"""`--l2` state → short text on the cache contents that a prediction assumes.
+
+`simulate` differs, because it follows the calls of a step.
+"""
 
 
 def where_in(trace: Mapping[str, object]) -> Where | None:
-    """Return the head of a result file; None for files of older versions and for plans."""
+    """Return the head stored in a result file; None for files of older versions and for plans."""
     try:
         return msgspec.convert(trace["where"], Where) if "where" in trace else None
     except msgspec.ValidationError:
@@ -52,7 +55,7 @@ def rendered(lines: Sequence[str]) -> list[RenderableType]:
 
 
 def capture_lines(plan: ReplayPlan) -> list[str]:
-    """Return the limitations of a captured plan's calls, as noted in the capture; none for other plans."""
+    """Return the limitations of a captured plan, as noted in the capture; none for other plans."""
     if plan.capture is None:
         return []
     notes = (*plan.capture.notes, "predictions are of kernels alone, without the host's time to launch them")
@@ -72,7 +75,7 @@ def heavy_text(where: Where | None, results: Sequence[OpResult]) -> str:
 
 
 def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | None) -> str:
-    """Return "910b3 would take 1.35 ms (1.06 ms to 1.95 ms) for these calls, 0.05× the recorded time; ..."."""
+    """Return "910b3 would take 1.35 ms (1.06 ms to 1.95 ms) for all calls, 0.05× the recorded time; ..."."""
     total, low, high = predicted_total(soc, results)
     predicted = [r for r in results if soc in r.simulated]
     if not predicted:
@@ -97,7 +100,7 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
 
 
 def warning_lines(where: Where | None) -> list[str]:
-    """Return the lines of the head that speak against the recorded times."""
+    """Return the lines of the head that cast doubt on the recorded times."""
     if where is None:
         return []
     coarse = [] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
@@ -106,7 +109,7 @@ def warning_lines(where: Where | None) -> list[str]:
 
 
 def _outside_lines(where: Where, least: float) -> list[str]:
-    """Return lines on work launched before the recording, and on labels, from this share of the time on."""
+    """Return lines on work launched before the recording and on labels, if their share is at least `least`."""
     before = quotient(where.launched_before_us, where.total_us) or 0.0
     labels = quotient(where.labels_us, where.total_us) or 0.0
     early = f"launched before the recording: {share_text(before)} of device time; its ops are not in it"
@@ -114,7 +117,7 @@ def _outside_lines(where: Where, least: float) -> list[str]:
 
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
-    """Return the head of a report on `results`; `device` is the recorded one as the trace names it."""
+    """Return the head of a report on `results`; `device` is the name of the recorded device in the trace."""
     head = [] if where is None else where_lines(where, device)
     socs = list(dict.fromkeys(soc for result in results for soc in result.simulated_us))
     return head + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
@@ -136,7 +139,7 @@ def _host_lines(where: Where) -> list[str]:
 
 
 def _beside_lines(where: Where, least: float) -> list[str]:
-    """Return a line on collectives of gloo's own threads from this share of the time on."""
+    """Return a line on collectives on gloo's own threads, if their share of the time is at least `least`."""
     if where.clock == "device" or where.beside_us <= 0.0 or where.beside_us < least * where.total_us:
         return []
     return [
@@ -146,7 +149,7 @@ def _beside_lines(where: Where, least: float) -> list[str]:
 
 
 def where_lines(where: Where, device: str | None) -> list[str]:
-    """Return lines on the recording, its classes of work, and the contents of labels."""
+    """Return lines on the recording, its classes of work, and the time in labels."""
     head = _device_lines(where, device) if where.clock == "device" else _host_lines(where)
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
@@ -189,9 +192,10 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
 
 
 def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float, float]:
-    """Return the microseconds of all calls of all predicted ops, and their 80 % band.
+    """Return the total time of all calls of all predicted ops in microseconds, and its 80 % band (low, high).
 
-    As for a simulated step: errors of ops in one kernel family add up, errors of different families are independent.
+    Errors are combined as for a simulated step: errors of ops in one kernel family add up, errors of different families
+    are independent.
     """
     total, up, down = 0.0, dict[str, float](), dict[str, float]()
     for result in results:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Writes a table as Markdown, CSV, Parquet and a data frame; text from a trace is escaped as each format requires."""
+"""Write a table as Markdown, CSV, Parquet or a data frame; text from a trace is escaped as each format requires."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def escaped(text: str | None) -> str:
 
 
 def code(text: str | None) -> str:
-    """Return text from a trace as a code span, in which nothing is markup; its fence is longer than any backticks
-    within.
+    """Return text from a trace as a Markdown code span, which contains no markup.
+
+    The fence is longer than any run of backticks in the text.
     """
     # A backslash right before a bar cannot be kept apart from an escaped bar inside a table.
     plain = safe(text or "").replace("\\|", "\\¦").replace("|", "\\|").strip()
@@ -41,7 +42,7 @@ def code(text: str | None) -> str:
 
 
 def markdown(table: AnyTable) -> list[str]:
-    """Return the lines of the table after an empty line; nothing without rows."""
+    """Return the lines of the table, starting with an empty line; no lines if the table has no rows."""
     if not table.rows:
         return []
     rows = [[escaped(column.title) for column in table.columns]]
@@ -53,20 +54,20 @@ def markdown(table: AnyTable) -> list[str]:
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
-    """Return the notes below a table, after an empty line; nothing if there are none."""
+    """Return the notes below a table as a list, after an empty line; nothing if there are no notes."""
     items = [f"- {escaped(line)}" for line in lines]
     return ["", *items] if items else []
 
 
 def csv_cell(text: str | None) -> str:
-    """Escape text for a cell: control characters, and an apostrophe before text that starts like a formula."""
+    """Escape control characters for a CSV cell, and put an apostrophe in front of text that starts like a formula."""
     if not text:
         return ""
     return ("'" if text.startswith(FORMULA_STARTS) else "") + safe(text)
 
 
 def csv_text(table: AnyTable) -> str:
-    """Return the table as CSV under the keys of its columns, with plain numbers and empty cells for missing values."""
+    """Return the table as CSV with column keys as the header, plain numbers, and empty cells for missing values."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([csv_cell(column.key or column.title) for column in table.columns])
@@ -77,7 +78,7 @@ def csv_text(table: AnyTable) -> str:
 
 
 def _columns(table: AnyTable) -> dict[str, list[Any]]:
-    """Return key → values, with control characters escaped; None for empty text."""
+    """Return key → values of each column, with control characters escaped and None for empty text."""
 
     def stored(column: Column[Any], row: Any) -> Any:
         value = column.value(row)
@@ -87,10 +88,10 @@ def _columns(table: AnyTable) -> dict[str, list[Any]]:
 
 
 def parquet(table: AnyTable, about: bytes) -> bytes:
-    """Return the bytes of a Parquet file with `about` as its metadata `opreplay`.
+    """Return the bytes of a Parquet file, with `about` as its metadata entry `opreplay`.
 
-    Types follow from the columns, not from their contents, so files of several runs can be read as one data set. Raises
-    EnvironmentRefused if pyarrow is not installed.
+    Types are taken from the column definitions, not from the values, so that files of several runs can be read as one
+    data set. Raises EnvironmentRefused if pyarrow is not installed.
     """
     try:
         pyarrow, files = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -108,7 +109,7 @@ def parquet(table: AnyTable, about: bytes) -> bytes:
 
 
 def frame(table: AnyTable) -> pandas.DataFrame:
-    """Return the table as a data frame under the keys of its columns, with the same types as in Parquet."""
+    """Return the table as a data frame with column keys as names and the same types as in Parquet."""
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
     columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string", "bool": "boolean"}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `inspect` shows of a trace: its summary, and each table of where the time goes."""
+"""The output of `inspect`: the summary of a trace, and each table of where the time goes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from opreplay.traces.times.peaks import Peak
 from opreplay.traces.times.steps import launch_table, step_table
 
 Grouping = By | Literal["step", "launch"]
-"""What a table has a row for."""
+"""Kinds of tables, by what one row represents."""
 TOP = 30
-"""Rows of a table in a terminal."""
+"""Maximum number of table rows in a terminal."""
 ROOFLINE_ROWS = 20
 PLURALS = {
     "op": "ops",
@@ -41,13 +41,13 @@ PLURALS = {
     "step": "steps",
     "launch": "launches",
 }
-"""Grouping → the name of its table, where that differs."""
+"""Grouping → name of its table, where the two differ."""
 
 
 def view_by(
     trace: Trace, by: Grouping, *, top: int | None = None, peak: Peak | None = None, limits: Limits | None = None
 ) -> View:
-    """Return one table below the name of the trace, with a warning if its times are not usable timings."""
+    """Return one table, headed by the name of the trace, with a warning if the trace's times are too coarse to use."""
     view = _times_of(trace, by, top) if by in ("step", "launch") else _breakdown_of(trace, by, top, peak, limits)
     answer, *others = view.lines
     unit_us = coarse_unit_us(trace)
@@ -59,9 +59,9 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 
 def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
-    """Return every table of a trace by its name; the one of ops has two, as on the command line.
+    """Return every table of a trace by name; the table of ops has two names, as on the command line.
 
-    Without marked steps, or without launches, theirs have no rows.
+    The step and launch tables have no rows if the trace has no marked steps or no launches.
     """
     every: tuple[Grouping, ...] = (*get_args(By), "step", "launch")
     by_name = {PLURALS.get(by, by): partial(_table, trace, by, peak, limits) for by in every}
@@ -80,7 +80,7 @@ def _table(trace: Trace, by: Grouping, peak: Peak | None, limits: Limits | None)
 
 
 def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> View:
-    """Return the table of all steps, or of how kernels were launched."""
+    """Return the table of all steps, or the table of kernel launches."""
     if by == "launch":
         return steps.view(launch_table(trace), top, TOP)
     part = one_process(trace)
@@ -92,7 +92,7 @@ def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> V
 
 
 def _breakdown_of(trace: Trace, by: By, top: int | None, peak: Peak | None, limits: Limits | None) -> View:
-    """Return the roofline, or the table of where the time goes."""
+    """Return the roofline, or the breakdown of the time."""
     if by == "op":
         return rooflines.view(roofline(with_launch_grids(trace, limits or Limits()), peak), top, ROOFLINE_ROWS)
     modules = modules_of_ops(trace, trace.info.path, limits=limits or Limits()) if by == "module" else ()

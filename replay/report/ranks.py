@@ -1,5 +1,5 @@
 # pyright: strict
-"""Summary of a folder of traces, one line per file: for jobs with many ranks."""
+"""Summary of a folder of traces of a job with many ranks, one line per file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.traces.times.busy import device_busy
 from opreplay.traces.times.doubts import doubts_of
 
 ROWS = 40
-"""Files shown in a terminal."""
+"""Maximum number of files shown in a terminal."""
 
 
 class RankFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,18 +26,18 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     kernels: int
     device_us: float
-    """Of all device work, added up."""
+    """Total time of all device work."""
     busy_share: float | None
-    """Of the time from the first device work to the last; None where device times are wrong."""
+    """Busy share of the time from the first to the last device work; None if the device times are wrong."""
     communication_us: float
     exposed_communication_us: float
-    """During which nothing else ran."""
+    """Communication time during which nothing else ran on the device."""
     lost: int
-    """Events and other parts of the file that could not be read."""
+    """Number of events and other parts of the file that could not be read."""
 
 
 def rank_file(trace: Trace) -> RankFile:
-    """Return the line for one trace."""
+    """Return the summary line of one trace."""
     busy = device_busy(trace)
     span_us, untimed = sum(device.span_us for device in busy), doubts_of(trace).untimed
     communication_us = sum(device.communication_us for device in busy)

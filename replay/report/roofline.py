@@ -1,5 +1,5 @@
 # pyright: strict
-"""The roofline table: terminal, JSON, CSV, and the rows of a run's ops; the same columns on every page."""
+"""The roofline table as terminal text, JSON and CSV, and for the ops of a run; every page has the same columns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from opreplay.traces.times.peaks import TF32, Peak, peak_of
 
 _OfRow = Column[RooflineRow]
 LEAST_COVERED = 0.5
-"""Share of the time with a share of the peak below which the first line tells no loss."""
+"""Minimum share of the time with a known share of the peak for which the first line states the lost time."""
 LEAST_UNKNOWN = 0.05
-"""Share of the time without a share of the peak from which the first line says so."""
+"""Share of the time without a known share of the peak from which the first line mentions it."""
 NOTES_SHOWN = 5
-"""Assumptions that a terminal lists below the table."""
+"""Maximum number of assumptions listed below the table in a terminal."""
 NO_PEAK = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -40,7 +40,7 @@ def amount_text(value: float | None) -> str:
 
 
 def rate_text(value: float | None) -> str:
-    """Format a rate with three significant digits, and no exponent for large ones."""
+    """Format a rate with three significant digits, without an exponent for large rates."""
     return DASH if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -59,19 +59,19 @@ NUMBERS = (
     _OfRow("of peak", lambda row: row.peak_share, SHARE, key="peak_share"),
     _OfRow("bound", lambda row: row.bound or None, drop=1),
 )
-"""Times and amounts are of all calls."""
+"""Numeric columns; times and amounts are totals of all calls."""
 NAME = _OfRow("op", lambda row: row.name, key="name", form="code")
 INPUTS = _OfRow("inputs", lambda row: row.inputs, form="code")
 NOTE = _OfRow("note", lambda row: row.why or row.assumed, key="note")
 
 
 def _detail(row: RooflineRow) -> str:
-    """Return the shapes of a row, or why its work is unknown."""
+    """Return the shapes of a row, or why its operations or bytes are unknown."""
     return row.inputs if row.flops is not None and row.bytes is not None else row.why or row.inputs
 
 
 def _unseen(roofline: Roofline, row: RooflineRow) -> str:
-    """Return what no cell of a row tells: what its numbers rest on, or why its share of the peak is missing."""
+    """Return what no cell of the row shows: its assumptions, or why its share of the peak is missing."""
     has_work = row.flops is not None and row.bytes is not None
     told = roofline.peak is None or roofline.doubts != Doubts()
     return row.assumed or (row.why if has_work and not told else "")
@@ -88,7 +88,10 @@ _IN_FILES = (
 
 
 def view(roofline: Roofline, top: int | None, shown: int) -> View:
-    """Return the roofline in every output format, with the first `top` rows, in a terminal the first `shown`."""
+    """Return the roofline in every output format.
+
+    A terminal shows the first `top` rows, or `shown` if `top` is None.
+    """
     return View(
         lines=[head_line(roofline)],
         render=lambda width: render(roofline, top or shown, width=width),
@@ -126,7 +129,7 @@ def _with_values(rows: Sequence[RooflineRow]) -> list[_OfRow]:
 
 
 def head_line(roofline: Roofline) -> str:
-    """Return the answer: how much time is lost below the roof, and where most of it."""
+    """Return the main result: how much time is lost below the roof, and where most of it is lost."""
     total = f"{time_text(roofline.total_us)} of {roofline.clock} time"
     if not roofline.rows:
         return f"{total}: no rows"
@@ -147,7 +150,7 @@ def head_line(roofline: Roofline) -> str:
 
 
 def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType:
-    """Return a table with the first `top` rows, the sum of the rest, and what the numbers rest on."""
+    """Render a table with the first `top` rows, the sum of the rest, and the assumptions behind the numbers."""
     shown = roofline.rows[:top]
     parts: list[RenderableType] = []
     if shown:
@@ -165,7 +168,7 @@ def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType
 
 
 def peak_line(roofline: Roofline) -> str:
-    """Return the peak rates of the recorded device and how much of the time has all numbers."""
+    """Return the peak rates of the recorded device, and the share of the time for which all numbers are known."""
     peak = roofline.peak
     if peak is None:
         return NO_PEAK if roofline.clock == "device" and not roofline.note else ""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""One op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
+"""Show one op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
 
-Names and values come from the plan; all text from a trace is quoted, so that none of it becomes code.
+Names and values come from the plan. All text from a trace is quoted, so that none of it is executed as code.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMED = frozenset(
         "channels_last_3d",
     )
 )
-"""Dtypes, layouts and memory formats."""
+"""Names of dtypes, layouts and memory formats."""
 _RUN_BY = {
     "reference": "# needs the library that defines {0}'s ops; opreplay ran a stand-in",
     "executor": "# opreplay ran an executor of yours",
     "python function": "# {1} is the function of the module that --allow-import {0}=MODULE names",
 }
-"""Way of resolution → a comment, of the op's namespace and name."""
+"""Resolution method → comment, with placeholders for the op's namespace and name."""
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
-"""Types that torch.randn makes."""
+"""Dtypes that torch.randn can create."""
 
 
 def _function(op: ReplayOp, namespace: str, name: str) -> str:
@@ -48,10 +48,10 @@ def _function(op: ReplayOp, namespace: str, name: str) -> str:
 
 
 def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
-    """Return lines that import torch, make the arguments and call the op; "" if the op's arguments are unknown.
+    """Return lines that import torch, create the arguments and call the op; "" if the op's arguments are unknown.
 
-    Floating tensors are normally distributed, integers are 0 and booleans true: valid indices, but not the contents of
-    a replay.
+    Floating-point tensors are normally distributed, integers are 0 and booleans are true. These values are valid
+    indices, but are not the contents used in a replay.
     """
     match = _NAME.fullmatch(op.called)
     if match is None or not op.args or op.resolved_by is None:
@@ -74,7 +74,7 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
 
 
 def _requiring(arg: ReplayArg, name: str) -> list[str]:
-    """Return lines that enable gradients for the floating tensors of an argument."""
+    """Return lines that enable gradients for the floating-point tensors of an argument."""
     places = [name] if not arg.type.endswith("[]") else [f"{name}[{i}]" for i in range(len(arg.tensors))]
     return [
         f"{place}.requires_grad_()"
@@ -114,7 +114,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], meta: TensorMeta) -> int:
-    """Return the number of elements from the start of the memory to the tensor's last element."""
+    """Return the number of elements from the start of the storage to the tensor's last element, inclusive."""
     if 0 in shape:
         return meta.storage_offset
     return meta.storage_offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

@@ -14,9 +14,9 @@ from opreplay.replay.report.view import View
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
 NAME_ROOM = 24
-"""Characters of a name that figures may not take."""
+"""Minimum width of the name column, in characters, which numeric columns may not take."""
 NAMED = 5
-"""Outliers that one line names."""
+"""Maximum number of outliers named in the first line."""
 _OfStep, _OfLaunch = Column[StepRow], Column[LaunchRow]
 _STEPS = [
     _OfStep("host time", lambda row: row.host_us, TIME, key="host_us"),
@@ -55,7 +55,10 @@ def no_rows(by: Literal["step", "launch"]) -> Table[Any]:
 
 
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
-    """Return all steps or launches in every output format, the first `top` rows, in a terminal the first `shown`."""
+    """Return all steps or launches in every output format.
+
+    A terminal shows the first `top` rows, or `shown` if `top` is None.
+    """
     return View(
         lines=[step_line(table) if isinstance(table, StepTable) else launch_line(table)],
         render=lambda width: render(table, top or shown, width=width),
@@ -76,7 +79,7 @@ def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> Re
 
 
 def step_line(table: StepTable) -> str:
-    """Return how many steps there are, and which are far longer than the median."""
+    """Return how many steps there are, and which ones are far longer than the median."""
     line = f"{plural(len(table.rows), 'step')}, median {time_text(table.median_us)} on the host"
     line += f" (launches of {plural(table.unlinked, 'kernel')} are not recorded)" if table.unlinked else ""
     outliers = sorted((row for row in table.rows if row.outlier), key=lambda row: -row.over_median)
@@ -87,7 +90,7 @@ def step_line(table: StepTable) -> str:
 
 
 def launch_line(table: LaunchTable) -> str:
-    """Return how many kernels are short."""
+    """Return a line on how many kernels are short, and how many are shorter than their launch call."""
     rows = table.rows
     short = sum(row.short_share * row.launches for row in rows) / table.launches
     shares = [row.below_call_share for row in rows]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lines at the top of a report on rows with contradictory times, and on times that cannot be compared."""
+"""Lines at the top of a report on rows with contradictory times, and on recorded times that cannot be compared."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from opreplay.replay.results.suspects import LARGE_SHARE, kind_of_device, suspec
 
 MARK = "!"
 SHOWN = 8
-"""Rows that are listed; files hold all."""
+"""Maximum number of rows listed; files list all."""
 
 
 def lines(results: Sequence[OpResult]) -> list[str]:
     """Return one line per suspect row.
 
-    "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."
+    Example: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."
     """
     rows = suspects(results)
     simulated_us = Counter[str]()
@@ -39,7 +39,7 @@ def lines(results: Sequence[OpResult]) -> list[str]:
 
 
 def _of_totals(r: OpResult, simulated_us: Mapping[str, float]) -> str:
-    """Return the row's share of each device's total, if it is large enough to change it."""
+    """Return the row's share of each device's total, for devices where it is large enough to affect the total."""
     shares = {
         soc: quotient(predicted.time_us * r.count, simulated_us[soc]) or 0.0 for soc, predicted in r.simulated.items()
     }
@@ -53,7 +53,7 @@ def _recorded(r: OpResult) -> str:
 
 
 def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
-    """Return one line per op with randomly filled arguments that determine its work."""
+    """Return one line per op whose amount of work depends on arguments that were filled at random."""
     arguments: dict[str, dict[str, None]] = {}
     for r in results:
         if r.status == "replayed" and r.filling is not None and r.filling.at_random:
@@ -74,7 +74,7 @@ def rendered(texts: Iterable[str]) -> list[RenderableType]:
 
 
 def not_comparable(header: Header | None) -> str | None:
-    """Return a line if the trace's times are from another kind of device than the measured ones; otherwise None."""
+    """Return a line if recorded and measured times are from different kinds of devices; otherwise None."""
     if header is None:
         return None
     trace, device = header.trace, header.options.get("device")

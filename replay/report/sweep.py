@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls given as text, as a table, JSON and CSV: one row per call, with the basis of its numbers."""
+"""Calls given as text, in a table, JSON and CSV: one row per call, with notes on what its numbers are based on."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from opreplay.replay.report.page.model import Answer, Curve, Page
 
 SCHEMA_VERSION = 1
-"""Of the JSON form. Changes of format: 1 first version."""
+"""Version of the JSON format. History: 1 is the first version."""
 MOST_LINES = 10
-"""Of a curve."""
+"""Maximum number of lines of a curve."""
 
 
 def head_line(sweep: Cases) -> str:
-    """Return the time of the calls on each device, with its band, and here: from the shortest to the longest call.
+    """Return the shortest and longest time of the calls on each device, with the band, and the time measured here.
 
     "1 call: 910b3 would take 24.8 µs (15.5 µs to 39.7 µs); measured 23.6 ms on cpu"
     """
@@ -84,7 +84,7 @@ def _range_text(times_us: Sequence[float]) -> str:
 
 
 def notes_of(case: Case) -> list[str]:
-    """Return notes needed to trust the numbers of one call."""
+    """Return the notes needed to trust the numbers of one call."""
     result = case.result
     notes = [*_reason_notes(result), *case.unpredicted]
     notes += [note.what for note in result.assumptions if note.what.startswith(RESULTS_UNKNOWN)]
@@ -94,7 +94,7 @@ def notes_of(case: Case) -> list[str]:
 
 
 def _reason_notes(result: OpResult) -> list[str]:
-    """Return why nothing was measured, and the basis of the prediction in that case."""
+    """Return why nothing was measured, and what the prediction is then based on."""
     if result.reason is None:
         return []
     if not result.simulated:
@@ -121,7 +121,7 @@ MEASURED_OF = {"call": "this call", "op": "other calls of the op", "family": "it
 
 
 def prediction_notes(prediction: Simulated) -> list[str]:
-    """Return the basis of a prediction, if that is less than measurements on its own device."""
+    """Return what a prediction is based on, unless it is based on measurements of its own device."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(
         prediction.confidence, []
     )
@@ -151,7 +151,7 @@ _NOTES = _OfCase("notes", lambda case: "; ".join(notes_of(case)))
 
 
 def _sizes(sweep: Cases) -> list[_OfCase]:
-    """Return columns for the sizes that calls name."""
+    """Return columns for the named sizes of calls."""
     names = dict.fromkeys(name for case in sweep.cases for name in case.sizes)
     return [
         _OfCase(
@@ -166,8 +166,9 @@ def _sizes(sweep: Cases) -> list[_OfCase]:
 
 
 def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
-    """Return columns for each device: its time, then the given fields of the prediction, with keys that end with the
-    device.
+    """Return columns for each device: its predicted time, then the given fields of the prediction.
+
+    Column keys end with the name of the device.
     """
 
     def column(soc: str, field: str, unit: Unit) -> _OfCase:
@@ -205,7 +206,7 @@ def view(sweep: Cases) -> View:
 
 
 def file_table(sweep: Cases) -> Table[Case]:
-    """Return one row per call, with all columns of CSV and data frames; times in microseconds."""
+    """Return one row per call, with all columns of CSV and data frames; times are in microseconds."""
     columns = [
         _NAME,
         _INPUTS,
@@ -226,7 +227,7 @@ def file_table(sweep: Cases) -> Table[Case]:
 
 
 def render(sweep: Cases, *, width: int) -> RenderableType:
-    """Render one row per call in `width` characters; calls that differ only in sizes start with the sizes."""
+    """Render one row per call in `width` characters; rows of calls that differ only in sizes start with the sizes."""
     cases, sizes, marks = sweep.cases, _sizes(sweep), _marks(sweep)
     columns = [
         *sizes,
@@ -250,7 +251,7 @@ def _marks(sweep: Cases) -> dict[str, str]:
 
 
 def foot_lines(sweep: Cases) -> list[str]:
-    """Return what the marks mean, and the assumptions."""
+    """Return the meanings of the marks, and the assumptions."""
     lines = [f"{mark}: {note}" for note, mark in _marks(sweep).items()]
     assumed = dict.fromkeys(
         f"{note.argument}: {note.what}"
@@ -304,7 +305,7 @@ def _details(case: Case) -> list[tuple[str, str]]:
 
 
 def _answers(sweep: Cases) -> tuple[Answer, ...]:
-    """Return the times of the calls here and on each device, and their ratio."""
+    """Return the measured times of the calls, their times on each device, and the ratios."""
     from opreplay.replay.report.page.parts import times_answer
 
     results = [case.result for case in sweep.cases]
@@ -322,7 +323,7 @@ def _answers(sweep: Cases) -> tuple[Answer, ...]:
 
 
 def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return line → (size, µs): one line for measured times and each device, at each combination of the other sizes."""
+    """Return line → (size, µs): a line for measured times and each device, per combination of the other sizes."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
         others = "".join(f", {name}={case.sizes[name]}" for name in fixed)
@@ -333,7 +334,10 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
-    """Yield, for each call with a size of several values, time over the first such size, with lines for the others."""
+    """Yield time over the first size with several values, for each call that has one.
+
+    Each combination of the other sizes is a line.
+    """
     from opreplay.replay.report.page.model import Curve, Line
 
     for text in dict.fromkeys(case.written for case in sweep.cases):
@@ -353,7 +357,7 @@ def _curves(sweep: Cases) -> Iterator[Curve]:
 
 
 def facts(sweep: Cases) -> dict[str, Any]:
-    """Return everything as JSON-safe values; times in microseconds per call."""
+    """Return everything as JSON-safe values; times are in microseconds per call."""
     return {
         "schema_version": SCHEMA_VERSION,
         "device": sweep.device,

@@ -1,7 +1,8 @@
 # pyright: strict
-"""A table defined once: columns with title, key, value and unit over rows of any type; and its display in a terminal.
+"""A table that is defined once, with title, key, value and unit of each column, and its display in a terminal.
 
-`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame, a page as HTML.
+`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame; a page writes it as
+HTML.
 """
 
 from __future__ import annotations
@@ -23,83 +24,86 @@ Row = TypeVar("Row")
 
 MIN_OP_WIDTH = 24
 LEAST_OP_WIDTH = 8
-"""Room for a name, below which columns of numbers give way that no table drops otherwise."""
+"""Minimum width of the op column, for which numeric columns are dropped even if no table would otherwise drop them."""
 ONE_LINE_WIDTH = 34
-"""Room for a name and the sizes that tell it from others, where each op has one line."""
+"""Minimum width for the name and distinguishing sizes of an op if each op has one line."""
 NAMES_WIDTH = 48
-"""Most that other columns leave for a long name."""
+"""Maximum width that other columns leave for a long name."""
 LEAST_NAME = 18
-"""Characters of a name that its sizes leave it."""
+"""Minimum number of characters of a name that remain next to its sizes."""
 GAP = 2
 """Characters between two columns."""
 PAGE_ROWS = 500
 SHARE_SHOWN, ROWS_SHOWN = 0.95, 20
-"""A terminal shows the rows that hold this share of the weight, and at most so many, before one line for the rest."""
+"""Share of the weight of the rows that a terminal shows, and maximum number of rows, before one line for the rest."""
 
 
 class OpCell(msgspec.Struct, frozen=True, kw_only=True):
-    """An op and its arguments, or why it is not replayed: the last cell of a row, which takes the remaining width."""
+    """The last cell of a row: an op and its arguments, or why it is not replayed; it takes the remaining width."""
 
     name: str
     detail: str = ""
     style: str = "dim"
-    """Of the detail."""
+    """Style of the detail."""
     short: str = ""
-    """The detail where room is short; "" for no other than `detail`."""
+    """Shorter detail for narrow terminals; "" to use `detail`."""
 
     def __str__(self) -> str:
         return f"{self.name}  {self.detail}".rstrip()
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """The display format of a column's values, and their type in files."""
+    """How the values of a column are displayed, and their type in files."""
 
     text: Callable[[Any], str]
     kind: Literal["text", "lines", "int", "float", "bool"] = "float"
-    """`lines`: values are texts, one a line; of no column of a file."""
+    """Type of the values; `lines` is a list of texts, one per line, and not used in files."""
 
 
 def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
-    """Return a unit for numbers in a format, with a dash for missing values."""
+    """Return a unit for numbers with the given format string; missing values are shown as a dash."""
     return Unit(lambda value: DASH if value is None else form.format(value), kind)
 
 
 TEXT = Unit(lambda value: "" if value is None else str(value), "text")
 FLAG = Unit(lambda value: "" if value is None else str(value), "bool")
 OP = Unit(str, "text")
-"""Values are OpCell."""
+"""Unit of columns with OpCell values."""
 COUNT = number("{:,}", "int")
 NUMBER = number("{:,.3g}")
 SIGNED_PERCENT = Unit(lambda value: DASH if value is None else f"{100 * value:+.1f} %")
 TIME = Unit(time_text)
-"""Microseconds."""
+"""Unit of times in microseconds."""
 SHARE = Unit(share_text)
 RATIO = Unit(lambda value: ratio_text(value, 1.0))
 
 
 class Column(msgspec.Struct, Generic[Row], frozen=True):
-    """One quantity of a row."""
+    """A column of a table: one quantity of each row."""
 
     title: str
     value: Callable[[Row], Any]
-    """As files hold it and as rows are sorted by it; None where there is none."""
+    """Value as written to files and used for sorting; None if the row has no value."""
     unit: Unit = TEXT
     key: str = ""
-    """Its name in files; the title where it has no other."""
+    """Name of the column in files; the title if empty."""
     text: Callable[[Row], str] | None = None
-    """What people read in place of the value."""
+    """Displayed text of the cell; None to format the value with the unit."""
     style: str | Callable[[Row], str] = ""
     drop: float = 0
-    """Where room is short, columns with the highest number go first; 0 stays."""
+    """Drop priority if the terminal is too narrow: highest number first; 0 is never dropped."""
     named: bool = True
-    """Whether the line below the table says that the column had to go."""
+    """Whether the line below the table lists the column if it was dropped."""
     right: bool = False
-    """Whether a text stands on the right, as numbers do."""
+    """Whether text is right-aligned, like numbers."""
     form: Literal["", "code", "fold", "name", "paste"] = ""
-    """`code`: names and calls of the trace. `fold`: takes several lines. `name`: takes the room that is left in a
-    terminal. `paste`: one line, however long, taken whole."""
+    """How the text is displayed.
+
+    `code`: names and calls of the trace. `fold`: wraps over several lines. `name`: takes the remaining width of a
+    terminal. `paste`: one unwrapped line of any length, to be copied.
+    """
     chars: int = 0
-    """At most in a terminal, the middle left out; 0 for all."""
+    """Maximum width in a terminal, with the middle left out; 0 for no limit."""
 
     @property
     def is_number(self) -> bool:
@@ -123,7 +127,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
         return self.style if isinstance(self.style, str) else self.style(row)
 
     def sort_value(self, row: Row) -> float | None:
-        """The number by which `page.html.j2` sorts the cell; None for a column of text."""
+        """Number by which `page.html.j2` sorts the cell; None for a text column."""
         return self.value(row) if self.is_number else None
 
 
@@ -134,11 +138,11 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
     left_out: int = 0
-    """Rows that there was no room for, the least heavy ones."""
+    """Number of rows left out for lack of room, the ones with the least weight."""
     noun: str = "row"
-    """What a row is."""
+    """Singular noun for a row."""
     weight: Callable[[Row], float | None] | None = None
-    """What the rows are sorted by, largest first; None if no row matters more than others."""
+    """Weight by which rows are sorted, largest first; None if no row matters more than others."""
 
 
 AnyTable = Table[Any]
@@ -151,7 +155,7 @@ def of_fields(
     keys: Mapping[str, str] = MappingProxyType({}),
     noun: str = "row",
 ) -> AnyTable:
-    """Return rows with these fields as columns, for files and data frames; `keys` names some of them differently."""
+    """Return a table with these fields of the rows as columns, for files and data frames; `keys` renames columns."""
     columns = [
         Column[Any](keys.get(field, field), lambda row, field=field: getattr(row, field), unit)
         for field, unit in fields.items()
@@ -160,8 +164,9 @@ def of_fields(
 
 
 def readable(table: AnyTable) -> AnyTable:
-    """Return a table of a file for reading: without columns that are empty, with titles in place of keys, and the first
-    text with the room that is left.
+    """Return a file table in a form for reading.
+
+    Empty columns are left out, keys replace the titles, and the first text column takes the remaining width.
     """
     columns = [column for column in table.columns if any(column.value(row) not in (None, "") for row in table.rows)]
     first = next((column for column in columns if column.unit.kind == "text"), None)
@@ -184,26 +189,29 @@ def heaviest(
     weight: Callable[[Row], float],
     limit: int = PAGE_ROWS,
 ) -> Table[Row]:
-    """Return the heaviest rows, heaviest first, and the number of other rows."""
+    """Return the rows with the largest weight, largest first, and the number of other rows."""
     order = sorted(rows, key=lambda row: -weight(row))[:limit]
     return Table(title, columns, order, len(rows) - len(order))
 
 
 def plain_table() -> RichTable:
-    """Return a table with a rule below its head and no borders."""
+    """Return a table with a rule below its header and no borders."""
     return RichTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold"
     )
 
 
 def cut(table: Table[Row], limit: int | None) -> Table[Row]:
-    """Return the first `limit` rows; None for all."""
+    """Return a table with the first `limit` rows; None keeps all rows."""
     rows = table.rows[:limit]
     return msgspec.structs.replace(table, rows=rows, left_out=table.left_out + len(table.rows) - len(rows))
 
 
 def rows_that_matter(weights: Sequence[float | None]) -> int:
-    """Return how many of the first rows hold 95 % of the weight, at most 20; never all but one."""
+    """Return how many of the first rows hold 95 % of the weight, at most 20.
+
+    Return the number of all rows if only one would be left out.
+    """
     total, held = sum(weight or 0.0 for weight in weights), 0.0
     for count, weight in enumerate(weights, 1):
         held += weight or 0.0
@@ -213,7 +221,7 @@ def rows_that_matter(weights: Sequence[float | None]) -> int:
 
 
 def heaviest_rows(table: Table[Row]) -> tuple[Table[Row], float | None]:
-    """Return the rows that hold 95 % of the weight, and the share of the weight that the others hold."""
+    """Return the table with the rows that hold 95 % of the weight, and the share of the weight of the other rows."""
     if table.weight is None:
         return table, None
     weights = [table.weight(row) for row in table.rows]
@@ -239,12 +247,12 @@ def terminal(
     one_line: bool = False,
     room: int = 0,
 ) -> list[RenderableType]:
-    """Return the first rows of the table in `width` characters, after an empty line; nothing without rows.
+    """Return the first rows of the table in `width` characters, after an empty line; nothing if there are no rows.
 
-    Without `all_rows` only rows that hold 95 % of the weight are shown. Below the table are the columns and the
-    number of rows that are not shown; `rest` says where to find them. A column of ops
-    takes the remaining width: `one_line` keeps it to one line, with only the details that distinguish an op from others
-    of its name, and columns are dropped until `room` characters are left for it. With `width` 0 no column is dropped.
+    Without `all_rows`, only rows that hold 95 % of the weight are shown. Lines below the table list dropped columns and
+    the number of rows not shown; `rest` says where to find these rows. A column of ops takes the remaining width.
+    `one_line` keeps ops to one line, with only the details that distinguish an op from others of the same name. Columns
+    are dropped until `room` characters are left for the column of ops. With `width` 0, no column is dropped.
     """
     table, share = (table, None) if all_rows else heaviest_rows(table)
     table = cut(table, limit)
@@ -267,7 +275,7 @@ def terminal(
 
 
 def _total_width(columns: Sequence[Column[Row]], widths: dict[int, int]) -> int:
-    """Return the characters of the fixed-width columns, plus the gaps between all columns."""
+    """Return the width of the fixed-width columns plus the gaps between all columns, in characters."""
     return sum(widths.get(id(column), -GAP) + GAP for column in columns)
 
 
@@ -288,7 +296,7 @@ def _width(column: Column[Row], rows: Sequence[Row]) -> int:
 
 
 def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:
-    """Return the cell for a terminal; `space` is the width for columns that take the rest."""
+    """Return the cell for a terminal; `space` is the width of columns that take the remaining width."""
     if column.unit is OP:
         return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
     chars = space if column.form == "name" else column.chars
@@ -301,7 +309,7 @@ def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = Fal
 def fitting(
     columns: Sequence[Column[Row]], widths: dict[int, int], width: int, room: int
 ) -> tuple[list[Column[Row]], list[str]]:
-    """Return the columns that leave `room` for the flexible column, and the titles of the dropped columns."""
+    """Return the columns that leave `room` for the column of remaining width, and the titles of the dropped columns."""
     shown = list(columns)
     for column in sorted((c for c in columns if c.drop), key=lambda c: -c.drop):
         if width - _total_width(shown, widths) >= room:
@@ -319,12 +327,12 @@ def fitting(
 
 
 def names_room(names: Iterable[str]) -> int:
-    """Return the characters that a table should leave for names if only the names distinguish its rows."""
+    """Return the width that a table should leave for names if only the names distinguish its rows."""
     return max(MIN_OP_WIDTH, min(max((cell_len(safe(name)) for name in names), default=0), NAMES_WIDTH))
 
 
 def op_line(op: OpCell, space: int) -> Text:
-    """Return name and detail on one line: the detail if it fits, else its short form; the name gets the rest."""
+    """Return name and detail on one line; if the detail does not fit, shorten it, and then the name."""
     name, detail, short = safe(op.name), safe(op.detail), safe(op.short or op.detail)
     if cells(name) + 2 + cells(detail) <= space or not detail:
         return Text.assemble(middle(name, space), ("  " + detail if detail else "", op.style), no_wrap=True)
@@ -334,7 +342,7 @@ def op_line(op: OpCell, space: int) -> Text:
 
 
 def op_text(op: OpCell, space: int) -> Text:
-    """Return name and detail in `space` characters: on one line if both fit or there is much room, else on two."""
+    """Return name and detail in `space` characters: on one line if there is enough room, otherwise on two."""
     name, detail = safe(op.name), safe(op.detail)
     if not detail:
         return Text(middle(name, space), no_wrap=True)
@@ -345,11 +353,11 @@ def op_text(op: OpCell, space: int) -> Text:
 
 
 Fact = tuple[str, str, str]
-"""A name, what is to be said of it, and its style in a terminal."""
+"""A fact: name, text, and style in a terminal."""
 
 
 def facts_grid(facts: Iterable[Fact]) -> RichTable:
-    """Return one line per fact, without empty facts."""
+    """Return a grid with one line per fact; facts without text are omitted."""
     grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -360,12 +368,12 @@ def facts_grid(facts: Iterable[Fact]) -> RichTable:
 
 
 def warnings_of(facts: Iterable[Fact]) -> list[Fact]:
-    """Return the facts that are printed in a colour, because they may change a decision."""
+    """Return the facts that are printed in colour because they may change a decision."""
     return [fact for fact in facts if fact[1] and fact[2] in ("yellow", "red", "bold red")]
 
 
 def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the chosen notes, and the number of other notes."""
+    """Return the chosen notes, and a line with the number of the other notes."""
     shown = [line for line in lines if line in chosen]
     rest = len(lines) - len(shown)
     return [*shown, f"{plural(rest, 'more note')} with --notes"] if rest else shown

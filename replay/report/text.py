@@ -1,5 +1,5 @@
 # pyright: strict
-"""Formats numbers and trace text for people: units, digits, control characters; independent of output formats."""
+"""Format numbers and text from traces for people: units, digits, control characters; independent of output formats."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def shown_json(value: Any) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the columns that `text` takes in a terminal: two for each wide character."""
+    """Return the number of terminal columns that `text` takes; wide characters take two."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def _fitting(text: str, width: int) -> str:
-    """Return the longest beginning of `text` in at most `width` columns."""
+    """Return the longest prefix of `text` that fits in `width` columns."""
     if text.isascii():
         return text[: max(width, 0)]
     taken = 0
@@ -71,8 +71,9 @@ def _fitting(text: str, width: int) -> str:
 
 
 def middle(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` columns of a terminal by omitting the middle: both ends of an op's name are
-    informative.
+    """Shorten `text` to at most `width` terminal columns by omitting the middle.
+
+    The middle is omitted because both ends of an op's name are informative.
     """
     if cells(text) <= width:
         return text
@@ -83,12 +84,12 @@ def middle(text: str, width: int) -> str:
 
 
 def end(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` columns of a terminal by omitting the end."""
+    """Shorten `text` to at most `width` terminal columns by omitting the end."""
     return text if cells(text) <= width else _fitting(text, width - 1) + "…"[: max(width, 0)]
 
 
 def share_text(share: float | None) -> str:
-    """Return a share of 1 as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
+    """Format a share (1 is all) as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
     if share is None:
         return DASH
     percent = 100.0 * whole(share)
@@ -103,12 +104,12 @@ def share_text(share: float | None) -> str:
 
 
 def quotient(value: float | None, base: float | None) -> float | None:
-    """Return `value` divided by `base`; None if one of them is missing or base is 0."""
+    """Return `value` divided by `base`; None if either is missing or `base` is 0."""
     return value / base if value is not None and base else None
 
 
 def ratio_text(value: float | None, base: float | None) -> str:
-    """Return `value` divided by `base` as text: "0.42×", "1.85×", "37×"; a dash if one is missing or base is 0."""
+    """Format `value` divided by `base`: "0.42×", "1.85×", "37×"; a dash if either is missing or `base` is 0."""
     ratio = quotient(value, base)
     if ratio is None:
         return DASH
@@ -118,17 +119,17 @@ def ratio_text(value: float | None, base: float | None) -> str:
 
 
 def lacking_text(calls: int, up_to: str = "") -> str:
-    """Return what a time lacks: "without the time of 2 calls that no prediction covers"."""
+    """Return a note on calls missing from a time: "without the time of 2 calls that no prediction covers"."""
     return f"without the time of {up_to}{plural(calls, 'call')} that no prediction covers"
 
 
 def plural(count: int, word: str) -> str:
-    """Return "1 op", "2 ops"."""
+    """Return the count with a noun: "1 op", "2 ops"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
-    """Return "a, b and 3 others": the first names, at most `limit`, and the number of others."""
+    """Return the first names, at most `limit`, and the number of the others: "a, b and 3 others"."""
     rest = len(names) - limit
     more = plural(rest, noun) if noun else f"{rest:,} more"
     return ", ".join(names[:limit]) + (f" and {more}" if rest > 0 else "")
@@ -175,7 +176,7 @@ def _at_median(us: float) -> str:
 
 
 def coarse_text(unit_us: float) -> str:
-    """Return a note that recorded durations are too coarse to be timings."""
+    """Return a note that recorded durations are too coarse to be kernel timings."""
     return (
         f"all device durations (those of a kernel table apart) are multiples of {time_text(unit_us)}: rounded or "
         "placeholders, no timings of kernels; "
@@ -184,7 +185,7 @@ def coarse_text(unit_us: float) -> str:
 
 
 def fusing(fused: bool | None, unfused: Sequence[str] = ()) -> str:
-    """Return the title's note on the kernels of a captured step, naming the parts that are not fused.
+    """Return the part of a title that says whether a captured step's kernels are fused, and names parts that are not.
 
     Return "" for a step of the user's own code.
     """

@@ -34,12 +34,12 @@ from opreplay.replay.tile.measured import Calibration
 from opreplay.replay.tile.study import Broken, Looked, Study
 
 MOST_SHOWN = 60
-"""Rows of a sweep that a terminal gets."""
+"""Maximum number of rows of a sweep shown in a terminal."""
 MOST_REFUSED = 8
 
 
 def view(study: Study, *, lines: bool = False) -> View:
-    """Return cases of programs in every output format; `lines`: with the busy time of each source line."""
+    """Return cases of programs in every output format; `lines` adds the busy time of each source line."""
     return View(
         lines=[headline(study)],
         render=lambda width: render(study, width, lines=lines),
@@ -49,7 +49,7 @@ def view(study: Study, *, lines: bool = False) -> View:
 
 
 def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
-    """Return everything, JSON-safe: docs/tile.md lists the stable keys."""
+    """Return everything as JSON-safe values; docs/tile.md lists the stable keys."""
     return {
         "cases": [_case_facts(row, lines) for row in study.looked],
         "skipped_shapes": study.skipped,
@@ -62,7 +62,7 @@ def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
 
 
 def uncalibrated(looked: Sequence[Looked]) -> bool:
-    """Check whether the time of any requested case is uncalibrated, or no requested case has a time."""
+    """Check whether the time of any requested case is uncalibrated; also true if no requested case has a time."""
     times = [row.time for row in looked if row.time is not None and not row.case.checked_only]
     return not times or any(time.confidence != "calibrated" for time in times)
 
@@ -115,7 +115,7 @@ def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
 
 
 def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, Any]:
-    """Return the buffers of a case, and the confidence of its time."""
+    """Return the JSON facts about a case's time: buffers, built-in time, notes, confidence, extrapolation."""
     buffers = {} if time is None else time.buffers
     return {
         "buffers": {place: {"used": n, "there": size} for place, (n, size) in buffers.items()},
@@ -136,7 +136,7 @@ def value_text(row: Looked) -> str | float | None:
 
 
 def headline(study: Study) -> str:
-    """Return how many cases there were, and their results."""
+    """Return the number of cases and their results."""
     broken = [row for row in study.looked if row.failed]
     checked = [row for row in study.looked if row.values is not None]
     tried = [row for row in study.looked if row.case.checked_only]
@@ -160,8 +160,9 @@ def _lines(asked: Sequence[Looked]) -> list[RenderableType]:
 
 
 def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
-    """Render tables: the requested cases, exceeded limits, and on request the lines of the first case on each
-    device.
+    """Render tables of the requested cases and exceeded limits.
+
+    With `lines`, also render the source lines of the first case on each device.
     """
     asked = [row for row in study.looked if not row.case.checked_only]
     plain = [row for row in asked if row.measured is None]
@@ -182,7 +183,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
 
 
 def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
-    """Return what the tables do not show. For measured cases the calibration gives the error."""
+    """Return notes on what the tables do not show. For measured cases, the calibration gives the error."""
     notes: list[str] = []
     if lines and len({_named(row) for row in asked}) > 1:
         notes.append("lines are those of the first case that fits; --format json has them all")
@@ -197,7 +198,7 @@ def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, li
 
 
 def calibration_notes(study: Study) -> list[str]:
-    """Return notes on the calibration by measured times, on missing ones, and that values are computed on the CPU."""
+    """Return notes on the calibration, on programs without measured times, and that values are computed on the CPU."""
     notes = [_calibration_text(calibration) for calibration in study.calibrations]
     asked = [row for row in study.looked if not row.case.checked_only and row.time is not None]
     far = [
@@ -234,12 +235,12 @@ CASE = _OfLooked("case", lambda row: OpCell(name=row.case.program.name, detail=r
 
 
 def varied(column: _OfLooked, rows: Sequence[Looked]) -> list[_OfLooked]:
-    """Return the column if it distinguishes rows."""
+    """Return the column if its values differ between rows; otherwise nothing."""
     return [column] if len(set(map(column.value, rows))) > 1 else []
 
 
 def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
-    """Return measured next to predicted times: of the program alone, and with the factor of the other cases."""
+    """Return measured next to predicted times: from the program alone, and with the factor of the other cases."""
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
         return _OfLooked(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
@@ -265,16 +266,14 @@ def _named(row: Looked) -> tuple[str, str, str]:
 
 
 def of_first_case(looked: Sequence[Looked]) -> list[Looked]:
-    """Return the first case with a time, on each device that it fits; in a sweep with the best settings for the
-    device.
-    """
+    """Return the first case that has a time, on each device where it fits; in a sweep, with the best settings."""
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]
 
 
 def band_text(looked: Sequence[Looked]) -> str:
-    """Return how far times may be off; "" if there are none."""
+    """Return how far off the times may be; "" if there are no times."""
     factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
         return ""
@@ -282,7 +281,7 @@ def band_text(looked: Sequence[Looked]) -> str:
 
 
 def l2_text(study: Study, looked: Sequence[Looked]) -> str:
-    """Return the L2 contents at the start of the kernels; "" if there are no times."""
+    """Return how much data is assumed to be in L2 when a kernel starts; "" if there are no times."""
     shares = [100 * row.time.in_l2 for row in looked if row.time is not None]
     if not shares:
         return ""
@@ -293,7 +292,7 @@ def l2_text(study: Study, looked: Sequence[Looked]) -> str:
 
 
 def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
-    """Return values and times of cases, and what bounds them."""
+    """Return a table of the cases: values, times, and what bounds them."""
 
     def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
         return _OfLooked(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
@@ -315,7 +314,7 @@ def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
 
 
 def _time(row: Looked) -> TileTime | None:
-    """Return the time of a case; None if it exceeded a limit."""
+    """Return the time of a case; None if the case exceeded a limit."""
     return row.time if row.error is None else None
 
 
@@ -326,7 +325,7 @@ def _bound(row: Looked) -> str:
 
 
 def _fullest(time: TileTime) -> str:
-    """Return the memory with the highest usage: "UB 61 %"."""
+    """Return the memory with the highest utilization: "UB 61 %"."""
     shares = {place: used / there for place, (used, there) in time.buffers.items()}
     if not shares:
         return DASH
@@ -360,7 +359,7 @@ def _refused(looked: Sequence[Looked]) -> RenderableType:
 
 
 def lines_table(row: Looked, time: TileTime) -> Table[LineTime]:
-    """Return the lines of a case, busiest first."""
+    """Return the source lines of a case, busiest first."""
     core = time.time_us - time.launch_us
     column = Column[LineTime]
     columns = [
@@ -407,7 +406,7 @@ def page(study: Study, command: str) -> Page:
 
 
 def _cases(looked: Sequence[Looked]) -> Table[Looked]:
-    """Return the columns of the terminal, plus all settings and buffers."""
+    """Return the columns of the terminal table, plus all settings and buffers."""
     table = cases_table(looked)
     columns = [column for column in table.columns if column.title not in ("settings", "fullest")]
     return msgspec.structs.replace(table, columns=[*columns, _SETTINGS, _BUFFERS])
@@ -451,7 +450,7 @@ def _name(row: Looked) -> str:
 
 
 def timeline(row: Looked) -> dict[str, Any]:
-    """Return the pipes of the busiest core as Chrome's trace events, in microseconds."""
+    """Return the pipes of the busiest core as Chrome trace events, in microseconds."""
     assert row.time is not None
     pipes = sorted({span.pipe for span in row.time.spans})
     rows = {pipe: i + 1 for i, pipe in enumerate(pipes)}

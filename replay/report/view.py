@@ -1,5 +1,5 @@
 # pyright: strict
-"""A result in all its output formats, each created when requested: for commands, prompts and notebooks."""
+"""A result in all its output formats, each created on request; for commands, prompts and notebooks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The output formats of one result; None for a format that it does not have."""
+    """The output formats of one result; None for a format that the result does not have."""
 
     lines: Sequence[str] = ()
-    """What comes first on a terminal."""
+    """First lines on a terminal."""
     render: Callable[[int], RenderableType]
-    """What comes below the lines, fitted to so many characters."""
+    """Renders what comes below the first lines, in the given number of characters."""
     facts: Callable[[], Any]
-    """Everything, for JSON."""
+    """Returns the whole result for JSON."""
     table: Callable[[], AnyTable] | None = None
-    """One row an item with all its values, for CSV and data frames."""
+    """One row per item with all its values, for CSV and data frames."""
     tables: Mapping[str, Callable[[], AnyTable]] = {}
     """All tables for data frames by name, with all rows and plain values."""
     markdown: Callable[[], str] | None = None
     page: Callable[[str], Page] | None = None
-    """Of the command line that made it."""
+    """Returns the page; the argument is the command line that created the result."""
 
     def text(self, form: str, command: str = "") -> str:
-        """Return the result as "json", "csv", "markdown" or "html"; the page names the command."""
+        """Return the result as "json", "csv", "markdown" or "html"; the HTML page names the command."""
         if form == "csv" and self.table is not None:
             return formats.csv_text(self.table())
         if form == "markdown" and self.markdown is not None:

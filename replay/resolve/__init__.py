@@ -1,2 +1,2 @@
 # pyright: strict
-"""Resolves a recorded op name to a callable function."""
+"""Resolves recorded op names to callable functions."""

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Binds a recorded call to the named arguments of a matched overload, with a note on everything that was filled in.
+"""Binds a recorded call to the named arguments of a matched overload, and adds a note for each value that was filled
+in.
 
-Owns the forms of values in the IR. Does not own the choice of overload (`match`) nor the guesses themselves (`guess`).
+Owns the forms of values in the IR. Does not own the choice of overload (`match`) or the guesses themselves (`guess`).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ COUNTS = {
     "indices": ("int64", "what indexes is a whole number"),
     "state_steps": ("float32", "one step counter a parameter"),
 }
-"""Lists of tensors that have one element type, whatever the others have, and why."""
+"""Tensor lists with a fixed dtype, regardless of the dtypes of other arguments, and the reason."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
-"""Texts that only an error shows; what a trace has for them is of no use here."""
+"""Text arguments that only appear in error messages, so their recorded values are not needed."""
 _INT64 = range(-(2**63), 2**63)
 
 
 class Unbound(Exception):
-    """The call cannot be completed; carries the reason."""
+    """The call cannot be completed; the exception carries the reason."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -54,11 +55,11 @@ NO_ELEMENTS = "[]: torch's profiler does not record the elements of a list that 
 def bind(
     match: Match, context: Context, *, empty_lists: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """The arguments of the matched overload by name, in schema order, and what was assumed for them.
+    """Return the arguments of the matched overload by name, in schema order, and the assumptions made for them.
 
-    Arguments that the schema has gained since the recording are left out: their defaults apply. With `empty_lists` a
-    `Tensor?[]` of which nothing is known is empty. Raises Unbound with reason "metadata missing", "layout not recorded"
-    or "policy".
+    Arguments that were added to the schema since the recording are left out, so that their defaults apply. With
+    `empty_lists`, a `Tensor?[]` about which nothing is known is empty. Raises Unbound with reason "metadata missing",
+    "layout not recorded" or "policy".
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
@@ -90,14 +91,14 @@ def bind(
 
 
 def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
-    """Check whether an optional list of numbers may have been passed although nothing is recorded, as up to torch
+    """Check whether an optional list of numbers may have been passed although nothing is recorded, as in torch up to
     1.12.
     """
     return rec.kind == "absent" and arg.optional and arg.kind.startswith("int[") and not context.number_lists_told
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """Raise Unbound for a tensor without strides if others have them: it is sparse, and its number of elements is
+    """Raise Unbound for a tensor that has no strides while others do: it is sparse, and its number of elements is
     unknown.
 
     Also raises Unbound for a quantized tensor, whose scale is not recorded.
@@ -112,7 +113,7 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
 
 
 def _refuse_values(args: Sequence[ReplayArg]) -> None:
-    """Raise Unbound for a tensor of impossible metadata and for a value that the policy does not allow."""
+    """Raise Unbound for a tensor with impossible metadata or a value that the policy does not allow."""
     if not all(_is_possible(meta) for arg in args for meta in arg.tensors):
         raise Unbound(Reason("metadata missing", f"{IMPOSSIBLE_SHAPE}: a size or stride is negative or too large"))
     for arg in args:
@@ -121,10 +122,10 @@ def _refuse_values(args: Sequence[ReplayArg]) -> None:
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
-    """Return the arguments of an unresolved call as arg0, arg1, ...: for its report and for a simulated device.
+    """Return the arguments of an unresolved call as arg0, arg1, ..., for reports and simulated devices.
 
-    `float_dtype` replaces a dtype that was not recorded. Tensors of impossible metadata, and values that were not
-    recorded, are None, so that positions stay those of the call.
+    `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values become
+    None, so that positions are those of the call.
     """
     return aliasing.settle(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
@@ -143,8 +144,8 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
 
 
 def _plain_type(value: object) -> str:
-    """Return the schema type of a recorded value on its own; "" for MISSING, nested lists and integers that are too
-    large.
+    """Return the schema type of a single recorded value; "" for MISSING, nested lists and integers that are
+    too large.
     """
     if value in ("inf", "-inf", "nan"):
         return "float"
@@ -179,7 +180,7 @@ def _alignment_notes(match: Match) -> list[Assumption]:
 
 
 def _defaults_and_strides(match: Match) -> list[Assumption]:
-    """Return notes on arguments that the schema has gained, and on strides that were not recorded."""
+    """Return notes on arguments added to the schema after the recording, and on strides that were not recorded."""
     notes = [
         Assumption(argument=arg.name, what=f"{arg.default!r}: added to the schema after the recording")
         for arg in match.spec.args[len(match.recorded) :]
@@ -193,7 +194,7 @@ def _defaults_and_strides(match: Match) -> list[Assumption]:
 def argument_of(
     arg: ArgSpec, *, kind: str | None = None, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None
 ) -> ReplayArg:
-    """Return the argument in the schema's form, with IR type `kind` if that differs."""
+    """Return the argument in the schema's form, with the IR type `kind` if it differs from the schema's."""
     return ReplayArg(
         name=arg.name,
         type=kind or arg.kind,
@@ -205,14 +206,12 @@ def argument_of(
 
 
 def _with_tensors(arg: ArgSpec, tensors: tuple[TensorMeta | None, ...]) -> ReplayArg:
-    """Return the argument with these tensors; () for an empty list, which the value distinguishes from an absent
-    one.
-    """
+    """Return the argument with these tensors; the value () marks an empty list, as opposed to an absent one."""
     return argument_of(arg, tensors=tensors, value=None if tensors else ())
 
 
 def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
-    """Return the argument if the trace records it in full; None if something has to be filled in."""
+    """Return the argument if the trace records it in full; None if something must be filled in."""
     if rec.kind == "tensor":
         return _with_tensors(arg, rec.metas) if arg.kind == "Tensor" else None
     if rec.kind == "tensors":
@@ -223,7 +222,7 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
 
 
 def encode(arg: ArgSpec, value: Value) -> Value:
-    """Encode a recorded plain value in the IR's form for this type. Raises Unbound for a value beyond 64 bits."""
+    """Encode a recorded plain value in the IR's form for this type. Raises Unbound for an integer beyond 64 bits."""
     if arg.kind in CODES:
         return named(arg.kind, value)
     if arg.kind == "bool":
@@ -237,7 +236,7 @@ def encode(arg: ArgSpec, value: Value) -> Value:
 
 
 def named(kind: str, value: Value) -> Value:
-    """Return a value for an argument of type `kind`: enumeration names become their codes, other values stay
+    """Return a value for an argument of type `kind`: enumeration codes become their names, other values stay
     unchanged.
     """
     codes = CODES.get(kind, ())
@@ -247,8 +246,8 @@ def named(kind: str, value: Value) -> Value:
 
 
 def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
-    """Clear a flag that lets an op skip its bounds checks, and add a note: the op does the same work with the
-    checks.
+    """Clear a flag that lets an op skip its bounds checks, and add a note; with the checks the op does the
+    same work.
     """
     if arg.name != UNSAFE or arg.value is not True:
         return arg
@@ -290,7 +289,9 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: Call, context: Context
 ) -> tuple[ReplayArg, str | None]:
-    """Return an argument whose value is not in the trace, and the note on it."""
+    """Return an argument whose value is not in the trace, and the note on it. Raises Unbound if it cannot be
+    guessed.
+    """
     from opreplay.replay.resolve.guess import guess as inference
 
     if arg == match.spec.args[0] and _is_undefined(arg, rec):
@@ -316,7 +317,7 @@ def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
 
 
 def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[ReplayArg, str | None]:
-    """Return None for an optional argument, and the note on it. Raises Unbound for any other argument."""
+    """Return an optional argument as None, with the note on it. Raises Unbound for any other argument."""
     from opreplay.replay.resolve.guess import lists
 
     if arg.optional:
@@ -328,12 +329,12 @@ def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[Repl
 
 
 def _is_long(rec: RecordedArg, context: Context) -> bool:
-    """Check whether a list was left out because of its length."""
+    """Check whether a list was not recorded because of its length."""
     return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
 
 
 def with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
-    """Return the argument with `dtypes`, one per tensor, filled in for tensors with an unknown dtype."""
+    """Return the argument with unknown dtypes of its tensors filled in from `dtypes`, one per tensor."""
     tensors = tuple(
         meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype)
         for meta, dtype in zip(arg.tensors, dtypes, strict=True)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Matches ops with known argument names but unknown overload; owns that choice, not what may run (`policy`).
+"""Matches ops whose argument names are known but not their overload; owns that choice, but not what may run (`policy`).
 
 TraceLens's files are of this kind. If a trace gives arguments by position, `match` decides instead.
 """
@@ -32,14 +32,13 @@ _WIDENS = {
     "Scalar[]": ("int[]", "float[]", "bool[]"),
     "float[]": ("int[]",),
 }
-"""Type of a schema's argument → other types that a file may declare for it."""
+"""Schema type → other types that a file may declare for an argument of this type."""
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
     """Return the plan with an overload for `device`, or a reason, for each op that has neither.
 
-    Other ops stay unchanged, except those with a user's executor registered here and those whose library is missing
-    here.
+    Other ops stay unchanged, except ops with a user's executor registered here and ops whose library is missing here.
     """
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
@@ -49,17 +48,17 @@ def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> R
 
 
 OF_A_PLACE = frozenset({"policy", "library missing"})
-"""Kinds of reasons that depend on what is installed and allowed where a plan is read."""
+"""Kinds of reasons that depend on what is installed and allowed on the machine where a plan is read."""
 
 
 def _asked_again(op: ReplayOp) -> ReplayOp:
-    """Remove the reason from a resolved op if it only applied to the machine where its plan was last written."""
+    """Remove the reason from a resolved op if it applied only to the machine where its plan was last written."""
     is_of_a_place = op.resolved_by is not None and op.reason is not None and op.reason.kind in OF_A_PLACE
     return msgspec.structs.replace(op, reason=None) if is_of_a_place else op
 
 
 def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """Return an op of a plan; if its function or library is missing here, add the reason that would stop a run."""
+    """Return the op; if its function or library is missing here, add the reason why it cannot run."""
     if op.reason is not None or op.collective is not None:
         return op
     try:
@@ -70,8 +69,8 @@ def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
 
 
 def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """Return an op of a plan as a user's executor runs it, if the executor overrides or the op's library is missing
-    here.
+    """Return the op as run by a user's executor, if the executor overrides torch or the op's library is
+    missing here.
     """
     is_missing = op.reason is not None and op.reason.kind == "library missing"
     if op.resolved_by == "executor" or (op.reason is not None and not is_missing):
@@ -124,7 +123,9 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _overrides(name: str) -> bool:
-    """Check whether a user's executor takes precedence over torch; `_by_user` reports two patterns that both match."""
+    """Check whether a user's executor takes precedence over torch; two matching patterns count, too, and `_by_user`
+    reports them.
+    """
     try:
         entry = EXECUTORS.find(name)
     except UsageError:
@@ -133,7 +134,9 @@ def _overrides(name: str) -> bool:
 
 
 def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
-    """Return the op for a user's executor, with the arguments as in the file. Raises Unbound if there is none."""
+    """Return the op as run by a user's executor, with the arguments as in the file. Raises Unbound if there is no
+    executor.
+    """
     try:
         entry = EXECUTORS.find(op.name)
     except UsageError as error:
@@ -147,7 +150,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
 
 
 def _called_by_position(op: ReplayOp, function: PythonFunction) -> ReplayOp:
-    """Return the op for a Python function without a schema, with the arguments in the order of the file."""
+    """Return the op as a call of a Python function without a schema, with the arguments in the order of the file."""
     if (reason := refused_text(op.args)) is not None:
         raise Unbound(reason)
     args = tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in op.args)
@@ -165,7 +168,7 @@ def _refuse(spec: OpSpec, args: tuple[ReplayArg, ...]) -> None:
 
 
 def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
-    """Return the overload that omits or widens the fewest arguments. Raises Unbound if none accepts them."""
+    """Return the overload with the fewest omitted or widened arguments. Raises Unbound if no overload accepts them."""
     fits = [spec for spec in specs if _fits(spec, args)]
     if not fits:
         raise Unbound(Reason("metadata missing", "no overload accepts arguments of these names and types"))
@@ -206,7 +209,7 @@ def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]
 
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
-    """Return the argument in the schema's form: its type, whether it is written to, a number wrapped in a list if
+    """Return the argument in the schema's form: its type, whether it is written, and a single number as a list if
     required.
     """
     value = named(wanted.kind, arg.value)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the file that defines a torch op: by `custom_op`, by a `Library`, or by functions of torch.library."""
+"""Finds the file that defines a torch op with `custom_op`, a `Library`, or functions of torch.library."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _torch_library() -> Path:
 
 
 def registered_by(op: ReplayOp) -> str | None:
-    """Return the user's name, or the file, of the function that an op of a plan calls; None if torch or opreplay has
-    it.
+    """Return the user's name or file of the function that an op of a plan calls; None if it belongs to torch or
+    opreplay.
     """
     namespace = op.called.partition("::")[0]
     if op.resolved_by == "import":
@@ -75,7 +75,7 @@ def registered_by(op: ReplayOp) -> str | None:
 
 
 def _calls_for(file: str, name: str) -> bool:
-    """Check whether a file calls a function that defines ops with this name as a literal."""
+    """Check whether a file calls a function that defines ops with this name as a literal first argument."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,12 +1,13 @@
 # pyright: strict
 """Decides which ops are replayed with gradients enabled; the executors own how.
 
-Gradients are on if all of this holds: autograd is known to have recorded half or more of the op's calls; the function
-called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`), or its kernel checks the
-gradient mode; and it writes to none of its arguments. If the trace does not show this, gradients are off, and an
-assumption says so. These ops choose their implementation by the mode: `linear` of a batch folds the batch into rows so
-that its backward is a product too, `embedding_bag` keeps what its backward needs. All other ops do the same work in
-both modes, and gradients would only add autograd's own time of some microseconds.
+Gradients are enabled if all of these hold: autograd is known to have recorded at least half of the op's calls; the
+function called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`), or its kernel
+checks the gradient mode; and it writes to none of its arguments. If the trace does not show whether autograd recorded
+the calls, gradients are off, and an assumption says so. These ops choose their implementation by the gradient mode:
+`linear` on a batch folds the batch into rows so that its backward is a product, too; `embedding_bag` keeps what its
+backward needs. All other ops do the same work in both modes, and gradients would only add autograd's own time of some
+microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 
 ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
-"""Ops with a derivative whose kernel asks for the mode: it keeps a workspace for the backward (mkldnn/RNN.cpp)."""
+"""Ops with a derivative whose kernel checks the gradient mode itself; this one keeps a workspace for the backward
+(mkldnn/RNN.cpp).
+"""
 
 
 def with_gradient_mode(op: ReplayOp) -> ReplayOp:
@@ -47,7 +50,7 @@ def _assumed_off(calls: int, count: int) -> str:
 
 
 def _takes_gradients(op: ReplayOp) -> bool:
-    """Check whether it is a dispatcher op that takes floats, writes to no argument, and depends on the gradient
+    """Check whether the op is a dispatcher op that takes floats, writes to no argument, and depends on the gradient
     mode.
     """
     if op.reason is not None or op.resolved_by not in ("jit", "torch.ops", "import"):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Decides what runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
-Owns that choice; torch knows which kernels exist (`host.dispatcher`), the equivalents are in `ops.aten`.
+Owns that choice; torch provides which kernels exist (`host.dispatcher`), the equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from opreplay.replay.resolve.schema import OpSpec
 def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Candidates:
-    """Return the `overloads` of op `name` with the way in which `spec`, one of them, runs on `device`, or why it does
-    not.
+    """Return the `overloads` of op `name` with how `spec`, one of them, runs on `device`, or why it does not run.
 
-    `dtypes` are those of the tensors by name, `values` their sizes and the values of other arguments. If this torch
-    build has no kernels for the device at all, single ops cannot be judged, and the overloads are returned unchanged.
+    `dtypes` are the dtypes of the tensors by name, `values` their sizes and the values of other arguments. If this
+    torch build has no kernels for the device at all, single ops cannot be judged, and the overloads are returned
+    unchanged.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
@@ -53,7 +53,7 @@ _CHECKED_INSIDE = {
         ("aten::crow_indices", "aten::col_indices", "aten::ccol_indices", "aten::row_indices"), "compressed sparse"
     ),
 }
-"""Ops that look at the layout themselves, so that the dispatcher has a kernel for any."""
+"""Ops that check the layout themselves, so that the dispatcher has a kernel for any layout."""
 
 
 def wanted_layout(spec: OpSpec) -> str | None:

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Finds the overload of an op that fits a recorded call best: the lowest sum of argument costs, never the first match.
+"""Finds the overload that fits a recorded call best: the one with the lowest sum of argument costs, not the first
+match.
 
 Owns the costs. Does not own the values that the chosen overload is called with (`bind`).
 """
@@ -14,42 +15,44 @@ from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 
 DEFAULTED_ARGUMENT = 0.5
-"""Cost of an argument that the schema has gained since the recording."""
+"""Cost of an argument that was added to the schema since the recording."""
 CHANGED_ARITY = 5.0
 """Cost of any difference in arity: an overload of the recorded arity wins if it fits at all."""
 SKIPPED_ARGUMENT = 0.1
-"""Cost of a recorded entry before the arguments: of two overloads that fit the end, the longer one explains more."""
+"""Cost of a recorded entry before the arguments: of two overloads that match the end, the longer one explains more."""
 SKIPPED_TO_OUT = 20.0
-"""Cost of taking entries of an interpreter's stack for an `out=`: what lies below the arguments is hardly one."""
+"""Cost of using entries of an interpreter's stack for an `out=`: an entry below the arguments is rarely an `out=`."""
 DROPPED_ARGUMENT = 8.0
-"""Cost of a recorded argument that the schema has no place for."""
+"""Cost of a recorded argument that the schema does not have."""
 
 _COMPLEX = re.compile(r"[-+0-9.einfa]+j")
 _DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
 _CODES = {**{kind: len(names) for kind, names in CODES.items()}, "bool": 2}
-"""How many integers stand for a value of these types."""
+"""Number of integers that are valid codes for a value of these types."""
 _SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An overload and how well it fits: 0 is exact."""
+    """An overload and its cost; 0 is an exact fit."""
 
     spec: OpSpec
     cost: float
     recorded: tuple[RecordedArg, ...]
-    """The recorded arguments that are those of the overload, in its order; perhaps fewer than it has."""
+    """The recorded arguments that belong to the overload, in its order; possibly fewer than it has."""
     skipped: int = 0
-    """Recorded entries before them: TorchScript's interpreter records its whole stack, the arguments last."""
+    """Number of recorded entries before these; TorchScript's interpreter records its whole stack, with the arguments
+    last.
+    """
     dropped: int = 0
-    """Recorded entries after them."""
+    """Number of recorded entries after these."""
 
 
 def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
-    """Return the overload that fits best, or None if none fits; of equal ones the dispatcher's first.
+    """Return the overload that fits best, or None if none fits; of equal ones the first in the dispatcher's order.
 
-    `overload` is the overload name if the trace records it (an ExecutionTrace): it is taken if it fits.
+    `overload` is the overload name if the trace records it (an ExecutionTrace): that overload is returned if it fits.
     """
     best: Match | None = None
     for spec in specs:
@@ -64,10 +67,10 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
 
 
 def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> str | None:
-    """Return why a recorded number is not a code of a dtype, layout or memory format, or None if all numbers are codes.
+    """Return why a recorded number is not a code of a dtype, layout or memory format; None if all numbers are codes.
 
-    Newer versions of torch have more codes. A call with one of them would fit an overload with a code in that place
-    better than `match`, which interprets the number as a size or another number.
+    Newer versions of torch have more codes. A call with such a code would fit an overload with a code argument better
+    than `match`, which takes the number as a size or another number.
     """
     for spec in specs:
         codes = [
@@ -87,10 +90,10 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 
 
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
-    """Return another reading of a call matched with `out=`, as the end of an interpreter's stack; None if there is
-    none.
+    """Return an alternative match for a call matched with `out=`, as the end of an interpreter's stack; None if there
+    is none.
 
-    TorchScript records its stack, so that a tensor below the arguments looks like one more argument.
+    TorchScript records its stack, so a tensor below the arguments looks like one more argument.
     """
     if match.skipped or not match.spec.has_out:
         return None
@@ -113,7 +116,7 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """Return how well one overload fits, aligned at the front or, if more was recorded than it takes, at the end."""
+    """Return how well one overload fits, aligned at the front, or at the end if more was recorded than it takes."""
     wanted = len(spec.args)
     extra = len(recorded) - wanted
     if extra == 0:
@@ -202,7 +205,7 @@ _UNREAD_SCALAR: dict[str, float] = {
     "MemoryFormat": 0.2,
     "complex": 1.0,
 }
-"""Costs of a Scalar whose text was not recorded: its type is open."""
+"""Costs of a Scalar whose text was not recorded, so that its type is unknown."""
 
 
 def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
@@ -229,8 +232,11 @@ _ABSENT_COST: dict[str, float] = {
     **dict.fromkeys(("Tensor", "Tensor[]"), 6.0),
     **dict.fromkeys(("int", "float", "bool", "Scalar", "complex"), 12.0),
 }
-"""Costs where the entry is empty although None is no legal value: strings and devices are never recorded, nor lists of
-more than 30 elements; an undefined tensor looks the same, and a number should not."""
+"""Costs of an empty entry for types that do not accept None.
+
+Strings, devices and lists of more than 30 elements are never recorded; an undefined tensor looks the same; a number
+should not be empty.
+"""
 
 
 def _absent_cost(arg: ArgSpec, _rec: RecordedArg) -> float | None:

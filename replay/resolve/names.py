@@ -1,10 +1,10 @@
 # pyright: strict
 """Finds schemas for a recorded name, and the function to call for a plan's op; the only module that accesses torch.ops.
 
-Order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module that the user
-named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is used as an
-attribute, and the policy is checked each time, since a plan file is as untrusted as a trace. Does not own matching
-(`match`) nor equivalents (`ops.aten`).
+Sources in order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module
+that the user named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is
+used as an attribute, and the policy is checked each time, because a plan file is as untrusted as a trace. Does not own
+matching (`match`) or equivalents (`ops.aten`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ RENAMED: dict[str, str] = {
     **portable.RENAMED,
     **UNDER_ATEN,
 }
-"""Ops that torch no longer has, and npu's under aten's name → what took their place with the same leading arguments."""
+"""Op that torch no longer has, or npu's op under aten's name → op that replaced it, with the same leading arguments."""
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1", "xpu": "XPU", "mps": "MPS", "hpu": "HPU"}
 _CPU_RELATED = ("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
 
 _UNDECIDED: Any = object()
 _verdicts: dict[str, Reason | None] = {}
-"""By schema text, which is unique to an overload."""
+"""Cached verdicts by schema text, which is unique to an overload."""
 _imported: dict[str, tuple[str, ...]] = {}
 
 
@@ -53,9 +53,9 @@ class Candidates:
     specs: tuple[OpSpec, ...] = ()
     resolved_by: Resolution = "jit"
     via: str | None = None
-    """The name of the overloads where it is not the recorded one."""
+    """Name of the overloads if it is not the recorded name."""
     function: PythonFunction | None = None
-    """What runs the op where no overload does."""
+    """Function that runs the op if no overload does."""
     reason: Reason | None = None
 
 
@@ -117,7 +117,9 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
-    """Return how an op got into the dispatcher's table; a library counts as imported no matter what imported it."""
+    """Return how an op was registered in the dispatcher's table; a library counts as imported no matter what imported
+    it.
+    """
     if is_reference(spec.name):
         return "reference"
     if namespace in _imported or any(module in sys.modules for module in policy.modules_for(namespace)):
@@ -175,7 +177,7 @@ def near_names(name: str) -> tuple[str, ...]:
 
 
 def _registered(namespace: str) -> set[str]:
-    """Return the names in a namespace, without overloads, that the dispatcher or a user's executor has."""
+    """Return the names in a namespace, without overloads, that are in the dispatcher or have a user's executor."""
     begin = f"{namespace}::"
     names = {name.partition(".")[0] for name in registered_ops() if name.startswith(begin)}
     return names | {op for entry in EXECUTORS for op in entry.ops if op.startswith(begin) and "*" not in op}
@@ -198,7 +200,9 @@ def _is_installed(module: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _import_failure(module: str) -> str | None:
-    """Import a module of the user's or of the policy's table; return the error if it exists but fails."""
+    """Import a module of the user or of the policy's table; return the error if the module exists but its
+    import fails.
+    """
     if not _is_installed(module):
         return None
     try:
@@ -210,7 +214,7 @@ def _import_failure(module: str) -> str | None:
 
 
 def imported_libraries() -> dict[str, tuple[str, ...]]:
-    """Return the modules that resolving has imported in this process, by namespace, for the report."""
+    """Return the modules imported in this process to resolve ops, by namespace, for the report."""
     return dict(_imported)
 
 
@@ -240,9 +244,11 @@ def _has_kernel(full_name: str, kind: str) -> bool:
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the function to call for an op of a plan: positional arguments in schema order, keyword-only ones by name.
+    """Return the function to call for an op of a plan, with positional arguments in schema order and keyword-only ones
+    by name.
 
-    Checks name, overload and argument values against the dispatcher's table and the policy again. Raises NotReplayable.
+    Checks the name, overload and argument values against the dispatcher's table and the policy again. Raises
+    NotReplayable.
     """
     _stop_for(op.reason)
     for arg in op.args:
@@ -279,8 +285,8 @@ def _stop_for(reason: Reason | None) -> None:
 
 
 def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the user's Python function that an op of a plan names, with the same lookup and checks as the first
-    time.
+    """Return the user's Python function that an op of a plan names, with the same lookup and checks as when it was
+    resolved.
     """
     entry = candidates(op.called, policy)
     _stop_for(entry.reason or refused_text(op.args))
@@ -291,7 +297,7 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
-    """Return the overload that an op of a plan names, for inspection, not for calls; None if the dispatcher has
+    """Return the overload that an op of a plan names, for inspection only, not for calls; None if the dispatcher has
     none.
     """
     parts = split_name(op.via or op.name)
@@ -305,8 +311,8 @@ def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
 
 
 def _overload(spec: OpSpec) -> Callable[..., Any]:
-    """Return the torch.ops overload of a spec; the spec comes from the dispatcher's table, so its names are safe to
-    use.
+    """Return the torch.ops overload of a spec; the names are safe to use because the spec comes from the dispatcher's
+    table.
     """
     import torch
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds the call to the recorded op's own implementation, with which a substitute's results are compared.
+"""Finds the call of the recorded op's own implementation, for comparison with a substitute's results.
 
-Owns no tensor: the comparison is `opreplay.replay.execute.executors.torch.values`.
+Owns no tensors: the comparison is `opreplay.replay.execute.executors.torch.values`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from opreplay.replay.resolve.names import candidates, refused
 from opreplay.replay.resolve.policy import Policy
 
 TORCHS = frozenset({"aten", "prims", "quantized", "prim"})
-"""Namespaces whose own implementation is torch's."""
+"""Namespaces whose own implementation belongs to torch."""
 UNINITIALIZED = ("empty", "new_empty", "resize")
-"""Starts of names of ops whose results hold what the memory held."""
+"""Prefixes of names of ops whose results are uninitialized memory."""
 
 
 class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
-    """Return the call to the own implementation of an op that a substitute runs, or the verdict if there is none.
+    """Return the call of the own implementation of an op that a substitute runs, or the verdict if there is none.
 
     The arguments keep their positions: the n-th of the call is the n-th of `op`.
     """
@@ -68,7 +68,9 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
 
 
 def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
-    """Return a verdict if no schema is needed: the op runs its own implementation, or there is none to compare with."""
+    """Return the verdict if it needs no schema: the op runs its own implementation, or there is none to
+    compare with.
+    """
     if op.resolved_by == "reference":
         return not_compared("a stand-in ran, and the library is not here")
     if op.resolved_by == "equivalent":
@@ -83,7 +85,7 @@ def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
 
 
 def _recorded(arg: ReplayArg) -> RecordedArg:
-    """Return an argument of the plan in recorded form, to find the overload that accepts it."""
+    """Return an argument of the plan in recorded form, for finding the overload that accepts it."""
     if arg.type == "Tensor" and any(arg.tensors):
         return RecordedArg(kind="tensor", tensor=arg.tensors[0])
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is not None):
@@ -96,7 +98,7 @@ def _recorded(arg: ReplayArg) -> RecordedArg:
 
 
 def _with_values(args: Sequence[ReplayArg], sources: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Return the arguments with the values of `sources` at the same positions, if the types are equal."""
+    """Return the arguments with the values of `sources` at the same positions if the types are equal."""
     valued = [
         msgspec.structs.replace(arg, value=source.value) if arg.type == source.type and not arg.tensors else arg
         for arg, source in zip(args, sources, strict=False)

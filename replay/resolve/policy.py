@@ -1,8 +1,8 @@
 # pyright: strict
-"""What a trace may run and import: the rules, as tables and pure functions; independent of torch.
+"""The rules for what a trace may run and import, as tables and pure functions; independent of torch.
 
 The verdict uses a schema's name and argument types, before anything is looked up as a Python attribute or called. Does
-not own the lookup (`names`) nor budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for every
+not own the lookup (`names`) or budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for every
 schema of the torch version that the project is tested with.
 """
 
@@ -67,10 +67,10 @@ SAFE_DESPITE_NAME: dict[str, str] = {
     "aten::unsafe_split": "is split; unsafe for autograd's view tracking only",
     "aten::unsafe_split_with_sizes": "is split_with_sizes; unsafe for autograd's view tracking only",
 }
-"""Ops that check their arguments although their name says unsafe, and why that is known."""
+"""Ops that check their arguments although their name says unsafe → the reason."""
 
 REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
-"""Argument names that no op may have."""
+"""Names of arguments that make an op forbidden."""
 
 FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
 """Argument name → the only value it may have: `segment_reduce(unsafe=True)` reads out of bounds."""
@@ -139,21 +139,23 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
         "swizzle_axis", "schedule", "maybe_schedule", "config",
     }
 )  # fmt: skip
-"""Names of string arguments that vendor ops may have; their values come from a table here, never from a trace."""
+"""Names of string arguments allowed for vendor ops; their values come from a table here, never from a trace."""
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
-"""Modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control characters."""
+"""Pattern of allowed strings: modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or
+control characters.
+"""
 
 
 _NAMESPACE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 Imports = Mapping[str, str | Sequence[str]] | Iterable[str | tuple[str, str]]
-"""Modules by namespace, as a mapping, as pairs, or as texts "NAMESPACE=MODULE"."""
+"""Modules by namespace, as a mapping, as pairs, or as strings "NAMESPACE=MODULE"."""
 
 
 def named_modules(imports: Imports | None) -> dict[str, str]:
-    """Return `Policy.allow_imports` for the user's input; a repeated namespace gets one more module.
+    """Return `Policy.allow_imports` for the user's input; modules of a repeated namespace are combined.
 
     Raises UsageError for input that names no namespace or module.
     """
@@ -171,7 +173,7 @@ def named_modules(imports: Imports | None) -> dict[str, str]:
 
 
 def _two(parts: Any) -> tuple[Any, Any]:
-    """The two items of a pair; (None, None) for anything else."""
+    """Return the two items of a pair; (None, None) for anything else."""
     items = cast("Sequence[Any]", parts) if isinstance(parts, list | tuple) else ()
     return (items[0], items[1]) if len(items) == 2 else (None, None)
 
@@ -188,11 +190,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The user's permissions; the default allows the libraries of `MODULE_OF` and no collectives."""
 
     allow_imports: dict[str, str] = {}
-    """Namespace → module, or several with commas between, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
+    """Namespace → module, or several separated by commas, as given by the user (`--allow-import NAMESPACE=MODULE`)."""
     known_libraries: bool = True
-    """Import modules of `MODULE_OF` where they are installed."""
+    """Whether to import modules of `MODULE_OF` if they are installed."""
     collectives: bool = False
-    """Collective mode: ops of c10d may be called."""
+    """Whether ops of c10d may be called (collective mode)."""
 
     def modules_for(self, namespace: str) -> tuple[str, ...]:
         """Return the modules that may be imported for `namespace`; () if the user allowed none."""
@@ -220,7 +222,7 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
 def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason | None:
     """Return why a schema with these (argument name, type text) pairs may not run, or None.
 
-    `name` is "namespace::op" without the overload; the type text is that of the schema object, e.g. "Optional[str]".
+    `name` is "namespace::op" without the overload; the type text is from the schema object, e.g. "Optional[str]".
     """
     namespace = name.partition("::")[0]
     for argument, type_text in arguments:

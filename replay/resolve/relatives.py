@@ -1,6 +1,6 @@
 # pyright: strict
-"""Finds the recorded calls around one call of a trace when a rule needs them; the index is built lazily, once per
-trace.
+"""Finds the recorded calls around one call of a trace when a rule needs them; the index is built once per trace, on
+first use.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from opreplay.traces.model import OpSignature, Trace
 
 FOLLOWING = 12
 MAX_CHILDREN = 4096
-"""A list of all parameters of a model has one child for each."""
+"""Maximum number of children considered; a list of all parameters of a model has one child per parameter."""
 MAX_INNER = 64
 INNER_DEPTH = 3
 MAX_ANCESTORS = 6
 MAX_PLACE = 1024
-"""Siblings before a call of which those of its name are counted."""
+"""Maximum number of earlier siblings among which calls of the same name are counted."""
 MAX_SAME_NUMBER = 64
-"""Calls with one number of autograd's that are looked at, the last ones: calls that record no node share the next
-node's number with the one that does."""
+"""Maximum number of calls with one autograd sequence number that are considered, the last ones: calls that record no
+node share the next node's number with the call that records it.
+"""
 MAX_DISPATCHES = 24
-"""Rows of one call: four nested transforms of `torch.func` record up to twelve."""
+"""Maximum number of rows that record one call; four nested transforms of `torch.func` record up to twelve."""
 MAX_DEPTH = 16
-"""Of parents that are looked at; a damaged trace may name an op as its own ancestor."""
+"""Maximum number of parents considered; a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 _NODE = re.compile(r"(\w+?)Backward\d*")
@@ -50,19 +51,17 @@ class RelativesIndex:
 
     @cached_property
     def _groups(self) -> Rows:
-        """The group id that siblings share: the parent's row, or for outermost ops a negative number for their
-        track.
-        """
+        """The group id that siblings share: the parent's row, or a negative number per track for outermost ops."""
         return np.where(self._parents >= 0, self._parents, -1 - self._trace.ops.track.astype(np.int64))
 
     @cached_property
     def _by_group(self) -> Rows:
-        """Rows ordered by group, then by start."""
+        """Rows sorted by group, then by start."""
         return np.lexsort((self._trace.ops.start_ns, self._groups))
 
     @cached_property
     def _places(self) -> Rows:
-        """The position of each row in `_by_group`."""
+        """Position of each row in `_by_group`."""
         places = np.empty(len(self._by_group), dtype=np.int64)
         places[self._by_group] = np.arange(len(self._by_group))
         return places
@@ -73,10 +72,9 @@ class RelativesIndex:
 
     @cached_property
     def gradients(self) -> tuple[OpSignature, ...]:
-        """The gradients that one backward pass accumulates, from autograd's labels, each with its shape.
+        """The gradients that one backward pass accumulates, with their shapes, from autograd's labels.
 
-        Every pass accumulates the gradient of each parameter once, so that all counts are multiples of the number of
-        passes.
+        Every pass accumulates the gradient of each parameter once, so all counts are multiples of the number of passes.
         """
         trace = self._trace
         labels = [i for i, s in enumerate(trace.signatures) if s.name == ACCUMULATE and s.dims and s.dims[0]]
@@ -88,10 +86,10 @@ class RelativesIndex:
         return tuple(gradients[:MAX_CHILDREN])
 
     def around(self, row: int) -> Relatives:
-        """What surrounds one row of `Trace.ops`.
+        """Return the recorded calls around one row of `Trace.ops`.
 
-        Each transform of `torch.func` dispatches a call again, which records it again: the rows of one call count as
-        one, whose surroundings are those of the outermost row, and whose children those of the innermost.
+        Each transform of `torch.func` dispatches and records a call again. The rows of one call therefore count as one
+        call, with the surroundings of the outermost row and the children of the innermost row.
         """
         row, innermost = self._dispatches(row)
         above, node = self._above(row), self._node(row)
@@ -120,7 +118,7 @@ class RelativesIndex:
         )
 
     def _dispatches(self, row: int) -> tuple[int, int]:
-        """(outermost, innermost) of the nested rows that record one call."""
+        """Return (outermost, innermost) of the nested rows that record one call."""
         innermost = row
         for _ in range(MAX_DISPATCHES):
             rows = self._rows_in(innermost, MAX_INNER)
@@ -139,14 +137,14 @@ class RelativesIndex:
         return row
 
     def _batched(self, row: int, children: list[int]) -> tuple[OpSignature, Relatives] | None:
-        """The call of the same op among the children of a row, and its surroundings; None without one."""
+        """Return the call of the same op among the children of a row and the calls around it; None if there is none."""
         name = self._names[row]
         inside = next((r for r in children if self._names[r] == name), None)
         return None if inside is None else (self._signature(inside), self.around(inside))
 
     @cached_property
     def _by_sequence(self) -> tuple[Rows, Rows]:
-        """Rows sorted by autograd's sequence numbers, and these numbers; both empty if a trace has none."""
+        """Rows sorted by autograd's sequence numbers, and the sorted numbers; both empty if the trace has none."""
         numbers = self._trace.ops.sequence
         if numbers is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -166,7 +164,7 @@ class RelativesIndex:
     def _node(self, row: int) -> int | None:
         """Return the row of a call's backward node, whose first argument has the size of the call's result.
 
-        For a composite it is the node of its last call.
+        For a composite, this is the backward node of its last call.
         """
         for _ in range(INNER_DEPTH):
             node = self._node_of_number(row)
@@ -179,7 +177,9 @@ class RelativesIndex:
         return None
 
     def _node_of_number(self, row: int) -> int | None:
-        """Return the row of the node with a call's number and name; None if a later call of this name recorded it."""
+        """Return the row of the backward node with a call's sequence number and name; None if a later call of this name
+        recorded it.
+        """
         called = self._signature(row).name
         name = _plain(called.partition("::")[2])
         node_row: int | None = None
@@ -193,7 +193,7 @@ class RelativesIndex:
         return node_row
 
     def _forward(self, rows: tuple[int, ...]) -> int | None:
-        """Return the row of the forward call of the innermost of these rows that is a backward node.
+        """Return the row of the forward call that belongs to the innermost backward node among these rows.
 
         It is the last call with the node's number and name.
         """
@@ -209,7 +209,9 @@ class RelativesIndex:
         return None
 
     def _above(self, row: int) -> list[int]:
-        """The rows that enclose one, the innermost first; of rows that record one call, the outermost."""
+        """Return the rows that enclose a row, innermost first; of several rows that record one call, only the
+        outermost.
+        """
         ancestors: list[int] = []
         row = int(self._parents[row])
         while row >= 0 and len(ancestors) < MAX_ANCESTORS:
@@ -227,13 +229,13 @@ class RelativesIndex:
 
     @cached_property
     def _names(self) -> Rows:
-        """An integer id for the name of each row."""
+        """Integer ids for the names of the rows."""
         numbers: dict[str, int] = {}
         of_signatures = [numbers.setdefault(signature.name, len(numbers)) for signature in self._trace.signatures]
         return np.array(of_signatures, np.int64)[self._trace.ops.signature]
 
     def _inner(self, rows: list[int]) -> list[int]:
-        """Return the calls of the children, and their calls, a few levels down."""
+        """Return the calls made by the children and their nested calls, a few levels deep."""
         inner: list[int] = []
         level = rows[:MAX_INNER]
         for _ in range(INNER_DEPTH):
@@ -242,8 +244,8 @@ class RelativesIndex:
         return inner
 
     def _following(self, row: int) -> tuple[list[int], list[int], list[str]]:
-        """Return (rows, levels up for each, names of labels) of the next calls: first of the same parent, then after
-        the parent.
+        """Return (rows, their levels, names of labels) of the next calls: first of the same parent, then after the
+        parent.
         """
         rows: list[int] = []
         levels: list[int] = []
@@ -271,7 +273,7 @@ class RelativesIndex:
         return rows, levels, labels
 
     def _sized(self, row: int) -> int | None:
-        """Return the row, or the first row inside that has sizes."""
+        """Return the row itself, or the first nested row that has sizes."""
         for _ in range(INNER_DEPTH + 1):
             if self._signature(row).dims:
                 return row
@@ -294,7 +296,9 @@ class RelativesIndex:
 
 
 def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
-    """Return whether a call inside another one records the same arguments; `torch.func` may record these twice."""
+    """Check whether a nested call records the same arguments as the outer call; `torch.func` may record arguments
+    twice.
+    """
     if outer.name != inner.name or not outer.dims or not inner.dims:
         return False
     short, long = sorted((len(outer.dims), len(inner.dims)))
@@ -306,5 +310,5 @@ def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return an op's name in the spelling that autograd uses in node names."""
+    """Return an op's name in the spelling of autograd's node names, in lower case."""
     return name.replace("_", "").lower()

@@ -1,7 +1,7 @@
 # pyright: strict
 """Resolves one recorded op to a call: user registrations, its overload and arguments, or the reason why it fails.
 
-Owns the order of the methods. The methods themselves are `names`, `match`, `bind`, `conversions`, `executors`.
+Owns the order of the methods; the methods are in `names`, `match`, `bind`, `conversions` and `executors`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from opreplay.traces.model import OpSignature, Trace
 
 Recordeds = Sequence[RecordedArg]
 _SPELLED = 12
-"""Arguments shown when no overload fits."""
+"""Maximum number of arguments shown if no overload fits."""
 
 
 class Resolver:
@@ -96,8 +96,8 @@ class Resolver:
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
-        """Resolve by users' conversions and executors that override, then by built-in methods, then by the user's
-        others.
+        """Resolve by the user's conversions and executors with override, then by built-in methods, then by the user's
+        other registrations.
         """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
@@ -127,7 +127,7 @@ class Resolver:
     def _convert(
         self, op: ReplayOp, entry: OpFunction | None, recorded: Recordeds, context: Context
     ) -> ReplayOp | None:
-        """Return the op converted by a user's conversion, or None if none applies to the call."""
+        """Return the op converted by a user's conversion; None if no conversion applies to the call."""
         if entry is None:
             return None
         call = RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
@@ -169,7 +169,7 @@ class Resolver:
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
     def _ordered(self, name: str, target: Converted, overload: str | None) -> tuple[Recordeds, str | None]:
-        """Order the named arguments of a conversion by the first overload that has them; return them with that
+        """Return the named arguments of a conversion in the order of the first overload that has them, with that
         overload.
         """
         if not target.by_name:
@@ -189,7 +189,7 @@ class Resolver:
         via: str | None = None,
         by_name: Mapping[str, RecordedArg] | None = None,
     ) -> ReplayOp:
-        """Return the op with a user's callable to run it; `by_name`: arguments named by a conversion."""
+        """Return the op with a user's callable to run it; `by_name` holds arguments named by a conversion."""
         name = via or op.name
         if by_name:
             args, assumptions = bind_by_name(entry, recorded, by_name, context)
@@ -235,7 +235,7 @@ class Resolver:
         return check_ops([op], self._policy)[0].status in META_WRONG
 
     def _bound(self, op: ReplayOp, name: str, match: Match, overloads: Candidates, context: Context) -> ReplayOp:
-        """Return `op` as a call of the matched overload, in the way that the device supports."""
+        """Return `op` as a call of the matched overload, run in the way that the device supports."""
         layout = wanted_layout(match.spec)
         if layout is not None:
             raise Unbound(Reason("layout not recorded", f"the op accepts only {layout} tensors"))
@@ -291,7 +291,7 @@ class Resolver:
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
     """Return the arguments of a call that cannot run here, for its prediction.
 
-    They have the names that the op's vendor has published, else the names from `opreplay op`, else arg0, arg1.
+    The names are those published by the op's vendor; otherwise those of `opreplay op`; otherwise arg0, arg1.
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:
@@ -304,9 +304,7 @@ def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy
 
 
 def _records_lists(trace: Trace) -> bool:
-    """Check whether a trace records sizes of tensor lists: it does if it records strides, or if it has any of these
-    sizes.
-    """
+    """Check whether a trace records sizes of tensor lists: if it records strides or has any list sizes."""
     return any(
         signature.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in signature.dims or ())
         for signature in trace.signatures
@@ -314,8 +312,8 @@ def _records_lists(trace: Trace) -> bool:
 
 
 def _tells_number_lists(trace: Trace) -> bool:
-    """Check whether any list of numbers has a recorded type; a trace without any types is inconclusive and returns
-    True.
+    """Check whether any list of numbers has a recorded type; True for a trace without any types, which is
+    inconclusive.
     """
     typed = [signature.types for signature in trace.signatures if signature.types is not None]
     return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
@@ -335,9 +333,10 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
-    """Return the overload that fits best, `overload` if it fits; if the policy refuses it, another that fits as well.
+    """Return the overload that fits best, or `overload` if it fits; if the policy refuses it, another one that fits
+    equally well.
 
-    Raises Unbound if none fits, or none that is allowed.
+    Raises Unbound if no overload fits, or no allowed one.
     """
     match = best_match(specs, recorded, overload)
     if (unknown := unknown_code(match, specs, recorded)) is not None:
@@ -375,7 +374,7 @@ def _common_float(trace: Trace) -> str:
 
 
 def _with_unread_text(op: ReplayOp, match: Match, specs: Sequence[OpSpec]) -> ReplayOp:
-    """Return the op, with a note if another overload takes a string in place of an unrecorded argument."""
+    """Return the op with a note if another overload takes a string in place of an unrecorded argument."""
     unread = text_rival(match, specs)
     if unread is None:
         return op

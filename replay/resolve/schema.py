@@ -1,7 +1,7 @@
 # pyright: strict
 """Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
 
-Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) nor which overload fits
+Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) or which overload fits
 (`match`).
 """
 
@@ -47,11 +47,11 @@ class ArgSpec:
     kind: str
     """IR type name, "Tensor[]", "int", ...; "opaque" for a type that the IR does not know."""
     type_text: str
-    """As torch spells it: "Optional[List[int]]"."""
+    """Type in torch's spelling, e.g. "Optional[List[int]]"."""
     optional: bool
-    """None is a legal value."""
+    """Whether None is a valid value."""
     optional_elements: bool
-    """Elements of the list may be None: `Tensor?[]`."""
+    """Whether elements of the list may be None (`Tensor?[]`)."""
     size: int | None
     """Length of a fixed-size list such as `int[2]`."""
     has_default: bool
@@ -66,15 +66,15 @@ class OpSpec:
     """One overload of one op."""
 
     name: str
-    """"namespace::op"."""
+    """Name of the op, "namespace::op"."""
     overload: str
     args: tuple[ArgSpec, ...]
     text: str
-    """For people to read; never parsed."""
+    """Schema text for people to read; never parsed."""
     returns_list: bool
-    """At least one result is a list of tensors."""
+    """Whether at least one result is a list of tensors."""
     registered: bool = True
-    """Whether torch's dispatcher has it; not an overload that only older versions of torch had."""
+    """Whether torch's dispatcher has the overload; False if only older versions of torch had it."""
 
     @property
     def torch_name(self) -> str:
@@ -83,7 +83,7 @@ class OpSpec:
 
     @property
     def has_out(self) -> bool:
-        """Whether it writes its result to an `out=`."""
+        """Whether the overload writes its result to an `out=`."""
         return any(arg.out for arg in self.args)
 
     @property
@@ -165,7 +165,7 @@ def _compile_argument(argument: Any) -> ArgSpec:
 
 
 def _plain(value: Any) -> Value:
-    """Convert a default to a JSON-safe value; the few objects without one (a device) become text."""
+    """Convert a default to a JSON-safe value; the few types without one (devices) become text."""
     if value is None or isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of written calls, one per size of a sweep: data types only."""
+"""Results of calls given as text, one per size of a sweep; data types only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call."""
 
     written: str
-    """As given, with names of sizes."""
+    """The call as given, with names of sizes."""
     sizes: dict[str, int]
-    """What the names stand for."""
+    """Name of a size → its value."""
     call: str
-    """In full, with every argument that its overload was given by name."""
+    """The full call, with every argument by name."""
     result: OpResult
     too_large_for: tuple[str, ...] = ()
-    """Simulated devices whose memory does not hold the call's arguments and results."""
+    """Simulated devices whose memory is too small for the call's arguments and results."""
     unpredicted: tuple[str, ...] = ()
-    """Why there is none: a user's function or program does not fit the call, or torch refuses it when it is run.
+    """Why predictions are missing: a user's function or program does not fit the call, or torch rejects the call.
 
     "no prediction for 910b3: UB: 260 KiB needed, ..."
     """
@@ -32,20 +32,18 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
 
     cases: tuple[Case, ...]
     device: str | None
-    """Where they were measured; None where nothing was."""
+    """Device on which the calls were measured; None if nothing was measured."""
     environment: dict[str, object] = {}
-    """Of the machine, where something was measured."""
+    """Facts about the machine, if something was measured."""
     socs: dict[str, str]
-    """Simulated devices and their versions, in the order asked for."""
+    """Simulated devices → their versions, in the requested order."""
     l2: L2State
 
     @property
     def complete(self) -> bool:
-        """Check whether every call was replayed and predicted, as far as that was requested."""
+        """Check whether every call was replayed and predicted, as far as requested."""
         return not any(self.failed(case) or case.unpredicted for case in self.cases)
 
     def failed(self, case: Case) -> bool:
-        """Check whether a call has a reason: why it was not measured or, if nothing is measured, why it has no
-        prediction.
-        """
+        """Check whether a call failed: it was not measured or, if nothing is measured, has no prediction."""
         return case.result.reason is not None and (self.device is not None or not case.result.simulated)

@@ -1,7 +1,8 @@
 # pyright: strict
 """A database of the times of many runs, by label and machine: `run` appends to it, `compare` reads it.
 
-The file may come from anywhere, so its tables must be exactly those written here, and reading is bounded.
+The file may come from an untrusted source, so its tables must be exactly those written here, and the amount read is
+limited.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from opreplay.traces.errors import FormatError, UsageError
 from opreplay.traces.names import printable
 
 APPLICATION_ID = 0x6F706C68
-"""Tells a file of ours from another program's database: "oplh" (sqlite.org/fileformat.html)."""
+"""SQLite application id that distinguishes our files from other databases: "oplh" (sqlite.org/fileformat.html)."""
 MAX_FILE = 1 << 30
-"""Bytes of a file that is opened."""
+"""Maximum size of a file that is opened, in bytes."""
 MAX_RUNS = 1000
-"""The latest runs that are read."""
+"""Maximum number of runs that are read, latest first."""
 MAX_TIMES = 250_000
-"""Times that are read, the latest: to look for changes in so many takes about 10 s."""
+"""Maximum number of times that are read, latest first; finding changes in this many takes about 10 s."""
 MAX_TEXT = 1000
-"""Characters of a text."""
+"""Maximum length of a text, in characters."""
 LOCKED_S = 30.0
-"""Seconds to wait for another process that writes."""
+"""Seconds to wait for another process that is writing."""
 TABLES = {
     "runs": "CREATE TABLE runs (id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, label TEXT NOT NULL, "
     "machine TEXT NOT NULL, machine_name TEXT NOT NULL, UNIQUE (started_at, machine))",
@@ -41,7 +42,7 @@ TABLES = {
     "times": "CREATE TABLE times (run INTEGER NOT NULL, op TEXT NOT NULL, measured_us REAL NOT NULL, relative REAL, "
     "PRIMARY KEY (run, op)) WITHOUT ROWID",
 }
-"""Name → how it is made."""
+"""Table → SQL statement that creates it."""
 
 _UNSOUND = (
     f"SELECT 1 FROM ops WHERE max(length(id), length(name), length(inputs)) > {MAX_TEXT} LIMIT 1",
@@ -49,18 +50,18 @@ _UNSOUND = (
     f"{MAX_TEXT} LIMIT 1",
     "SELECT 1 FROM times WHERE typeof(measured_us) != 'real' OR typeof(relative) NOT IN ('real', 'null') LIMIT 1",
 )
-"""Queries for rows that this module would not have written, and that a join would hold many times."""
+"""Queries for rows that this module would not have written, which a join would return many times."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One op in one run."""
 
     started_at: str
-    """UTC, ISO 8601."""
+    """Start time of the run in UTC, ISO 8601."""
     label: str
     measured_us: float
     relative: float | None = None
-    """As `Measurement.relative`."""
+    """Time relative to the gauges, see `Measurement.relative`."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     inputs: str
     machine: str
-    """What tells machines, and ways to measure, apart: a digest."""
+    """Digest that distinguishes machines and measurement methods."""
     machine_name: str
     points: tuple[Point, ...]
 
@@ -87,7 +88,7 @@ def machine_of(header: Header) -> tuple[str, str]:
 
 
 def check_history(path: str) -> None:
-    """Raise UsageError if `append_run` could not write: another kind of file, or no folder."""
+    """Raise UsageError if `append_run` could not write: the file is of another kind, or has no folder."""
     file = Path(path)
     if file.exists():
         try:
@@ -141,9 +142,9 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
 
 
 def read_history(path: str) -> tuple[Series, ...]:
-    """Return every op of every machine in the latest runs, in the order of first runs.
+    """Return every op on every machine in the latest runs, in the order of first runs.
 
-    Raises FormatError for a file that is damaged or not a history.
+    Raises FormatError if the file is damaged or is not a history.
     """
     with _reading(Path(path)) as connection:
         if any(connection.execute(query).fetchone() is not None for query in _UNSOUND):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What can be wrong with a measurement: a kind from a closed list, its numbers, and its wording."""
+"""Possible problems of a measurement: a kind from a fixed list, its numbers, and its text."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: WarningKind
     data: dict[str, float] = {}
-    """The numbers behind it; units are in the names."""
+    """Numbers for the text; units are in the names."""
 
     def __str__(self) -> str:
-        """Return "few samples: 3 of 8", or only the kind if a file lacks the numbers."""
+        """Return text such as "few samples: 3 of 8", or only the kind if the file lacks the numbers."""
         percent = {name: 100 * value for name, value in self.data.items() if name.endswith("_share")}
         try:
             return f"{self.kind}: {_TEXTS[self.kind].format(**{**self.data, **percent})}"
@@ -73,11 +73,14 @@ def kind_of(warning: MeasureWarning | str) -> str:
 
 
 CacheState = Literal["cold", "warm"]
-"""Whether an op finds its arguments in the device's caches, as in a loop, or not, as most of them in a model."""
+"""Whether an op finds its arguments in the device's caches.
+
+"warm": it does, as in a loop. "cold": it does not, like most ops in a model.
+"""
 RunCache = Literal["cold", "warm", "step"]
-"""The same of a run; "step": each argument as far away as the calls of the recorded step leave it."""
+"""Cache state of a run; "step": arguments are as far away in the cache as the calls of the recorded step leave them."""
 MeasuredCache = Literal["cold", "warm", "step", "sequence"]
-"""The same of a measurement; in a sequence an op finds what the ops before it left."""
+"""Cache state of a measurement; "sequence": an op finds what the ops before it left in the caches."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,57 +94,65 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_sample: int
     ci_low_us: float | None
     ci_high_us: float | None
-    """Order-statistic 95 % confidence interval of the median; None below six samples, whatever was given: it lies less
-    surely between the least and the greatest of them."""
+    """Upper end of the order-statistic 95 % confidence interval of the median.
+
+    None below six samples, whatever was given, because the median is between the smallest and the largest of them with
+    less than 95 % confidence.
+    """
     warnings: tuple[MeasureWarning | str, ...] = ()
-    """Text in files of schema 1."""
+    """Reasons to trust the measurement less; text in files of schema 1."""
     part: float = 1.0
-    """Share of the op's work that ran; the times are what that part took, divided by it."""
+    """Share of the op's work that was run; times are the time of that part divided by this share."""
     deciles_us: tuple[float, ...] = ()
     """Quantiles 0, 0.1, ..., 1 of the samples."""
     outliers: int = 0
-    """Samples more than three times the distance of the quartiles above the upper one; they count like all others."""
+    """Number of samples over three interquartile ranges above the upper quartile; they count like all others."""
     cache: MeasuredCache = "warm"
     host_us: float | None = None
-    """What the host needs to launch a call; None where that is a part of the call's time."""
+    """Time that the host needs to launch a call; None if it is part of the call's time."""
     graph: bool = False
     """Whether the calls of a sample were launched together, as a captured graph."""
     gauge_us: tuple[float, float] | None = None
-    """Time of a fixed piece of work on the same device, read beside the samples: medians of their first and second
-    half."""
+    """Time of a fixed piece of work on the same device, measured along with the samples.
+
+    The two values are medians over the first and the second half of the samples.
+    """
     relative: float | None = None
-    """Median over the samples of the time over the root of the gauge readings around it (`measure.against_gauge`): only
-    its ratio to that of another run means something. None where the device has no gauge."""
+    """Median over the samples of the time divided by the root of the gauge readings around it.
+
+    See `measure.against_gauge`. Only its ratio to the value of another run is meaningful. None if the device has no
+    gauge.
+    """
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
     median_error: float | None = None
-    """The same of `median_us`."""
+    """Standard error of the logarithm of `median_us`, from batch means; None with fewer than 16 samples."""
     visits: tuple[tuple[float, ...], ...] = ()
-    """Of each visit to the op, far apart in the run: median of its samples, then those of the gauges beside them."""
+    """(median of the samples, medians of the gauges) for each visit; visits are far apart in the run."""
     first_call_us: float | None = None
-    """What the very first call took, which may compile, tune or load; never a part of the other times, but for one with
-    the warning "first call"."""
+    """Time of the very first call, which may compile, tune or load.
+
+    It is not included in the other times, except with the warning "first call".
+    """
     repeated: int = 0
-    """Samples that were taken again, since another program had the processor meanwhile; in none of the times."""
+    """Number of samples repeated because another program had the processor; discarded ones are not in any time."""
     threads: int | None = None
-    """Threads that an op could use on the CPU; None elsewhere and in older files."""
+    """Threads that an op could use on the CPU; None for other devices and in older files."""
 
     def __post_init__(self) -> None:
-        """Drop the interval of too few samples, also from older files, where one sample gave an interval without
-        width.
-        """
+        """Drop the interval of too few samples; in older files, a single sample gave an interval without width."""
         if median_ranks(self.samples) is None:
             msgspec.structs.force_setattr(self, "ci_low_us", None)
             msgspec.structs.force_setattr(self, "ci_high_us", None)
 
     @property
     def low_us(self) -> float:
-        """Return the low end of the interval, or the smallest sample without an interval."""
+        """Lower end of the interval, or the smallest sample if there is no interval."""
         return self.min_us if self.ci_low_us is None else self.ci_low_us
 
     @property
     def high_us(self) -> float:
-        """Return the high end of the interval, or the largest sample without an interval."""
+        """Upper end of the interval, or the largest sample if there is no interval."""
         return self.max_us if self.ci_high_us is None else self.ci_high_us
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ _UNNAMED = re.compile(r"arg\d+")
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
-    """Return all launches of known type, summed over calls, heaviest type first; () without a kernel table."""
+    """Return all launches of known type, summed over calls, type with most time first; () without a kernel table."""
     by_type: dict[str, tuple[int, float]] = {}
     for kernel in recorded.kernels:
         if kernel.type is not None:
@@ -38,8 +38,9 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
 
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
-    """Return each class of work's share of the recorded kernel time, largest first, judged by op or else by kernel
-    names.
+    """Return class of work → share of the recorded kernel time, largest first.
+
+    The class comes from the op, or otherwise from the kernel names.
     """
     kernels = op.recorded.kernels
     return shares(summed((class_of_work(op.name, kernel.name), kernel.total_us) for kernel in kernels))
@@ -72,7 +73,7 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
 
 
 def call_of(op: ReplayOp) -> str:
-    """Return the call as `opreplay op` accepts it; "" if it cannot be written or is too long to paste.
+    """Return the call in the syntax of `opreplay op`; "" if it cannot be written or is too long to paste.
 
     A call of a library that is not installed can be predicted if its arguments have names.
     """
@@ -95,7 +96,7 @@ def result_of(
     device: str | None = None,
     unpredicted: Sequence[str] = (),
 ) -> OpResult:
-    """Return the report entry of one op: its outcome with recorded and predicted times, in microseconds per call.
+    """Return the result record of one op: its outcome with recorded and predicted times, in microseconds per call.
 
     `device` is the device it was measured on, or None. `unpredicted` says why predictions are missing.
     """
@@ -153,7 +154,7 @@ def result_of(
 def collective_facts(
     plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]
 ) -> CollectiveFacts:
-    """Return sizes and recorded, measured and simulated rates of an op that is a collective."""
+    """Return sizes, and recorded, measured and simulated rates, of a collective."""
     collective, ran = op.collective, outcome.collective
     assert collective is not None
     kind, size_bytes = collective.kind, collective.size_bytes

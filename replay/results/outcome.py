@@ -17,7 +17,7 @@ from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity, Filling
 
 VALUES = "values"
-"""Of an assumption that is about values, in place of the name of an argument."""
+"""Argument name of assumptions that are about values rather than about one argument."""
 OUTSIDE_DOMAIN = "earlier calls left arguments outside the op's domain: refilled before each call"
 NOT_FINITE = "results were not finite: refilled after each call"
 
@@ -35,18 +35,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     fidelity: Fidelity | None = None
     values: ValueCheck | None = None
     collective: Replayed | None = None
-    """How a collective ran on real ranks; None for all else."""
+    """How a collective ran on real ranks; None for other ops."""
     bus_factor: float | None = None
-    """Of that collective, see `opreplay.replay.collectives.model.bus_factor`."""
+    """Bus factor of the collective, see `opreplay.replay.collectives.model.bus_factor`."""
     measure_s: float | None = None
-    """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it. Of an
-    op that was ended with the run's time: all that it took."""
+    """Wall time of the measuring loop; the op's remaining time was spent on its arguments and on communication.
+
+    For an op that was stopped when the run's time was over, it is the op's whole time.
+    """
     attempts: int = 1
-    """2 for an op that went wrong among others and was tried again alone; this is what it came to there."""
+    """Number of attempts: 2 if the op failed among others and was retried alone, which gave this outcome."""
     suspect: bool = False
-    """It raised something that a process in a bad state could raise as well."""
+    """Whether the op raised an error that a process in a bad state could also raise."""
     poisoned: bool = False
-    """The device takes no more work from this process."""
+    """Whether the device accepts no more work from this process."""
 
 
 def unable(reason: Reason) -> Outcome:
@@ -60,5 +62,5 @@ def is_lost(reason: Reason | None) -> bool:
 
 
 def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
-    """Return the notes on values of an op that the passes of a sequence had to refill."""
+    """Return the notes on values of an op that a sequence had to refill between passes."""
     return tuple(a.what for a in assumptions if a.argument == VALUES and a.what in (OUTSIDE_DOMAIN, NOT_FINITE))

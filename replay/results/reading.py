@@ -32,7 +32,7 @@ _GZIP = b"\x1f"
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 DAMAGED = "The file was changed or is damaged."
 MAX_BYTES = 1 << 30
-"""Of a result file."""
+"""Maximum size of a result file, in bytes."""
 _HEADER = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
 
 
@@ -53,7 +53,7 @@ class MemorySink:
         self.jobs: list[JobResult] = []
         self.sequence: SequenceResult | None = None
         self._places: dict[str, int] | None = None
-        """Op id → index of its result, from when the run is continued."""
+        """Op id → index of its result; set when the run is resumed."""
 
     def take(self, file: ResultFile) -> None:
         """Add the results of an earlier part of the run."""
@@ -88,9 +88,9 @@ class MemorySink:
 
 
 REASONS_ARE_VALUES = 4
-"""The first version in which the reason of an op is a value; before, it was "kind: detail"."""
+"""First version in which the reason of an op is a structured value; before, it was text, "kind: detail"."""
 _Later: TypeAlias = OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
-"""All but the first line."""
+"""Records of all lines after the first."""
 
 
 class _Line(msgspec.Struct):
@@ -105,14 +105,14 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
     header: Header
     results: tuple[OpResult, ...]
-    """One an op: where a continued run did one again, what came of it then."""
+    """One result per op; if a resumed run repeated an op, the later result."""
     summary: Summary | None
-    """None where the file was cut short or is being continued."""
+    """None if the file was cut short or its run is being resumed."""
     traces: tuple[TraceResult, ...] = ()
     jobs: tuple[JobResult, ...] = ()
     sequence: SequenceResult | None = None
     complete_bytes: int
-    """Length of the lines that are whole; what comes after is one that was cut short."""
+    """Total length of the complete lines; anything after them is an incomplete line."""
 
 
 def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | None]:
@@ -126,9 +126,9 @@ def _opened(path: str | Path) -> BufferedReader:
 
 
 def _complete_lines(path: str | Path) -> Iterator[bytes]:
-    """Yield the complete lines, of which the first starts as a JSON object. Raises FormatError.
+    """Yield the complete lines; the first must start like a JSON object. Raises FormatError.
 
-    One line at a time: the text of a large file takes as much memory as the records of it.
+    Reads one line at a time, because the text of a large file takes as much memory as its records.
     """
     seen = 0
     try:
@@ -150,7 +150,7 @@ def _complete_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def read_result_file(path: str | Path) -> ResultFile:
-    """Read a result file; a last line cut short by a crash is dropped, and then there is no summary.
+    """Read a result file; if the last line was cut short by a crash, it is dropped, and there is no summary.
 
     Raises FormatError for any other fault and for files of a newer version.
     """
@@ -185,7 +185,7 @@ def read_result_file(path: str | Path) -> ResultFile:
 
 
 def _contradiction(record: object) -> str:
-    """Return what is impossible about a measurement: negative times, or an interval that ends before it begins."""
+    """Return what is impossible in a measurement (negative time, interval ends before it begins); "" if nothing."""
     measurement = record.measurement if isinstance(record, OpResult) else None
     if measurement is None:
         return ""
@@ -202,7 +202,7 @@ def _contradiction(record: object) -> str:
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:
-    """Read the first line, checking its version before its fields, so that a newer file is reported as newer."""
+    """Read the first line; the version is checked before the fields, so that a newer file is reported as newer."""
     try:
         start = msgspec.json.decode(line, type=_Line)
     except UNDECODABLE:
@@ -223,7 +223,7 @@ def _read_header(line: bytes, path: str | Path) -> Header:
 
 
 def _decoded_older(line: bytes) -> _Later:
-    """Decode a record of a version whose reasons are text. Raises MsgspecError as a decoder does."""
+    """Decode a record of a version whose reasons are text. Raises the MsgspecError of a decoder."""
     raw: object = msgspec.json.decode(line)
     if isinstance(raw, dict):
         fields = cast("dict[str, object]", raw)
@@ -233,7 +233,7 @@ def _decoded_older(line: bytes) -> _Later:
 
 
 def _reason_of(text: str) -> Reason:
-    """Parse a reason from text; text of no known kind becomes the detail of a failure."""
+    """Parse a reason from text; text of an unknown kind becomes the detail of a failure."""
     kind, _, detail = text.partition(": ")
     if text.startswith("budget: time: the run's"):
         kind, detail = "out of time", detail.removeprefix("time: ")

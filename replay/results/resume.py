@@ -1,7 +1,7 @@
 # pyright: strict
-"""Whether an interrupted run may be continued: what must be the same for its results and new ones to be of one run.
+"""Check whether an interrupted run may be resumed: what must be the same for old and new results to be from one run.
 
-Owns the comparison; the file is `writing`, the order of work `run`.
+Owns the comparison; `writing` owns the file, and `run` the order of work.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
 
 FREE = frozenset({"total_time_s", "limit_s", "shared_device", "stop_on_error"})
-"""Options that may differ: they say how long a run may take and when it ends, not what is measured."""
+"""Options that may differ, because they determine how long a run takes and when it ends, not what is measured."""
 NAMED = frozenset({"seed", "device"})
-"""Options named one by one where they differ; the others are one digest."""
+"""Options that are reported individually if they differ; all others are in one digest."""
 WHILE_IT_RAN = "the run's time was over while it ran"
 SHARE_TAKEN = "no result after"
-"""How the detail of the reason of an op begins that was ended with the run's time, or with its share of that."""
+"""Start of the reason detail of an op that was stopped when the run's time, or the op's share of it, was over."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
     "values": "the values of arguments",
     "code": "what is in the files of --plugin",
 }
-"""What is told of parts of the identity that are digests."""
+"""Part of the identity that is a digest → its name in messages."""
 
 
 def identity_of(
     plan: ReplayPlan, options: Mapping[str, Any], facts: Mapping[str, object], *, devices: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """Name → text of all that a run must share with the one it continues.
+    """Return name → text of everything that a run must have in common with the run that it resumes.
 
-    `options` are those of the run as plain values, `facts` those of its device, `devices` the simulated ones.
+    `options` are the options of the run as plain values, `facts` the facts of its device, `devices` the simulated
+    devices.
     """
     rest = {key: value for key, value in options.items() if key not in FREE | NAMED}
     identity = {
@@ -79,7 +80,7 @@ def _without_findings(op: ReplayOp) -> ReplayOp:
 
 
 FOUND_BY_CALLS = frozenset({"budget", "failed", "worker lost"})
-"""Kinds of reasons that a process which calls ops may give."""
+"""Kinds of reasons that may come from a process that calls ops."""
 FLAGS = {
     "op_time_s": "--set op_time",
     "max_op_bytes": "--set max_op_memory",
@@ -98,11 +99,11 @@ FLAGS = {
     "values": "--set values",
     "max_live_bytes": "--set max_live_memory",
 }
-"""Options of a run whose flag has another name → that flag."""
+"""Option of a run → its command-line flag, if the name differs."""
 
 
 def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> None:
-    """Raise UsageError that names what differs between the run to resume and the one of `header` and `ops`."""
+    """Raise UsageError that names what differs between the run to resume and the run given by `header` and `ops`."""
     before, now = earlier.header.identity, header.identity
     if not before:
         raise UsageError(
@@ -130,7 +131,7 @@ def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] 
 
 
 def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
-    """Return which op differs between a result file and the ops of a plan, and how; "" if the file does not tell."""
+    """Return which op differs between a result file and the ops of a plan, and how; "" if the file does not show it."""
     now = {op.id: op for op in ops}
     for result in earlier.results:
         name, op = f"{result.name} {result.inputs} ({result.id})", now.get(result.id)
@@ -147,7 +148,7 @@ def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
 
 
 def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return measuring options that differ, by their command-line names, with old and new values."""
+    """Return the measuring options that differ, by their command-line names, with old and new values."""
     return [
         f"{FLAGS.get(key, '--' + key.replace('_', '-'))} ({_said(before.get(key))} before, {_said(now.get(key))} now)"
         for key in sorted({*before, *now})
@@ -162,7 +163,10 @@ def _said(value: object) -> str:
 
 
 def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> Summary | None:
-    """Return the summary of a run with nothing left to do, or None if it continues; raises as `refuse_another`."""
+    """Return the summary of a run with nothing left to do; None if it has to continue.
+
+    Raises the errors of `refuse_another`.
+    """
     refuse_another(earlier, header, ops)
     summary = earlier.summary
     if summary is None or summary.interrupted or len(kept_results(earlier, header)) < summary.ops:
@@ -191,7 +195,7 @@ def is_out_of_time(result: OpResult) -> bool:
 
 
 def is_ended_by_time(result: OpResult) -> bool:
-    """Check whether the op was stopped because the time of a run, or the op's share of it, was over."""
+    """Check whether the op was stopped because the time of the run, or the op's share of it, was over."""
     return (
         result.reason is not None
         and is_out_of_time(result)
@@ -200,21 +204,21 @@ def is_ended_by_time(result: OpResult) -> bool:
 
 
 def ended_by_time(earlier: ResultFile | None) -> frozenset[str]:
-    """Return the ids of ops in a file that were stopped because time was over."""
+    """Return the ids of the ops in a file that were stopped because time was over."""
     return frozenset(result.id for result in (() if earlier is None else earlier.results) if is_ended_by_time(result))
 
 
 def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[str]) -> list[ReplayOp]:
-    """Return the ops without a result in `done`, in order, but those in `costly` last.
+    """Return the ops without a result in `done`, in order, with those in `costly` last.
 
-    Costly ops took the time of one run and would take that of each further one.
+    Costly ops used up the time of one run and would use up the time of every further run.
     """
     known = {result.id for result in done}
     return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)
 
 
 def digest(data: bytes) -> str:
-    """Return 32 hex digits that are equal for equal bytes."""
+    """Return a digest of 32 hex digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 CONFIDENCE = 0.95
 FAR_OUT = 3.0
-"""Distances of the quartiles beyond which a value is far out (Tukey, Exploratory Data Analysis, 1977, §2D)."""
+"""Number of interquartile ranges beyond which a value is an outlier (Tukey, Exploratory Data Analysis, 1977, §2D)."""
 EXACT_UP_TO = 1000
-"""Above this many samples the normal approximation of the binomial is exact to well below one rank."""
+"""Number of samples above which the binomial is approximated by a normal distribution, exact to well below one rank."""
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -31,7 +31,7 @@ def median_ranks(n: int) -> tuple[int, int] | None:
     """Return the ranks, from 0, of the samples that enclose the true median with at least 95 % confidence.
 
     The number of samples below the median is Binomial(n, 1/2) for any distribution (David & Nagaraja, Order Statistics,
-    2003, §7.1). Return None below six samples, for which even (min, max) is less certain.
+    2003, §7.1). Return None below six samples, for which even (min, max) has less confidence.
     """
     tail = (1.0 - CONFIDENCE) / 2.0
     if n <= EXACT_UP_TO:
@@ -60,14 +60,17 @@ def is_narrow(ordered: Sequence[float], relative: float) -> bool:
 
 
 BATCHES = 8
-"""Batches of consecutive samples whose medians' spread gives the error of all: enough for seven degrees of freedom."""
+"""Number of batches of consecutive samples; the spread of their medians gives the error.
+
+Eight batches give seven degrees of freedom, which is enough.
+"""
 
 
 def log_error(in_order: Sequence[float]) -> float | None:
     """Return the standard error of the logarithm of the median of positive samples, given in measured order.
 
-    Uses non-overlapping batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3): neighbouring samples
-    depend on each other, since a machine is fast or slow for many samples, which an interval from ranks does not see.
+    Uses non-overlapping batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3), because neighbouring
+    samples are correlated: a machine is fast or slow for many samples, which an interval from ranks does not capture.
     Return None below 16 samples.
     """
     if len(in_order) < 2 * BATCHES:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Summarise the results of a run (counts, shares, sums), also for a file whose run was killed before its summary."""
+"""Summarize the results of a run (counts, shares, totals), also for a file whose run was killed before its summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.replay.results.records import OpResult, Summary
 from opreplay.traces.sums import summed
 
 ROUNDING = 1e-9
-"""Of a share of 1: a sum of shares that is nearer than that is all, added up in another order."""
+"""Difference from 1 below which a sum of shares counts as 1, because the order of addition changes its rounding."""
 
 
 def whole(share: float) -> float:
@@ -28,7 +28,7 @@ def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
 def summarized(
     results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
-    """Return counts, shares and totals so far, over all calls; `ops` and `recorded_us` are of the whole plan."""
+    """Return counts, shares and totals so far, over all calls; `ops` and `recorded_us` are for the whole plan."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
     not_replayed = reasons_of(results)
@@ -53,7 +53,7 @@ def summarized(
 
 
 def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
-    """Return the share of recorded time, or else of the ops, without a prediction for a SoC."""
+    """Return the share of recorded time (of ops if none was recorded) without a prediction for a SoC."""
     timed = any(result.recorded_share > 0 for result in results)
     return 1.0 - whole(
         sum(result.recorded_share if timed else 1 / len(results) for result in results if soc in result.simulated_us)
@@ -61,9 +61,9 @@ def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
 
 
 def summary_of(file: ResultFile) -> Summary:
-    """Return the file's own summary, or one computed from its ops that says that the run was interrupted.
+    """Return the file's own summary, or one computed from its ops and marked as interrupted.
 
-    The number and recorded time of all ops are then the plan's, as far as the header has them.
+    The computed summary takes the number and recorded time of all ops from the header, if it has them.
     """
     if file.summary is not None:
         return file.summary

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Find rows whose times contradict each other by far: measured or predicted against recorded, with the likeliest cause.
+"""Find rows with strongly contradictory times: measured or predicted against recorded, with the likeliest cause.
 
-This guards against unforeseen faults: anything wrong by a factor of twenty or more is named in every report.
+This guards against unforeseen errors: anything wrong by a factor of twenty or more is named in every report.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.results.records import OpResult, Simulated
 
 LOW, HIGH = 0.05, 50.0
-"""Ratios to the recorded time within which two times of one op may both be right."""
+"""Range of the ratio to the recorded time within which both times of an op may be right."""
 LEAST_SHARE = 0.01
-"""Of the recorded time: rows below it change no conclusion."""
+"""Minimum share of the recorded time; smaller rows do not affect conclusions."""
 LARGE_SHARE = 0.02
-"""Of a total: a row of more can change it."""
+"""Minimum share of a total for a row to affect the total."""
 UNEVEN = 10.0
-"""With a mean of so many medians, few calls hold nearly all of the time."""
+"""Ratio of mean to median from which a few calls account for nearly all of the time."""
 FEW = 5
-"""Of fewer calls one that was interrupted may be the median, too."""
+"""Number of calls below which the median may be an interrupted call."""
 SHORT_US = 5.0
-"""A recorded call of so few microseconds is shorter than many launches."""
+"""Recorded time of a call in microseconds below which the call is shorter than many launches."""
 
 
 def kind_of_device(name: str) -> str:
-    """Return "cpu" for "cpu", "gpu" for "cuda:1" and other torch accelerators, and "npu"."""
+    """Return "cpu" for "cpu", "npu" for NPUs, and "gpu" for "cuda:1" and all other torch accelerators."""
     base = name.partition(":")[0]
     return {"cpu": "cpu", "npu": "npu"}.get(base, "gpu")
 
 
 def recorded_kind(plan: ReplayPlan) -> str:
-    """Return what kind of device the recorded times of a plan are from: "cpu", "gpu", "npu" or "host".
+    """Return the kind of device that a plan's recorded times are from: "cpu", "gpu", "npu" or "host".
 
-    "cpu" means that no device time was recorded; "host" that no device work belongs to a recorded op, so that an op's
-    host time is the time to launch it.
+    "cpu" means that no device time was recorded. "host" means that no device work belongs to a recorded op, so that an
+    op's host time is the time to launch it.
     """
     if plan.device_us_total <= 0:
         return "host" if plan.unowned_device_us > 0 else "cpu"
@@ -53,11 +53,11 @@ def suspicions(
     simulated: Iterable[tuple[str, Simulated]] = (),
     refilled: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the contradictions in one row with a cause: "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...".
+    """Return the contradictions in one row, each with a cause: "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...".
 
-    `share` is of all recorded time; times are microseconds per call. `measured_us` is given only if it was measured on
-    the kind of device that was recorded; `refilled` says how a sequence changed values of the op that could not be
-    used.
+    `share` is the row's share of all recorded time; times are in microseconds per call. `measured_us` is given only if
+    it was measured on the kind of device that was recorded. `refilled` says how a sequence changed values of the op
+    that could not be used.
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
@@ -74,7 +74,7 @@ def suspicions(
 
 
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
-    """Return a note if few recorded calls dominate the mean, judged by the median; "" otherwise.
+    """Return a note if a few recorded calls dominate the mean, so that the median is more representative; "" otherwise.
 
     A mean of n calls that is k times their median contains at least one call of k times the median.
     """
@@ -110,7 +110,10 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
 
 
 def _assumed(op: ReplayOp) -> str:
-    """The first assumption that can explain a time; "" for none. A registered function that did not run is no cause."""
+    """Return the first assumption that can explain a time; "" if there is none.
+
+    A registered function that did not run is not a cause.
+    """
     for assumption in op.assumptions:
         if not_needed(assumption.what) is None:
             return f"what the trace lacks was assumed ({assumption.argument}: {assumption.what})"

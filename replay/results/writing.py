@@ -1,7 +1,7 @@
 # pyright: strict
 """Write a result file so that a crash can lose only the line being written: each line is complete and synced to disk.
 
-Owns the file during a run and reopens one to resume it; `records` and `reading` own the contents.
+Owns the file during a run and reopens it to resume the run; `records` and `reading` own the contents.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ except ImportError:  # Windows
 
 
 LINES = (".jsonl", ".ndjson")
-"""Suffixes of JSON Lines, which are written op by op."""
+"""Suffixes of JSON Lines files, which are written op by op."""
 
 
 class JsonLinesSink:
     """Writes each record as one line, so that a crash loses only the op being measured.
 
     Each line is written in one piece and synced to disk before `write` returns, so that neither kill -9 nor a power
-    failure removes it; an incomplete line on a full disk is removed again. A stream (`close` off) is flushed.
+    failure removes it. If the disk is full, an incomplete line is removed again. A stream (`close` off) is only
+    flushed.
     """
 
     def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
@@ -54,10 +55,10 @@ class JsonLinesSink:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[JsonLinesSink, ResultFile]:
-        """Open the file of an interrupted run to resume it, remove an incomplete last line, and return its contents
-        too.
+        """Open the file of an interrupted run to resume it; remove an incomplete last line; return its contents, too.
 
-        Raises FormatError if it is not a result file, UsageError if it cannot be written or another run is writing it.
+        Raises FormatError if it is not a result file, and UsageError if it cannot be written or another run is writing
+        it.
         """
         if not Path(path).is_file():
             raise UsageError(f"there is no file {path} to resume")
@@ -73,7 +74,7 @@ class JsonLinesSink:
 
     @classmethod
     def _locked(cls, path: str | Path, mode: Literal["ab", "xb"]) -> JsonLinesSink:
-        """Return a sink for a file that no other process writes; two writers would corrupt it."""
+        """Return a sink for a file that no other process is writing, because two writers would corrupt it."""
         try:
             stream = Path(path).open(mode, buffering=0)  # noqa: SIM115 - the sink closes it
         except FileExistsError:
@@ -150,7 +151,7 @@ def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:
 
 
 def _name_to_disk(path: Path) -> None:
-    """Sync the folder entry of a new file, without which a power failure would remove the whole file."""
+    """Sync the directory entry of a new file; without this, a power failure could remove the whole file."""
     with contextlib.suppress(OSError):  # some file systems have no such thing, and some folders may not be opened
         descriptor = os.open(path.absolute().parent, os.O_RDONLY)
         try:
@@ -160,7 +161,7 @@ def _name_to_disk(path: Path) -> None:
 
 
 def _to_disk(descriptor: int) -> None:
-    """Sync to disk. Raises OSError, except for a pipe, a terminal or anything else that is not a file on disk."""
+    """Sync a file to disk. Raises OSError, except for a pipe, a terminal or anything else not on disk."""
     try:
         getattr(os, "fdatasync", os.fsync)(descriptor)
     except OSError as error:

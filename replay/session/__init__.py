@@ -1,2 +1,2 @@
 # pyright: strict
-"""The objects that `import opreplay` provides."""
+"""Objects that `import opreplay` provides."""

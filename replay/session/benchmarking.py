@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time any callable with the engine of `run`."""
+"""Time any callable with the measuring engine of `run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 ACCELERATORS = ("cuda", "npu", "xpu")
-"""Devices that run asynchronously: a clock of the host sees only that work was handed to them."""
+"""Devices that run asynchronously, so that a host clock measures only the launch of the work."""
 
 
 def benchmark(
@@ -30,18 +30,20 @@ def benchmark(
     options: RunOptions | None = None,
     **named: Any,
 ) -> Measurement:
-    """Time `function(*args)` in this process: warm-up, samples until the median is certain, its interval, warnings.
+    """Time `function(*args)` in this process.
+
+    The call is warmed up and then sampled until the median is certain; the result holds its interval and warnings.
 
     Args:
         function: the function to call repeatedly.
-        args: its arguments. Each call uses another copy of the tensors among them, so that they are not in the caches;
+        args: positional arguments. Each call uses another copy of their tensors, so that these are not in the caches;
             without tensors, or if they cannot be copied, the measurement says "warm".
-        named: its keyword arguments; tensors among them are copied as well.
-        kwargs: the same, for argument names that this function uses itself.
-        device: where it computes; by default the device of the tensors.
-        cache: "cold", or "warm" for the same memory in each call.
+        named: keyword arguments; their tensors are copied as well.
+        kwargs: keyword arguments whose names this function uses itself.
+        device: device on which the function computes; by default the device of the tensors.
+        cache: "cold", or "warm" to use the same memory in each call.
         op_time_s: seconds for the samples.
-        options: all options of a run, in place of the previous two.
+        options: all options of a run, in place of `cache` and `op_time_s`.
 
     Runs in the caller's gradient mode, on as many CPU threads as are idle. Exceptions of the function are not caught.
     Raises UsageError for tensors on several devices, and if no tensor says which accelerator to synchronise.
@@ -71,7 +73,7 @@ def benchmark(
 
 
 def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
-    """Return the device of a call with these tensors. Raises UsageError if that is ambiguous."""
+    """Return the device of a call with these tensors. Raises UsageError if the device is ambiguous."""
     import torch
 
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -20,9 +20,9 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 MOST_RECORDED = 8
-"""Calls of a trace that are tried: the heaviest ones."""
+"""Maximum number of recorded calls that are tried, the heaviest first."""
 COPIES = 12
-"""Sets of arguments and results that a trial holds at once at most, those in float64 counted twice."""
+"""Maximum number of sets of arguments and results that a trial holds at once; sets in float64 count twice."""
 
 
 def check(
@@ -43,28 +43,28 @@ def check(
     isolation: Literal["process", "none"] = "process",
     tell: Tell | None = None,
 ) -> CheckResult:
-    """Whether an op is right, everywhere, and faster: a verdict for each point, with the cases that show it.
+    """Check an op for correctness, generality and speed; return a verdict for each point, with the cases that prove it.
 
     Args:
         op: "namespace::op" or "namespace::op.overload", or "file.py:function".
-        against: what results and times are held against: an op, "torch.add", "file.py:function", "stand-in",
-            "decomposition"; the op itself in float64 where nothing is named.
+        against: reference for results and times: an op, "torch.add", "file.py:function", "stand-in" or
+            "decomposition"; by default the op itself in float64.
         shapes: calls to try: "4096x4096", "f32[4,8], f32[8]", "mylib::op(f32[4,8], 0.5)".
         trace: a trace or plan whose recorded calls of the op are tried.
-        points: names of points; all of them by default.
-        plugins: files and modules to run first, where they register the op.
-        init_modules: files and modules with initializers of the user's.
-        device: of torch.
+        points: names of the points to check; all of them by default.
+        plugins: files and modules to run first, which may register the op.
+        init_modules: the user's files and modules with initializers.
+        device: torch device.
         soc: simulated devices to predict times on.
-        seed: of the arguments' values.
-        threads: of torch on the CPU.
-        speed_time_s: most seconds for the comparison of times.
+        seed: seed of the arguments' values.
+        threads: number of CPU threads of torch.
+        speed_time_s: maximum seconds for the comparison of times.
         limit_s: seconds after which a trial counts as hanging.
-        isolation: "process", in which a crash costs its case, and which knows only what `plugins` and installed
-            packages register; or "none": in this process.
-        tell: called before each trial with the point, the number of the trial and how many there are.
+        isolation: "process": trials run in a separate process, so that a crash affects only its case; the process knows
+            only what `plugins` and installed packages register. "none": trials run in this process.
+        tell: called before each trial with the point, the number of the trial and the number of trials.
 
-    Raises UsageError for what cannot be checked, EnvironmentRefused for a device that is not there.
+    Raises UsageError for input that cannot be checked, EnvironmentRefused if the device is missing.
     """
     if shapes and trace is not None:
         raise UsageError("calls come either from a trace or from shapes, not from both", hint="Remove one of them.")
@@ -95,7 +95,10 @@ def check(
 def _recorded(
     op: str, trace: Source | OpenTrace, device: str, room: int
 ) -> tuple[tuple[ReplayOp, ...], tuple[str, ...]]:
-    """Return the recorded calls of an op to try, and notes on the others. Raises UsageError if there is none."""
+    """Return the recorded calls of an op to try, and notes on calls that are left out.
+
+    Raises UsageError if there is no call to try.
+    """
     name = op.partition(".")[0] if "::" in op else op
     opened = trace if isinstance(trace, OpenTrace) else _opened(trace, name, device)
     calls = [call for call in opened.plan.ops if call.name == name]
@@ -122,8 +125,9 @@ def _recorded(
 
 
 def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]:
-    """Yield which recorded calls are not tried: `sound` of them can be repeated, and `fits` of those fit into
-    memory.
+    """Yield notes on recorded calls that are not tried.
+
+    `sound` of the calls can be repeated, and `fits` of those fit into memory.
     """
     if len(calls) > sound:
         reason = next(call.reason for call in calls if call.reason is not None)
@@ -135,7 +139,7 @@ def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]
 
 
 def _opened(trace: Source, name: str, device: str) -> OpenTrace:
-    """Open the calls of an op in a trace, at any nesting, or the ops of a plan."""
+    """Open a trace with all calls of an op, at any nesting level, or open a plan."""
     whole = open_trace(trace, device=device)
     if isinstance(whole.read, ReplayPlan):
         return whole
@@ -143,7 +147,7 @@ def _opened(trace: Source, name: str, device: str) -> OpenTrace:
 
 
 def _refuse_what_workers_lack(op: str) -> None:
-    """Raise UsageError for an executor registered by this program itself, which worker processes do not have."""
+    """Raise UsageError for an executor that this program itself registered, because worker processes do not have it."""
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
 

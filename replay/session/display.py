@@ -1,5 +1,5 @@
 # pyright: strict
-"""How objects look at a prompt and in a notebook: with the tables and pages of the command line."""
+"""Display of objects at a Python prompt and in a notebook, with the tables and pages of the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 PROMPT_WIDTH, NOTEBOOK_WIDTH = 100, 120
-"""Characters a line: at a prompt of unknown width, and in a notebook, which scrolls."""
+"""Characters per line: at a prompt of unknown width, and in a notebook, which can scroll."""
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
 
 _STYLE = "width:100%;height:44rem;border:0"
@@ -25,17 +25,17 @@ _FRAME = f'<iframe sandbox="allow-scripts" srcdoc="{{page}}" title="opreplay" st
 
 
 ROWS = 40
-"""Of a table at a prompt and in a notebook."""
+"""Maximum number of table rows shown at a prompt and in a notebook."""
 
 
 class Shown:
-    """Base class of objects whose repr is a table; in a notebook they show a page with figures, or a styled table.
+    """Base class of objects whose repr is a table; a notebook shows a page with figures, or a styled table.
 
     Every text from a trace is escaped.
     """
 
     _command: ClassVar[str] = ""
-    """What a page says made it."""
+    """Command or function that a page names as its origin."""
 
     def _view(self) -> View:
         """Return the object's view, from which every format is rendered."""
@@ -51,7 +51,7 @@ class Shown:
     def _repr_html_(self) -> str:
         """Return HTML for Jupyter (IPython's display protocol).
 
-        The page is in a sandboxed frame that loads nothing and cannot access the notebook; the table below it is for
+        The page is in a sandboxed frame that loads nothing and cannot access the notebook. The table below it is for
         viewers that remove frames.
         """
         view, table = self._view(), self._html_table()
@@ -74,7 +74,7 @@ class Shown:
 
 
 def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool = False) -> Console:
-    """Return a console that writes to `out` alone: in a notebook, rich would also display each thing that it prints."""
+    """Return a console that writes only to `out`; by default, rich in a notebook would also display what it prints."""
     from rich.console import Console
 
     return Console(
@@ -90,21 +90,21 @@ def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool 
 
 
 class Tabular(Shown):
-    """Base class of objects with tables, each a data frame as well."""
+    """Base class of objects with tables, which are also available as data frames."""
 
     def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
-        """Return its tables by name; the first is the main one."""
+        """Return the object's tables by name; the first is the main table."""
         return self._view().tables
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the names of its tables: `frame` takes them, and each is an attribute."""
+        """Return the names of the tables; `frame` accepts them, and each is an attribute."""
         return tuple(self._tables())
 
     def frame(self, table: str | None = None) -> pandas.DataFrame:
-        """Return a table as a data frame, by default the first; missing values are those of pandas.
+        """Return a table as a data frame, by default the first table; missing values are those of pandas.
 
-        Times are in microseconds, shares from 0 to 1. Raises UsageError for a table that it does not have.
+        Times are in microseconds, shares from 0 to 1. Raises UsageError if there is no table of that name.
         """
         from opreplay.replay.report.formats import frame
 

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Recorded traces looked into: what one holds, and why its step takes as long as it does; loads no torch by itself."""
+"""Inspection of recorded traces: their contents, and why a step takes as long as it does.
+
+Does not import torch by itself.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ShownStep(Tabular, StepReport, frozen=True, kw_only=True):
-    """A step that displays itself."""
+    """StepReport that displays itself at a prompt and in a notebook."""
 
     _command = "opreplay.step"
 
@@ -55,7 +58,7 @@ class ShownStep(Tabular, StepReport, frozen=True, kw_only=True):
 
 
 class Inspection(Tabular):
-    """What a trace holds: a summary, and tables of where the time goes."""
+    """Contents of a trace: a summary, and tables of where the time goes."""
 
     _command = "opreplay.inspect"
 
@@ -63,7 +66,7 @@ class Inspection(Tabular):
         from opreplay.traces.times.peaks import peak_named
 
         self.trace = trace
-        """Its columns, as `read_trace` gives them."""
+        """The trace as returned by `read_trace`, in columns."""
         self._peak, self._limits = None if peak is None else peak_named(peak), limits
 
     @cached_property
@@ -99,15 +102,15 @@ def inspect(
     peak: str | None = None,
     limits: Limits | None = None,
 ) -> Inspection:
-    """Summarize a trace, and where its time goes: by op, kernel, module and others, see `Inspection.tables`.
+    """Summarize a trace and where its time goes: by op, kernel, module and others (see `Inspection.tables`).
 
     Args:
-        trace: a profile, or one that was read or opened already.
-        process: the process to take of a file into which the profiles of several were merged.
-        kernel_details: an NPU's kernel table.
+        trace: a profile, or a trace that was already read or opened.
+        process: process to use of a file into which the profiles of several processes were merged.
+        kernel_details: kernel table of an NPU.
         capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings.
-        peak: the device whose peak rates shares refer to, such as "MI300X", if the trace does not name its device.
-        limits: bounds of the reader.
+        peak: device whose peak rates shares refer to, such as "MI300X", if the trace does not name its device.
+        limits: limits of the reader.
 
     Raises UsageError for a plan, which has no recorded times, and TraceError for a file that cannot be read.
     """
@@ -116,9 +119,9 @@ def inspect(
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownStep:
-    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
+    """Return a trace's step of median length: its duration and what bounds it, recorded and on simulated devices.
 
-    Raises UsageError for a file without the times of events, and for an unknown device.
+    Raises UsageError for a file without event times, and for an unknown device.
     """
     from opreplay.replay.timeline.timeline import step_of
 
@@ -139,13 +142,13 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
 
 
 class Timeline(Tabular):
-    """One step: what the device did and why it was idle, the critical path, and what changes would gain."""
+    """Analysis of one step: what the device did, why it was idle, the critical path, and the gain of changes."""
 
     _command = "opreplay.timeline"
 
     def __init__(self, found: Step | JobTimeline | CapturedTimeline, view: View) -> None:
         self.found = found
-        """Everything: the step of a trace, of several ranks, or of a captured plan."""
+        """The full result: the step of a trace, of several ranks, or of a captured plan."""
         self._shown = view
         for change in found.what_if:
             if not change.matched:
@@ -173,25 +176,25 @@ def timeline(
     plugins: str | Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Timeline:
-    """Explain the duration of one step, and estimate what changes would gain, as `opreplay timeline` does.
+    """Explain the duration of one step, and estimate the gain of changes, as `opreplay timeline` does.
 
     Args:
         trace: a trace or a captured plan; several traces are the ranks of one job.
         ranks: whether the processes of one file are the ranks of a job.
-        process: the process to take of a file into which the profiles of several were merged.
-        kernel_details: an NPU's kernel table.
+        process: process to use of a file into which the profiles of several processes were merged.
+        kernel_details: kernel table of an NPU.
         step: N of ProfilerStep#N, or the Nth iteration of a server; by default the step of median length.
         what_if: changes: "aten::mm*=0.5x", "nccl*=0", "fuse aten::add,aten::mul", "dtype bf16", "cudagraph".
-        soc: names of simulated devices, or device files, that the step is predicted on as well.
+        soc: names of simulated devices, or device files, on which the step is predicted as well.
         cluster: the simulated cluster, such as "2x8x910b3".
-        host_scale: multiplies recorded host times on simulated devices.
-        measured: results of a run with times for the ops of a step of the CPU, or for a job.
+        host_scale: factor for recorded host times on simulated devices.
+        measured: results of a run with times for the ops of a CPU step, or for a job.
         host: results of a run with host times for the calls of a captured plan.
-        fused: the kernels of servers that stand for calls of a captured plan, as for `simulate`.
+        fused: fused kernels of inference servers that replace calls of a captured plan, as in `simulate`.
         plugins: files and modules to run first.
-        limits: bounds of the reader.
+        limits: limits of the reader.
 
-    Raises UsageError for options that make no sense together, TraceError for a missing step and for an unknown change.
+    Raises UsageError for options that cannot be combined, TraceError for a missing step and for an unknown change.
     """
     load_plugins(several(plugins))
     devices = list(devices_of(soc, cluster).values())
@@ -216,7 +219,7 @@ def timeline(
 
 
 class _How(NamedTuple):
-    """What is asked of a step, of one trace or of several ranks."""
+    """Options of an analysis of one step, for one trace or for several ranks."""
 
     step: int | None
     what_if: tuple[str, ...]
@@ -226,7 +229,7 @@ class _How(NamedTuple):
 
 
 def _captured(trace: Source | OpenTrace) -> ReplayPlan | None:
-    """Return a captured plan, or None for a trace."""
+    """Return the captured plan if `trace` is or holds one; None for a trace."""
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, (str, os.PathLike)) and plan_dialect(os.fspath(source)) is not None:
         read = open_input(os.fspath(source))
@@ -273,7 +276,7 @@ def _of_ranks(paths: tuple[str, ...], how: _How, limits: Limits | None) -> Timel
 
 
 def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
-    """Return the ops to predict and the contents of their arguments, if there are devices to predict for."""
+    """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
     if not devices:
         return None, None
     from opreplay.replay.job.job import Job

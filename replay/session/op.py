@@ -1,5 +1,5 @@
 # pyright: strict
-"""One op: its description, its result, its time here and on a simulated device, and ways to share it."""
+"""A single op: its description, its result, its time here and on a simulated device, and ways to share it."""
 
 from __future__ import annotations
 
@@ -28,49 +28,50 @@ if TYPE_CHECKING:
 
 
 class Op(Shown):
-    """One op of a trace, an event or a call; it holds only metadata until it is prepared or called."""
+    """Op of a trace, an event or a call; it holds only metadata until it is prepared or called."""
 
     def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
-        """Create the op from a plan that holds only this op, with the totals to which its share refers."""
+        """Create the op from a plan that contains only this op; its share refers to the totals of the plan."""
         (self.ir,) = plan.ops
         self._plan, self._setting = plan, setting
 
     @property
     def name(self) -> str:
-        """Return the recorded name, "namespace::op"."""
+        """Return the op's recorded name, "namespace::op"."""
         return self.ir.name
 
     @property
     def id(self) -> str:
-        """Return an id that is equal for the same op in any trace."""
+        """Return the op's id, which is the same in every trace."""
         return self.ir.id
 
     @property
     def count(self) -> int:
-        """Return how often it was recorded."""
+        """Return the number of recorded calls of the op."""
         return self.ir.count
 
     @property
     def reason(self) -> Reason | None:
-        """Return why it cannot be replayed, or None if it can."""
+        """Return why the op cannot be replayed, or None if it can."""
         return self.ir.reason
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Return what the trace does not say about the call and was filled in; `prepare` adds assumptions about
-        values.
+        """Return the assumptions about the call that fill gaps in the trace.
+
+        `prepare` adds assumptions about values.
         """
         return self.ir.assumptions
 
     def in_batch(self, batch: BatchContext) -> Op:
-        """Return the same op in an iteration with this batch, which determines sequence lengths."""
+        """Return a copy of the op in an iteration with this batch, which determines sequence lengths."""
         op = msgspec.structs.replace(self.ir, batch=batch)
         return Op(msgspec.structs.replace(self._plan, ops=(op,)), self._setting)
 
     def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
-        """Allocate the op's arguments in this process and fill them from the options' seed.
+        """Allocate the op's arguments in this process and fill them, using the seed of the options.
 
-        Raises NotReplayable with the reason; an op over `options.max_op_bytes` is not shrunk here.
+        Raises NotReplayable with the reason. An op above `options.max_op_bytes` is not shrunk.
         """
         import torch
 
@@ -81,14 +82,14 @@ class Op(Shown):
             return PreparedCall(self.ir, executor.prepare(self.ir, seed=options.seed), options)
 
     def __call__(self) -> Any:
-        """Call the op once on newly created arguments, equal each time, and return its result. Raises NotReplayable."""
+        """Call the op once on new arguments, which are equal each time, and return its result. Raises NotReplayable."""
         return self.prepare()()
 
     def measure(self, *, options: RunOptions | None = None) -> Measurement:
-        """Measure the op as `run` does, but in this process unless the options name `isolation`.
+        """Measure the op as `run` does, but in this process unless the options set `isolation`.
 
-        `RunOptions(isolation="process")` protects this process from an op that may crash or hang. An op over the memory
-        budget is shrunk, and a warning says so. Raises NotReplayable with the reason.
+        `RunOptions(isolation="process")` protects this process from an op that may crash or hang. An op above the
+        memory budget is shrunk, with a warning. Raises NotReplayable with the reason.
         """
         from opreplay.replay.execute.engines import make_runner
         from opreplay.replay.session.registered import refuse_what_workers_lack
@@ -107,9 +108,10 @@ class Op(Shown):
         return outcome.measurement
 
     def simulate(self, soc: str = DEFAULT_SOC, *, l2: L2State = "cold") -> Simulated:
-        """Predict the time of one call on a simulated device: a name or a device file.
+        """Predict the time of one call on a simulated device, given as a name or a device file.
 
-        `l2` is the cache state of the op's arguments; "cold", as in `measure`, by default.
+        `l2` is the cache state of the op's arguments; the default is "cold", as in `measure`. Raises NotReplayable if
+        no time can be predicted.
         """
         from opreplay.replay.ops.work.expected import expected_contents
 
@@ -121,8 +123,10 @@ class Op(Shown):
         return next(iter(predicted.simulated.values()))
 
     def explain(self, *soc: str) -> Explained:
-        """All that is known of the op: arguments by name, what was assumed, and the kernels that it becomes on each
-        simulated device ("910b3" where none is named)."""
+        """Explain the op: its arguments by name, the assumptions, and its kernels on each simulated device.
+
+        The default device is "910b3".
+        """
         from opreplay.replay.ascend import explain_op
         from opreplay.replay.ops.work.expected import expected_contents
 
@@ -140,10 +144,10 @@ class Op(Shown):
         force: bool = False,
         max_op_bytes: int | None = None,
     ) -> Path:
-        """Write a folder, or a .zip file, with a script that replays the op with nothing but torch.
+        """Write a folder, or a .zip file, with a script that replays the op and needs only torch.
 
-        Without `keep_names` it names nothing of the model. Raises NotReplayable for an op that torch alone cannot run,
-        UsageError for a place that is taken unless `force`.
+        Without `keep_names`, it contains no names of the model. Raises NotReplayable for an op that torch alone cannot
+        run, UsageError if the path exists and `force` is not set.
         """
         from opreplay.replay.export import make_bundle, write_bundle
         from opreplay.replay.host.environment import default_op_bytes
@@ -167,12 +171,12 @@ class Op(Shown):
 
 
 class Explained(Shown):
-    """What `Op.explain` says: a text to read, and the values behind it."""
+    """Result of `Op.explain`: a text to read, and the values behind it."""
 
     def __init__(self, plan: ReplayPlan, devices: dict[str, Explanation]) -> None:
         self._plan = plan
         self.devices = devices
-        """By name: the kernels with their times, bounds and bands."""
+        """Device name → kernels with their times, bounds and bands."""
 
     @property
     def op(self) -> ReplayOp:
@@ -183,7 +187,7 @@ class Explained(Shown):
 
 
 def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> View:
-    """Everything that is known of the one op of a plan."""
+    """Return the explanation of the single op of a plan as a view."""
     from opreplay.replay.report.views.explain import view
 
     simulated = {name: explanation.simulated for name, explanation in devices.items()}
@@ -192,12 +196,12 @@ def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> View:
 
 
 def alone(plan: ReplayPlan, op: ReplayOp, setting: Setting) -> Op:
-    """One op of a plan by itself."""
+    """Return one op of a plan as an `Op`."""
     return Op(msgspec.structs.replace(plan, ops=(op,), sequence=None), setting)
 
 
 class PreparedCall:
-    """An op with its arguments, allocated and filled; made by `Op.prepare`."""
+    """Op with allocated and filled arguments; created by `Op.prepare`."""
 
     def __init__(self, op: ReplayOp, prepared: TorchPrepared, options: RunOptions) -> None:
         self.op = op
@@ -205,42 +209,45 @@ class PreparedCall:
 
     @property
     def function(self) -> Any:
-        """What is called: an overload of torch, a stand-in, or a function of the user's."""
+        """Return the function that is called: an overload of torch, a stand-in, or a function of the user."""
         return self._prepared.overload_call.func
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """Positional arguments; tensors are those that the call uses."""
+        """Return the positional arguments, with the very tensors that the call uses."""
         return self._prepared.overload_call.args
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments by name."""
+        """Return the keyword arguments."""
         return dict(self._prepared.overload_call.keywords)
 
     @property
     def initializer(self) -> str | None:
-        """What filled the tensors; None for an op without any."""
+        """Return the name of the initializer that filled the tensors; None for an op without one."""
         return self._prepared.initializer
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """All that the trace does not say and that was filled in."""
+        """Return all assumptions that fill gaps in the trace."""
         return self.op.assumptions + self._prepared.assumptions
 
     def __call__(self) -> Any:
-        """Call the op once, without gradients; its result. Whatever the op raises passes through."""
+        """Call the op once, without gradients, and return its result. Exceptions of the op are passed on."""
         import torch
 
         with torch.no_grad():
             return self._prepared.call()
 
     def reset(self) -> None:
-        """Give arguments that the op writes to their first values again."""
+        """Restore the initial values of arguments that the op writes to."""
         self._prepared.reset()
 
     def measure(self, options: RunOptions | None = None) -> Measurement:
-        """Time calls with these very arguments, in this process; the options of `prepare` unless others are given."""
+        """Time calls with exactly these arguments, in this process.
+
+        `options` defaults to the options of `prepare`.
+        """
         from opreplay.replay.execute.threads import measure_on_idle
 
         options = options or self._options

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What this program has registered by itself, and that worker processes do not know of it."""
+"""Registrations made by this program itself, which worker processes do not have."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
-    """Raises UsageError where an op of the plan would run otherwise in a worker process than here.
+    """Raise UsageError if an op of the plan would run differently in a worker process than in this one.
 
-    Ops of torch.library, executors and initializers that a notebook or a script registers exist in its own process; a
-    worker has what is installed and what the options name. To go on without them would give times of something else.
+    Ops of torch.library, executors and initializers registered by a notebook or a script exist only in its own process;
+    a worker has only what is installed and what the options name. Without them, a worker would measure something
+    different.
     """
     lacking = None if options.isolation == "none" else next(_lacking(plan.ops, options), None)
     if lacking is not None:
@@ -34,7 +35,7 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
 
 
 def _lacking(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
-    """What worker processes do not have of all that decides how these ops run, in words."""
+    """Yield descriptions of what these ops need to run but worker processes do not have."""
     from opreplay.initializers.extensions import registered
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -54,12 +55,15 @@ def _lacking(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
 
 
 def _defined_here(op: ReplayOp) -> Path | None:
-    """The file in Python that put the op into torch, unless that is one of torch's own or of a library known here."""
+    """Return the Python file that defined the op in torch.
+
+    Return None if the file is part of torch or of a library that opreplay knows.
+    """
     if op.reason is not None or op.resolved_by != "torch.ops":
         return None
     return definition_of(op.called, op.overload or "")
 
 
 def _installed() -> bool:
-    """Whether packages here have plugins, which workers load as well."""
+    """Check whether installed packages have plugins, which workers load as well."""
     return any(entry_points(group=group) for group in (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS))

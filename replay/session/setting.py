@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the ops of one opened trace have in common: the device they are for, and what may be imported for them."""
+"""Settings that the ops of one opened trace share: their device, and the modules that may be imported for them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How ops are resolved and run."""
 
     device: str = "cpu"
-    """Of torch: "cpu", "cuda:0", "npu"."""
+    """torch device: "cpu", "cuda:0", "npu"."""
     allow_imports: dict[str, str] = {}
     """Namespace → module that the user allows to be imported."""
     plugins: tuple[str, ...] = ()
-    """Files and modules of the user's that were run when the trace was opened."""
+    """The user's files and modules that were run when the trace was opened."""
 
     def of_run(self, options: RunOptions | None) -> RunOptions:
-        """The options with this device, these imports and plugins. Raises UsageError where they name another device."""
+        """Return the options with this device, these imports and plugins.
+
+        Raises UsageError if the options name another device.
+        """
         options = options or RunOptions()
         if options.device not in (RunOptions().device, self.device):
             raise UsageError(
@@ -51,9 +54,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
-    """The back-end for ops in this process; torch's threads and gradient mode are the caller's again at the end.
+    """Yield an executor for ops in this process; torch's threads and gradient mode are restored at the end.
 
-    Raises EnvironmentRefused when the device is not there, UsageError for what cannot be loaded.
+    Raises EnvironmentRefused if the device is missing, UsageError for user code that cannot be loaded.
     """
     from opreplay.replay.execute.engines import worker_config
     from opreplay.replay.execute.executors.make import make_executor
@@ -69,12 +72,12 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
 
 
 def warned(line: str) -> None:
-    """Warn of what the command line says on stderr beside its answer."""
+    """Issue a Python warning with a line that the command line would print to stderr."""
     warnings.warn(line, stacklevel=2)
 
 
 def warned_of(read: Read) -> Read:
-    """Return what was read from a file, with warnings about what is lost, wrong or unknown in it."""
+    """Return what was read from a file, after warnings about lost, wrong or unknown data in it."""
     from opreplay.replay.plan.inputs import WARNING, warnings_of
 
     for line in warnings_of(read):
@@ -83,12 +86,12 @@ def warned_of(read: Read) -> Read:
 
 
 def several(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one text or several as a tuple: a single text is one value, not its letters."""
+    """Return one string or several as a tuple; a single string is one value, not a sequence of characters."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
 def devices_of(soc: str | Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
-    """Simulated devices by name or device file. Raises UsageError for an unknown one."""
+    """Return simulated devices by name, given as names or device files. Raises UsageError for an unknown device."""
     from opreplay.replay.ascend.simulate.devices import load_socs
 
     return load_socs(several(soc), cluster)

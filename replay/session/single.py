@@ -1,4 +1,4 @@
-"""One op without a file: from a text, an event of a profile, or the arguments of a call."""
+"""Create one op without a file: from a text, an event of a profile, or the arguments of a call."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNED_BYTES = 512
-"""What torch's allocators align memory to: where a tensor lies in it counts up to here."""
+"""Alignment of memory by torch's allocators, in bytes; a tensor's offset is counted from such a boundary."""
 
 
 def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: Imports | None = None) -> Op:
-    """The op that an entry of a Kineto trace's `traceEvents` records, as it would be read from the file.
+    """Return the op that an entry of a Kineto trace's `traceEvents` records, as if it were read from the file.
 
-    What a trace would tell beside the event, its neighbours, kernels and iteration, is not there to fill gaps from.
-    Raises Malformed for what is no event of an op. An op that cannot be replayed says so in its `reason`.
+    Gaps cannot be filled from other parts of a trace: neighbouring events, kernels and the iteration. Raises Malformed
+    for an event that is not an op. An op that cannot be replayed has a `reason`.
     """
     from opreplay.traces.one_event import trace_of_event
 
@@ -44,11 +44,13 @@ def op(
     plugins: Sequence[str] = (),
     **sizes: int,
 ) -> Op:
-    """The op that a text in the notation of reports calls: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
+    """Return the op of a call in the notation of reports: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
 
-    `allow_imports` and `plugins` are those of `open`. A call that nothing here runs, such as one of torch_npu, has a
-    `reason` and can be simulated; to call or measure it raises NotReplayable.
-    Raises UsageError for a text that is no call, shapes that do not go together, and names that are probably misspelt.
+    `allow_imports` and `plugins` are the same as in `open`. A call that cannot run here, such as one of torch_npu, has
+    a `reason` and can be simulated; calling or measuring it raises NotReplayable.
+
+    Raises UsageError for a text that is not a call, shapes that do not fit together, and names that are probably
+    misspelt.
     """
     from opreplay.replay.ir.notation import size_names
     from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls, refuse_unknown_sizes
@@ -64,7 +66,7 @@ def op(
 
 
 def _whole(name: str, value: object) -> int:
-    """Return a size as an int, also of numpy and torch. Raises UsageError for any other value."""
+    """Return a size as an int; integers of numpy and torch are accepted. Raises UsageError for any other value."""
     try:
         return index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:
@@ -72,12 +74,13 @@ def _whole(name: str, value: object) -> int:
 
 
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
-    """The op "namespace::op" or "namespace::op.overload" as called with these arguments, which may be meta tensors.
+    """Return the op "namespace::op" or "namespace::op.overload" called with these arguments, which may be meta tensors.
 
-    Shapes, types, strides and what shares memory are taken over, values of tensors are not: they are made anew, as for
-    an op of a trace. `device` is that of the first tensor unless it is named, the CPU for meta tensors. As with `op`, a
-    call that nothing here runs has a `reason` and can be simulated.
-    Raises UsageError for what is no call of an op, and for names that are probably misspelt.
+    Shapes, dtypes, strides and shared memory are copied; the values of tensors are not: they are generated, as for an
+    op of a trace. `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As with `op`, a
+    call that cannot run here has a `reason` and can be simulated.
+
+    Raises UsageError for anything that is not a call of an op, and for names that are probably misspelt.
     """
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
@@ -100,7 +103,7 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
 
 
 def _value(value: Any, metas: _Metas) -> CallValue:
-    """An argument as a call is written with. Raises UsageError for a value that no argument of an op has."""
+    """Convert an argument to the form used in calls. Raises UsageError for a value that no op accepts."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -119,7 +122,7 @@ def _value(value: Any, metas: _Metas) -> CallValue:
 
 
 class _Metas:
-    """Metadata of the tensors among some arguments; those whose memory overlaps have the same storage."""
+    """Collects metadata of tensors among arguments; tensors whose memory overlaps get the same storage."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         listed = tensors_in(values)
@@ -142,7 +145,7 @@ class _Metas:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[int, int]]]:
-    """(first byte, key) of the spans (storage, first byte, end, key) that overlap, by group."""
+    """Group overlapping spans (storage, first byte, end, key); return (first byte, key) of the spans in each group."""
     groups: list[tuple[int, int, list[tuple[int, int]]]] = []
     for storage, begin, end, key in sorted(spans):
         if groups and groups[-1][0] == storage and begin < groups[-1][1]:
@@ -153,7 +156,10 @@ def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Storage, first byte and end in it. Raises UsageError for a tensor that is not dense."""
+    """Return the storage of a tensor, and its first byte and end in it.
+
+    Raises UsageError if the tensor is not dense.
+    """
     import torch
 
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:

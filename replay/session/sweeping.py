@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls that are written down, over sizes: measured here, predicted on simulated devices."""
+"""Calls given as text, over several sizes: measured here, predicted on simulated devices."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Sweep(Tabular):
-    """What calls take, one a size."""
+    """Times of calls, one case per combination of sizes."""
 
     _command = "opreplay.sweep"
 
     def __init__(self, found: Cases) -> None:
         self.found = found
-        """Everything, devices and caches included."""
+        """The full result, including devices and caches."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """One a call, in the order of the sizes."""
+        """Return one case per call, in the order of the sizes."""
         return self.found.cases
 
     def __len__(self) -> int:
@@ -45,15 +45,15 @@ def sweep(
     soc: str | Sequence[str] = DEFAULT_SOC,
     options: RunOptions | None = None,
 ) -> Sweep:
-    """What calls such as "aten::mm(bf16[64,n], bf16[n,32])" take, with every combination of the sizes they name.
+    """Predict or measure calls such as "aten::mm(bf16[64,n], bf16[n,32])" for every combination of their sizes.
 
     Args:
-        calls: as `opreplay op` takes them.
-        vary: values of sizes, one text a size: "n=1,47,128", "n=2^7..2^14".
+        calls: calls in the form that `opreplay op` accepts.
+        vary: values of sizes, one text per size: "n=1,47,128", "n=2^7..2^14".
         soc: names of simulated devices, or device files.
-        options: how to measure; without, calls are predicted alone.
+        options: how to measure; without options, calls are only predicted.
 
-    Raises UsageError for texts that are no calls, and for sizes without values.
+    Raises UsageError for texts that are not calls, and for sizes without values.
     """
     from opreplay.replay.job.cases import Calls, cases_of
     from opreplay.replay.job.job import Job

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 Path = str | os.PathLike[str]
 Source = Path | Sequence[Path] | Trace | ReplayPlan
-"""A file, a glob or a folder, several of them, or what was read from one file."""
+"""A file, a glob or a folder; several of them; or a trace or plan that was already read."""
 
 
 class Files(NamedTuple):
-    """Several traces whose equal ops are merged: paths, globs and folders, and the ExecutionTraces of some."""
+    """Several traces whose equal ops are merged: paths, globs and folders, and ExecutionTraces of some of them."""
 
     patterns: tuple[str, ...]
     execution_traces: tuple[str, ...]
@@ -50,25 +50,25 @@ class Files(NamedTuple):
 
 
 class OpenTrace(Tabular):
-    """The ops of a trace, a plan or several traces, those with most recorded time first; resolved on first use."""
+    """Ops of a trace, a plan or several traces, in descending order of recorded time; resolved on first use."""
 
     def __init__(self, read: Trace | ReplayPlan | Files, selection: Selection, setting: Setting) -> None:
         self.read = read
-        """What the file held, a trace or a plan; or which files are read when their ops are needed."""
+        """Contents of the file, a trace or a plan; or the files to read when their ops are needed."""
         self.setting = setting
         self._selection = selection
         self._merged: dict[bool, Traces] = {}
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Return each unique op with its arguments, or the reason why it cannot be replayed."""
+        """Return the plan: each unique op with its arguments, or the reason why it cannot be replayed."""
         return self.job(RunOptions(device=self.setting.device)).plan
 
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
-        """Return the job of these ops with options of a run and `more` settings, on simulated devices.
+        """Return the job of these ops with the options of a run and `more` settings, on simulated devices.
 
-        A plan that an earlier process kept is used only while torch is not loaded: a program that has torch may have
-        registered ops with it.
+        A plan stored by an earlier process is used only while torch is not loaded, because a program that has loaded
+        torch may have registered ops with it.
         """
         settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
         if not isinstance(self.read, Files):
@@ -91,7 +91,7 @@ class OpenTrace(Tabular):
         return (alone(self.plan, op, self.setting) for op in self.plan.ops)
 
     def __getitem__(self, wanted: str | int) -> Op:
-        """Return the heaviest op with this name, glob ("aten::*mm*"), start of an id or rank ("#4" is the fourth).
+        """Return the heaviest op with this name, glob ("aten::*mm*"), beginning of an id, or rank ("#4" is the fourth).
 
         An integer is an index from 0. Raises UsageError if no op matches, IndexError for an index that is too large.
         `find` returns all matches.
@@ -100,13 +100,14 @@ class OpenTrace(Tabular):
         return alone(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
-        """Return all ops that match a name, glob, start of an id or rank, heaviest first. Raises UsageError if none
-        does.
+        """Return all ops that match a name, glob, beginning of an id or rank, heaviest first.
+
+        Raises UsageError if no op matches.
         """
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
     def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
-        """Return its tables: the ops as recorded, how each is replayed, and why the others are not."""
+        """Return the tables: the ops as recorded, how each op is replayed, and why the others are not."""
 
         def of_plan(name: str) -> AnyTable:
             return self._view().tables[name]()
@@ -114,8 +115,10 @@ class OpenTrace(Tabular):
         return {"ops": self._recorded, "plan": partial(of_plan, "ops"), "reasons": partial(of_plan, "reasons")}
 
     def _recorded(self) -> AnyTable:
-        """Return the ops of a trace or plan without resolving them, which takes torch; those of several traces are
-        merged, which resolves them.
+        """Return the recorded ops as a table.
+
+        Ops of one trace or plan are not resolved, because that needs torch; ops of several traces are merged, which
+        resolves them.
         """
         from opreplay.replay.plan.inputs import recorded_plan_of
         from opreplay.replay.report.views.recorded import table
@@ -132,7 +135,7 @@ class OpenTrace(Tabular):
 
 
 class Selecting(TypedDict, total=False):
-    """The options of `open`, which functions that take a file take as well."""
+    """Options of `open`, also accepted by functions that take a file."""
 
     device: str
     select: Literal["owner", "leaf", "top", "all"]
@@ -166,28 +169,28 @@ def open(
     kernel_details: str | None = None,
     limits: Limits | None = None,
 ) -> OpenTrace:
-    """Open a profile (.json, .json.gz), a plan, or TraceLens's IR, told by content; plugins that are installed count.
+    """Open a profile (.json, .json.gz), a plan, or TraceLens's IR, recognized by content, with all installed plugins.
 
     Several files are merged as `opreplay run` merges them: an op that they share is one op, and options select ops of
-    each file separately. Options that take several texts also take one.
+    each file separately. Options that accept several strings also accept one.
 
     Args:
-        source: the file, a glob or a folder, a list of them, "-" for stdin; or a trace or plan that was read already.
-        device: of torch, that ops are resolved for and run on.
+        source: a file, a glob or a folder, a list of them, "-" for stdin; or a trace or plan that was already read.
+        device: torch device for which ops are resolved and on which they run.
         select: ops that own device time, innermost ops, outermost ops, or all.
-        include: names or globs of the ops to take; all where empty.
+        include: names or globs of the ops to use; all if empty.
         exclude: names or globs of ops to leave out.
-        top: the heaviest so many.
+        top: number of ops to use, the heaviest first.
         min_share: leave out ops below this share of the recorded time, 0.001 for 0.1 %.
         phase: "prefill", "decode" or "mixed": ops of serving iterations of this kind.
         allow_imports: namespace → module that may be imported to find its ops, or a list of modules.
-        plugins: files and modules to run first, here and in the workers of `run`, as `--plugin` names them.
+        plugins: files and modules to run first, here and in the workers of `run`, as with `--plugin`.
         custom_op_dirs: folders whose .py files are run first.
         execution_trace: an ExecutionTrace of the same run, which completes arguments; for several traces, several.
-        kernel_details: an NPU's kernel table, for one trace.
-        limits: bounds of the reader.
+        kernel_details: kernel table of an NPU, for one trace.
+        limits: limits of the reader.
 
-    Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
+    Raises TraceError for a file that cannot be read, UsageError for arguments that cannot be combined.
     """
     if top is not None and top < 1:
         raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
@@ -213,7 +216,7 @@ def open(
 def _read(
     source: Source, execution_traces: tuple[str, ...], kernel_details: str | None, limits: Limits | None
 ) -> Trace | ReplayPlan | Files:
-    """Read one file; return several by name."""
+    """Read a single file; return several files by name, unread."""
     if isinstance(source, (Trace, ReplayPlan)):
         return source
     patterns = paths_of(source)
@@ -234,7 +237,7 @@ def _read(
 
 
 def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
-    """Return what is named as texts. Raises UsageError for nothing."""
+    """Return the paths and patterns of a source as strings. Raises UsageError if there are none."""
     if isinstance(source, Files):
         return source.patterns
     paths = (source,) if isinstance(source, (str, os.PathLike)) else source
@@ -245,9 +248,9 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
 
 
 def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:
-    """Return the trace, opened with these options if it is not open already.
+    """Return the opened trace; a source that is not open yet is opened with these options.
 
-    Raises UsageError for options of a trace that is open.
+    Raises UsageError for options given with a trace that is already open.
     """
     if not isinstance(source, OpenTrace):
         return open(source, **selecting)
@@ -257,10 +260,9 @@ def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTr
 
 
 def plan(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> ReplayPlan:
-    """Return each unique op of a trace with its arguments by name, or the reason why it cannot be replayed; runs
-    nothing.
+    """Return each unique op of a trace with its arguments by name, or the reason why it cannot be replayed.
 
-    Takes the options of `opreplay.open`, and raises as it does.
+    Runs nothing. Takes the options of `opreplay.open`, and raises the same errors.
     """
     return opened(source, **selecting).plan
 
@@ -273,7 +275,10 @@ def recorded_trace(
     capture: str | None = None,
     limits: Limits | None = None,
 ) -> Trace:
-    """Return one trace with all its times, read again if it was opened without them."""
+    """Return one trace with all its times; the file is read again if it was opened without them.
+
+    Raises UsageError for a plan.
+    """
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, ReplayPlan):
         raise UsageError(f"{source.source} is a plan, which has no recorded times", hint="Name the trace.")

@@ -35,7 +35,7 @@ class CustomInit:
     """Base class of initializers written for TraceLens."""
 
     op_patterns: Sequence[str] = ()
-    """Exact names of ops, "namespace::op"."""
+    """Exact op names, "namespace::op"."""
 
     def initialize(self, replayer: Any, **kwargs: Any) -> str | None:
         """Fill the tensors of `replayer.args` and `replayer.kwargs` in place; return a line that says how, or None."""
@@ -51,7 +51,7 @@ _BATCH_KEYS = {
 
 
 def extract_batch_context(annotation: str | Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the batch of an iteration from its annotation, a name or an event.
+    """Parse the batch of an iteration from its annotation, given as a name or an event.
 
     Keys: `n_prefill`, `prefill_tokens`, `n_decode`, `decode_tokens`. Return None for any other text.
     """
@@ -61,7 +61,7 @@ def extract_batch_context(annotation: str | Mapping[str, Any]) -> dict[str, int]
 
 
 def _batch_of(event: Mapping[str, Any]) -> BatchContext | None:
-    """Return the batch under the event's key batch_context. Raises UsageError if it is not a batch."""
+    """Return the batch in the event's key batch_context, or None. Raises UsageError if the value is not a batch."""
     context: Any = event.get("batch_context")
     if context is None:
         return None
@@ -80,7 +80,7 @@ _Counts = dict[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
 
 @dataclass
 class TensorCfg:
-    """A tensor of `EventReplayer.event_replay_IR`."""
+    """Description of a tensor in `EventReplayer.event_replay_IR`."""
 
     shape: list[int]
     dtype: str
@@ -91,20 +91,23 @@ class TensorCfg:
 class EventReplayer:
     """Replays one event of a Kineto trace.
 
-    Tensors are created with the replayer or, with `lazy`, anew at each `replay`. `auto_init` fills them as the op needs
-    them (docs/initializers.md); without it, integers are zeros, with which many kernels do next to nothing.
+    Tensors are created with the replayer or, with `lazy`, anew at each `replay`. With `auto_init` they are filled as
+    the op needs them (docs/initializers.md); without it, integers are zeros, with which many kernels do almost no work.
     `init_kwargs` are options of the op's initializer: `{"distribution": "zipf"}`, or `{"moe.distribution": "zipf"}`; an
-    initializer of `register_custom_init` gets them unchanged. `event["batch_context"]` gives the event's batch. Raises
-    NotReplayable with the reason for an event that cannot be replayed, Malformed for an event that is not an op,
+    initializer of `register_custom_init` gets them unchanged. `event["batch_context"]` gives the event's batch.
+
+    Raises NotReplayable with the reason for an event that cannot be replayed, Malformed for an event that is not an op,
     UsageError for an option that no initializer of the op has.
     """
 
     _custom_init_registry: ClassVar[list[Any]] = []
-    """Initializers in the order of registration, instances or classes: the first that names the op fills its tensors.
-    Another list may be assigned."""
+    """Initializers, instances or classes, in the order of registration.
+
+    The first one that lists the op fills its tensors. Another list may be assigned.
+    """
 
     _namespaces: ClassVar[dict[str, str]] = {}
-    """Modules that may be imported, by namespace, as `Policy.allow_imports` has them."""
+    """Namespace → module that may be imported, in the form of `Policy.allow_imports`."""
 
     @classmethod
     def register_custom_init(cls, init: Any) -> Any:
@@ -157,21 +160,22 @@ class EventReplayer:
         settings = () if self._custom is not None else settings_of(self.op.ir.called, self._init_kwargs)
         self._options = RunOptions(device=device, isolation="none", init_args=settings)
         self.event_replay_IR = _with_tensor_cfgs(self.get_repro_info()["replay_ir"])
-        """Arguments as TraceLens's replayer holds them: each tensor is a `TensorCfg`."""
+        """Arguments in the form of TraceLens's replayer: each tensor is a `TensorCfg`."""
         self._prepared: PreparedCall | None = None if lazy else self._prepare()
         if not lazy:
             self._fill()
 
     @property
     def args(self) -> list[Any]:
-        """Return positional arguments; with `lazy`, those of the last `replay`. Raises AttributeError before the first
-        one.
+        """Return the positional arguments; with `lazy`, those of the last `replay`.
+
+        Raises AttributeError if `lazy` is set and `replay` was not called yet.
         """
         return list(self._ready.args)
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Return keyword arguments; with `lazy`, those of the last `replay`."""
+        """Return the keyword arguments; with `lazy`, those of the last `replay`."""
         return self._ready.kwargs
 
     @property
@@ -182,7 +186,7 @@ class EventReplayer:
 
     @property
     def matched_schema(self) -> str | None:
-        """Return the text of the schema that the event matched."""
+        """Return the schema that the event matched, as text."""
         return self.op.ir.schema
 
     def replay(self) -> Any:
@@ -193,13 +197,13 @@ class EventReplayer:
         return self._prepared()
 
     def get_repro_info(self) -> dict[str, Any]:
-        """Return a copy of `op_name` and `replay_ir`, an entry of event_replay_ir.json; equal each time."""
+        """Return a new dict with `op_name` and `replay_ir`, an entry of event_replay_ir.json; equal each time."""
         entry = entry_of(self.op.ir)
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
 
     def _find_custom_init(self) -> Any:
-        """Return the first registered initializer that names the op, or None."""
+        """Return the first registered initializer that lists the op, or None."""
         names = {self.op.name, self.op.ir.called}
         for init in type(self)._custom_init_registry:
             if names.intersection(_patterns(init)):
@@ -238,13 +242,13 @@ def register_namespace(namespace: str, modules: str | Sequence[str] | None = Non
 
 
 def _patterns(init: Any) -> list[str]:
-    """Return the op names that an initializer is for; a single string is one name."""
+    """Return the op names in an initializer's `op_patterns`; a single string is one name."""
     patterns = getattr(init, "op_patterns", ())
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def _with_tensor_cfgs(replay_ir: dict[str, Any]) -> dict[str, Any]:
-    """Replace each dict that describes a tensor, also in lists, by a `TensorCfg`, changing the IR in place."""
+    """Replace each dict that describes a tensor, also in lists, by a `TensorCfg`; the IR is changed in place."""
     for argument in (*replay_ir["list_pos_args"], *replay_ir["list_kwargs"]):
         argument["value"] = _as_tensor_cfg(argument["value"])
     return replay_ir
@@ -257,8 +261,9 @@ def _as_tensor_cfg(value: Any) -> Any:
 
 
 def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, str]) -> Op:
-    """Return the op of an event in the batch that it names. Raises as `op_of_event`, and UsageError for an invalid
-    batch.
+    """Return the op of an event, in the batch that the event names.
+
+    Raises the same errors as `op_of_event`, and UsageError for an invalid batch.
     """
     op = op_of_event(event, device=device, allow_imports=allow_imports)
     batch = _batch_of(event)
@@ -266,7 +271,7 @@ def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, st
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return options of an op's initializers in the form of init_arg. Raises UsageError for an unknown option."""
+    """Convert options of an op's initializers to the form of init_arg. Raises UsageError for an unknown option."""
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 
@@ -300,9 +305,9 @@ class Timing(Measurement, frozen=True, kw_only=True):
 
 
 def benchmark_func(func: Callable[[], Any], device: str = "cuda", warmup: int = 50, avg_steps: int = 100) -> Timing:
-    """Time a callable without arguments, such as `EventReplayer.replay`; microseconds a call are in `median_us`.
+    """Time a callable without arguments, such as `EventReplayer.replay`; `median_us` holds microseconds per call.
 
-    `warmup` calls come first, and at least `avg_steps` samples are taken where the time limit allows it.
+    `warmup` calls come first. At least `avg_steps` samples are taken if the time limit allows it.
     """
     options = RunOptions(
         device=device, warmup_calls=warmup, min_samples=avg_steps, max_samples=max(avg_steps, 400), cache="warm"

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Whole traces: measured, simulated and compared; each result is a value and shows itself as the command line does."""
+"""Operations on whole traces: measure, simulate and compare.
+
+Each result is a value that displays itself as the command line does.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 LOSERS = 10
-"""Ops that a simulation lists as those that would lose most."""
+"""Maximum number of ops with the largest loss that a simulation lists."""
 
 
 class Results(Tabular):
-    """The results of a run, from `run` or from a file."""
+    """Results of a run, returned by `run` or read from a file."""
 
     _command = "opreplay.run"
 
@@ -55,12 +58,12 @@ class Results(Tabular):
 
     @property
     def ops(self) -> tuple[OpResult, ...]:
-        """Return one result per op, in plan order: times in microseconds per call."""
+        """Return one result per op, in plan order; times are in microseconds per call."""
         return self.file.results
 
     @property
     def summary(self) -> Summary:
-        """Return counts and shares; computed from the existing results if the run was cut short."""
+        """Return counts and shares; if the run was cut short, they are computed from the existing results."""
         from opreplay.replay.results.summary import summary_of
 
         return summary_of(self.file)
@@ -86,7 +89,7 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     **selecting: Unpack[Selecting],
 ) -> Results:
-    """Measure each op of one or several traces on this machine and predict it on each named simulated device.
+    """Measure each op of one or several traces on this machine and predict it on each given simulated device.
 
     Runs in worker processes unless the options say otherwise. An op that several traces share is measured once.
 
@@ -94,15 +97,15 @@ def run(
         trace: a file, a glob or a folder, a list of them, or the result of `open`.
         soc: names of simulated devices, or device files.
         options: how to measure; a file is opened for their device.
-        workers: ops that are measured at the same time, in a process each; one by default.
-        repeats: times that each op is measured, far apart in the run; by default more on a busy CPU.
+        workers: number of ops measured at the same time, each in its own process; one by default.
+        repeats: number of times that each op is measured, far apart in the run; by default more on a busy CPU.
         output: a .jsonl file, written line by line as `opreplay run --output` does.
-        force: whether that file may exist.
+        force: whether to overwrite that file if it exists.
         on_progress: called before each op.
         selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
-    Raises UsageError if worker processes lack what this program registered and for another output, EnvironmentRefused
-    if the device is missing.
+    Raises UsageError if worker processes lack what this program registered and for another output format,
+    EnvironmentRefused if the device is missing.
     """
     require_torch()
     from opreplay.replay.execute.processes.lanes import lane_devices
@@ -150,7 +153,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 
 
 class Simulation(Tabular):
-    """A step on one or several simulated devices; microseconds over all calls."""
+    """Prediction of a step on one or several simulated devices; times in microseconds over all calls."""
 
     _command = "opreplay.simulate"
 
@@ -164,13 +167,13 @@ class Simulation(Tabular):
     ) -> None:
         self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
-        """By device: total with its band, times by bound and family, each op."""
+        """Device → total with its band, times by bound and family, and each op."""
         self.problems = problems
-        """Ops whose contents could not be made, so that their shapes alone decide, or that cannot hold the batch."""
+        """Ops whose contents could not be made, so that only their shapes count, or that cannot hold the batch."""
 
     @property
     def total_us(self) -> dict[str, float]:
-        """Return the total by device."""
+        """Return the total time in microseconds by device."""
         return {name: step.total_us for name, step in self.steps.items()}
 
     def _view(self) -> View:
@@ -197,17 +200,17 @@ def simulate(
 ) -> Simulation:
     """Predict the ops of one or several traces on simulated devices, without running any.
 
-    The contents of the L2 cache follow from the order of calls in a recorded step; ops of several traces find their
-    arguments outside of it.
+    The contents of the L2 cache follow from the order of calls in a recorded step. For several traces, the arguments
+    are assumed not to be in the cache.
 
     Args:
         trace: as for `run`.
         soc: names of simulated devices, or device files.
-        fused: whether a captured plan's calls are replaced by the fused kernels of servers, "ascend" or "none"; by
-            default they are for an inference step of a model captured from its config.
+        fused: whether a captured plan's calls are replaced by the fused kernels of inference servers, "ascend" or
+            "none"; by default they are replaced in an inference step of a model captured from its config.
         selecting: options of `open`, for a trace that is not open yet.
 
-    Raises UsageError for an unknown device, and if none is named.
+    Raises UsageError for an unknown device, and if no device is given.
     """
     read = opened(trace, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
@@ -231,7 +234,7 @@ def simulate(
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     """Return where a job's trace spends its time, and its step with gaps on the job's devices, as the command shows.
 
-    A trace that was opened without activity is read again; of a large one, and of several, there is no step.
+    A trace that was opened without activity is read again. A large trace, or several traces, have no step.
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of
@@ -249,13 +252,13 @@ def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
 
 
 class Comparison(Tabular):
-    """Two runs op by op, largest change of total time first."""
+    """Comparison of two runs op by op, in descending order of the change of total time."""
 
     _command = "opreplay.compare"
 
     def __init__(self, judged: Judged, sides: Sequence[Sequence[object]] = ((), ())) -> None:
         self.found = judged
-        """Everything: totals, spread, differences of machines and options."""
+        """The full result: totals, spread, and differences between machines and options."""
         self._sides = sides
 
     @property
@@ -285,11 +288,11 @@ def compare(
     """Judge each op of two sides, given as results or as files: results, traces or plans.
 
     Args:
-        before: one side.
-        after: the other; None compares the measured times of one result file with its predictions.
+        before: the first side.
+        after: the second side; None compares the measured times of one result file with its predictions.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
-            recorded times of traces and plans, and the measured ones of results.
-        threshold: a share, 0.05 for 5 %: smaller changes count as equal.
+            recorded times of traces and plans, and the measured times of results.
+        threshold: share, 0.05 for 5 %; smaller changes count as equal.
         method: for two runs: "gauges" or "medians".
         force: also compare runs of two machines or two measurement methods.
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Assertions for a project's tests: ops can be replayed, are not slower than before, and are right.
+"""Assertions for a project's tests: ops can be replayed, are not slower than before, and are correct.
 
 Each method raises an AssertionError that shows what a developer needs to see. Independent of the test runner.
 """
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from opreplay.replay.session.whole import Results
 
 SHOWN = 10
-"""Lines of one kind in a message."""
+"""Maximum number of lines of one kind in a message."""
 
 
 class OpsNotAsExpected(AssertionError):
-    """Ops were not replayed, became slower, or are wrong."""
+    """Raised if ops were not replayed, became slower, or are wrong."""
 
 
 class Expectations:
-    """The value of the fixture `opreplay`. File names are relative to the test's folder."""
+    """Value of the fixture `opreplay`. File names are relative to the test's folder."""
 
     def __init__(self, folder: Path, *, device: str = "cpu", update: bool = False) -> None:
         self.folder = folder
         self.device = device
         self.update = update
-        """Baselines are written in place of being compared with."""
+        """Whether baselines are written instead of compared."""
 
     def open(self, trace: Source, **selection: Any) -> OpenTrace:
-        """Open a trace, a plan or TraceLens's IR with the selection options, as `opreplay.open` does."""
+        """Open a trace, a plan or TraceLens IR with the selection options, as `opreplay.open` does."""
         from opreplay.replay.session.trace import open
 
         chosen: dict[str, Any] = {"device": self.device, **selection}
         return open(self.folder / trace if isinstance(trace, (str, os.PathLike)) else trace, **chosen)
 
     def op(self, text: str, **sizes: int) -> Op:
-        """Return the op of a call in the notation of reports, as `opreplay.op` does."""
+        """Return the op for a call in the notation of reports, as `opreplay.op` does."""
         from opreplay.replay.session.single import op
 
         return op(text, device=self.device, allow_imports=None, plugins=(), **sizes)
@@ -68,7 +68,7 @@ class Expectations:
             trace: a file, or the result of `open`.
             baseline: a .jsonl file of an earlier run on this machine to compare with.
             fail_if: conditions of `opreplay compare --fail-if` for the baseline: "slower>5%", "total>3%", "lost>0";
-                "unclear>50%" if times vary too much to say anything.
+                "unclear>50%" fails if times vary too much for a conclusion.
             may_fail: number of ops that need not be replayed.
             options: how to measure.
             selection: options of `opreplay.open`, such as `top=10`.
@@ -103,7 +103,7 @@ class Expectations:
         return results
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
-        """Check an op as `opreplay.check` does; fail if a point of `require` (right and safe by default) fails or was
+        """Check an op as `opreplay.check` does; fail if a point of `require` (by default: right and safe) fails or was
         not tried.
         """
         from opreplay.replay.session.checking import check

@@ -18,9 +18,9 @@ from opreplay.traces.model import TensorMeta
 
 MOST_CASES = 2_000
 STANDARD = ((1, 1), (47, 10), (128, 128))
-"""Sizes that values are checked with: one element, rows and columns of no multiple, and a round one."""
+"""Sizes used to check values: one element, sizes that are no multiple of a block, and a round size."""
 MOST_DEFAULT = 520
-"""Largest size of the default set: beyond a block of most settings, and quick."""
+"""Largest size of the default set: larger than a block in most settings, but still quick to run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Case:
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     checked_only: bool = False
-    """Of the default set: for its values."""
+    """Whether the case is from the default set, which only checks values."""
 
     @property
     def text(self) -> str:
@@ -92,7 +92,7 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 
 
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
-    """Return each text with every combination of the sizes that `shapes`, "n=1,47,128", give to names in it.
+    """Return each text with every combination of the sizes in `shapes` (such as "n=1,47,128") for the names in it.
 
     Raises UsageError for sizes that no case names, and for too many cases.
     """
@@ -116,7 +116,7 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
 
 
 def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
-    """Return each case with every combination of settings "rows=1,2,4". Raises UsageError for an unknown setting."""
+    """Return each case with every combination of settings ("rows=1,2,4"). Raises UsageError for an unknown setting."""
     values = dict(map(_swept_values, sweeps))
     takes = sorted({setting for case in cases for setting in case.program.settings})
     if unknown := [name for name in values if name not in takes]:
@@ -143,7 +143,7 @@ def _swept_values(sweep: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def base_cases(program: Program) -> tuple[Case, ...]:
-    """Return the default cases of a program: its own, else with all tensors as matrices of 128 x 128."""
+    """Return the default cases of a program: its own, or one with all tensors as 128 × 128 matrices."""
     if program.cases:
         return tuple(parse_case(f"{program.name} {text}", [program]) for text in program.cases)
     meta = TensorMeta(shape=(128, 128), dtype=program.dtypes[0])
@@ -152,11 +152,10 @@ def base_cases(program: Program) -> tuple[Case, ...]:
 
 
 def default_set(program: Program, base: Case) -> tuple[Case, ...]:
-    """Return cases for checking values: the program's own checks, or the base case with small and odd sizes, in each
-    dtype.
+    """Return cases for checking values: the program's checks, or the base case with small and odd sizes, in each dtype.
 
-    Equal sizes of the base case stay equal, and 1 stays 1. Sizes just beyond each block size of the settings are in the
-    base dtype.
+    Sizes that are equal in the base case stay equal, and 1 stays 1. Sizes just larger than each block size in the
+    settings are added in the base dtype.
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
@@ -178,14 +177,14 @@ def _tensors(case: Case) -> list[TensorMeta]:
 
 
 def _float_dtype(metas: Sequence[TensorMeta]) -> str | None:
-    """Return the first floating dtype."""
+    """Return the dtype of the first floating-point tensor; None if there is none."""
     return next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
 
 
 def smaller(case: Case, fits: Callable[[Case], bool], keeps: Callable[[Case], bool] | None = None) -> Case | None:
-    """Return the case with its largest size halved everywhere until it fits; None if it never does.
+    """Return the case with its largest size repeatedly halved until it fits; None if it never fits.
 
-    A size whose half `keeps` refuses stays.
+    A size is not halved if `keeps` rejects the result.
     """
     sizes = {n: n for meta in _tensors(case) for n in meta.shape}
     open_sizes, candidate = set(sizes), case
@@ -217,7 +216,7 @@ def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
 
 
 def _in_dtype(base: Case, dtype: str) -> Case:
-    """Return a case with all tensors of its first floating dtype changed to another dtype."""
+    """Return a case in which the first floating-point dtype is replaced by `dtype` in all tensors."""
     float_dtype = _float_dtype(_tensors(base))
     arguments = {
         name: msgspec.structs.replace(value, dtype=dtype)
@@ -229,14 +228,13 @@ def _in_dtype(base: Case, dtype: str) -> Case:
 
 
 MOST_TRIED = 300
-"""Combinations of settings that --tune tries for a case."""
+"""Maximum number of combinations of settings that --tune tries per case."""
 
 
 def to_tune(case: Case) -> tuple[Case, ...]:
-    """Return a case with combinations of its settings: the program's choices, else a quarter to four times each
-    integer.
+    """Return a case with combinations of its settings: the program's choices, or a quarter to four times each integer.
 
-    At most `MOST_TRIED` cases: if there are more combinations, the last settings keep their defaults.
+    Returns at most `MOST_TRIED` cases: if there are more combinations, the last settings keep their defaults.
     """
     values: dict[str, list[Any]] = {}
     count = 1

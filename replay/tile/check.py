@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs programs on tensors and compares their values with the reference; reports the line that stored a wrong value."""
+"""Run programs on tensors and compare their values with the reference; report the line that stored a wrong value."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ TOLERANCE = {
     "float8_e4m3fn": 0.07,
     "float8_e5m2": 0.13,
 }
-"""Largest difference allowed, relative to the reference's element plus its largest one (plus 1 where that is larger):
-sums in another order, and for 2-byte types a few units in the last place; quantised results may round to the
-neighbour. Other integers must be the same."""
+"""Largest allowed difference by dtype.
+
+It is relative to the reference's element plus its largest element (plus 1 if that is larger). It allows sums in a
+different order and, for 2-byte types, a few units in the last place; quantised results may be rounded to the
+neighbouring value. Other integers must be equal.
+"""
 
 MOST_ELEMENTS = 1 << 24
-"""Elements of all tensors of a case whose values are run."""
+"""Maximum number of elements of all tensors of a case for which values are computed."""
 MOST_PRODUCTS = 1 << 30
-"""Multiply-adds of one, by the largest sizes of its matrices."""
+"""Maximum number of multiply-adds of such a case, estimated from its largest matrices."""
 
 VALUE_DEVICE = "910b3"
-"""Device whose cores values are run on where none is named: limits of memory are the same on all of 910B and 910C."""
+"""Device on whose cores values are computed if no device is given; all 910B and 910C have the same memory limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Checked:
     error: float
     """Largest absolute difference."""
     allowed: bool
-    """Within the tolerance of the dtype."""
+    """Largest absolute difference."""
 
 
 def run_values(
@@ -69,7 +72,7 @@ def run_values(
 
 
 def as_meta(value: Any) -> Any:
-    """Return shape, dtype and strides of a tensor; any other value unchanged."""
+    """Return shape, dtype and strides of a tensor; return any other value unchanged."""
     if not hasattr(value, "stride"):
         return value
     return TensorMeta(
@@ -98,19 +101,25 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "many equal": lambda t: t.clamp(-2, 2).round(),
     NAN: lambda t: t.index_fill(0, t.new_tensor([t.numel() // 2]).long(), float("nan")),
 }
-"""What is made of normal numbers for the inputs of floating dtypes, flattened: what right programs get right too."""
+"""Name → function that changes flattened normal random numbers into another kind of floating-point input.
+
+Correct programs give correct results for all of these inputs.
+"""
 MOST_DRAWN = 1 << 16
-"""Elements of all tensors of a case that is run with each of them."""
+"""Maximum number of elements of all tensors of a case that is run with every kind of `DRAWS`."""
 SCALED = {"up to 1e4", "about 0.01"}
 SCALED_TOLERANCE = 1e-2
-"""Of the largest element of a result, where inputs are not about 1: sums may cancel, and small ones be subnormal."""
+"""Tolerance relative to the largest element of a result, for inputs that are not of order 1.
+
+With these inputs, sums may cancel and small values may be subnormal.
+"""
 
 
 def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
     """Return random inputs for a case; the same seed gives the same inputs.
 
-    They are normal numbers, or another kind of `DRAWS`; small integers for integer dtypes. Raises UsageError if the
-    program's `inputs=` returns anything but tensors for them.
+    Inputs are normally distributed or another kind of `DRAWS`; integer dtypes get small integers. Raises UsageError if
+    the program's `inputs=` returns anything but matching tensors.
     """
     import torch
 
@@ -159,7 +168,7 @@ def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
 
 
 def too_large(bound: Bound, part: int = 1) -> str:
-    """Return why the values of a case are too large to run in full, or in this part of the run; "" if they are not."""
+    """Return why the values of a case are too expensive to compute; "" if they are not. `part` divides the limits."""
     elements = sum(prod(meta.shape) for meta in bound.tensors.values())
     if elements > MOST_ELEMENTS // part:
         return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
@@ -173,10 +182,10 @@ def too_large(bound: Bound, part: int = 1) -> str:
 def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[str, Any] | None = None) -> Checked:
     """Run a case and compare it with the reference.
 
-    A small case is run with inputs of each kind of `DRAWS` that the reference accepts. `inputs` replace random inputs,
-    which are then normal numbers. Raises TileError: for a limit, or `values` if a result differs by more than its
-    dtype's tolerance, with the line of the store that wrote the worst element. Raises UsageError if there is no
-    reference.
+    A small case is run with each kind of `DRAWS` that the reference accepts. `inputs` replaces some of the random
+    inputs; the others are then normally distributed. Raises TileError for an exceeded limit, or with limit `values` if
+    a result differs by more than its dtype's tolerance; the error names the line of the store that wrote the worst
+    element. Raises UsageError if there is no reference.
     """
     import torch
 
@@ -217,7 +226,7 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
 
 
 def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:
-    """Compare results that another implementation computed from a program's arguments with the reference.
+    """Compare the results of another implementation for a program's arguments with the reference.
 
     Raises TileError if they differ by more than the tolerance.
     """
@@ -246,7 +255,7 @@ def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) 
 
 
 def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
-    """Run all cores on one thread: tiles are too small for several threads."""
+    """Run all cores on one thread, because tiles are too small for several threads."""
     import torch
 
     threads = torch.get_num_threads()

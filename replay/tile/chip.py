@@ -1,5 +1,5 @@
 # pyright: strict
-"""The time of a kernel: its cores' schedules, the launch, and the total traffic of all cores to L2 and HBM."""
+"""The time of a kernel: its cores' schedules, the launch, and the traffic of all cores to L2 and HBM."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from opreplay.replay.tile.running import CoreRuns, head_of, run_times
 from opreplay.traces.sums import summed
 
 ROUNDS = 3
-"""Rounds in which the slowing of paths settles to what L2 and HBM can give."""
+"""Maximum number of rounds of slowing transfers down until they match the bandwidth of L2 and HBM."""
 CLEARLY_LESS = 0.95
-"""Of the most that a core has to do: others may still end last, for they wait more."""
+"""Minimum share of the heaviest core's work for scheduling a core; it may finish last because it waits more."""
 LATENT = 0.6
-"""Share of the core's time below which no pipe bounds it: data and flags are waited for."""
+"""Share of the core's time below which no pipe is the bound; the core then mostly waits for data and flags."""
 
 PIPE_NAMES = {
     "MTE2": "mte2",
@@ -34,7 +34,7 @@ PIPE_NAMES = {
     "MTE3": "mte3",
     "S": "scalar",
 }
-"""As results name them."""
+"""Pipe → its name in results."""
 
 Bound_ = Literal["launch", "cube", "vector", "mte1", "mte2", "mte3", "fixpipe", "scalar", "hbm", "l2", "waiting"]
 
@@ -62,41 +62,41 @@ class PipeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTime:
-    """The time of one case on one device."""
+    """The predicted time of one case on one device."""
 
     time_us: float
-    """As scheduled, with launch."""
+    """Scheduled time, including launch."""
     low_us: float
     high_us: float
-    """80 % band: of measured times of the program, else that of a kernel that nothing was calibrated with."""
+    """Upper end of the 80 % band: from measured times of the program, or the band of an uncalibrated kernel."""
     in_l2: float
-    """Share of the bytes it touches that is in L2 when it starts."""
+    """Share of the bytes that the kernel accesses that are in L2 when it starts."""
     overlapped_us: float
-    """If no pipe ever waited for another."""
+    """Time if no pipe ever waited for another."""
     serial_us: float
-    """If nothing overlapped."""
+    """Time if nothing overlapped."""
     launch_us: float
     bound: Bound_
     cores: int
     mixed: bool
     pipes: dict[str, float]
-    """Busy share of the busiest core's time, by pipe; "aiv_" before those of vector cores beside a cube core."""
+    """Busy share of the busiest core's time by pipe; "aiv_" marks pipes of vector cores next to a cube core."""
     buffers: dict[Place, tuple[int, int]]
-    """Bytes used and there."""
+    """Memory → (bytes used, bytes available)."""
     hbm_us: float
     l2_us: float
     notes: tuple[str, ...]
     confidence: Confidence = "uncalibrated"
     factor: float = 1.0
-    """What measured times of the program made of all of these times."""
+    """Calibration factor from measured times of the program, already included in all of these times."""
     outside: str = ""
-    """In what the case lies far outside of those measured."""
+    """How the case differs from the measured cases if it is far outside of them; "" otherwise."""
     lines: tuple[LineTime, ...] = ()
     spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
 
 
 def launch_us(device: DeviceProfile, runs: CoreRuns) -> float:
-    """Return the launch and end time of a kernel beyond its instructions: for one core, plus each further core."""
+    """Return the launch and end overhead of a kernel: a fixed time for one core, plus a time for each further core."""
     return device.pipes.start_us + device.pipes.start_core_us * (runs.cores * (3 if runs.mixed else 1) - 1)
 
 
@@ -105,7 +105,7 @@ class _Demand:
     """Data moved by all cores together."""
 
     missing: dict[str, float]
-    """By tensor: share of its loads that come from HBM."""
+    """Tensor → share of its loads that come from HBM."""
     l2_bytes: float
     hbm_read: float
     hbm_write: float
@@ -136,7 +136,8 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
 def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
     """Raise TileError if all cores together store fewer elements than a result has.
 
-    An element stored twice can hide a missing one here; `check.unwritten`, which has values, detects this too.
+    An element that is stored twice can hide a missing element here; `check.unwritten`, which has values, also detects
+    that.
     """
     if any(recording.looked for _, recording in runs.classes):
         return  # What was left out may have stored more.
@@ -165,7 +166,10 @@ def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
 
 
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
-    """Return the share of a kernel's bytes in L2 at its start: none, as in a network, or more after a run of itself."""
+    """Return the share of a kernel's bytes that is in L2 at its start.
+
+    It is 0 if cold, and otherwise as in a network, or more after a run of the same kernel.
+    """
     if state == "cold":
         return 0.0
     unknown = resident_share(touched, device)
@@ -183,7 +187,7 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> float:
 
 
 def hbm_us(demand: _Demand, device: DeviceProfile) -> float:
-    """Return the time of the bytes to and from HBM, by the kernel model's rates."""
+    """Return the time of all transfers to and from HBM in microseconds, using the rates of the kernel model."""
     rates = device.rates
     both = demand.hbm_read + demand.hbm_write
     share = demand.hbm_read / both if both > 0 else 0.0
@@ -202,9 +206,9 @@ def estimate(
 ) -> TileTime:
     """Return the time of a program on a device, in microseconds.
 
-    Raises TileError for a limit that it exceeds, also if less of a result is stored than it has. `state` is the cache
-    state at the start, `keep` how many instructions of the busiest core are kept. With `every` all loop iterations are
-    run, including those that repeat others.
+    Raises TileError if the program exceeds a limit, or stores fewer elements than a result has. `state` is the cache
+    state at the start, and `keep` the number of instructions of the busiest core to keep. With `every`, all loop
+    iterations are run, including repetitive ones.
     """
     runs = run_times(bound, device, cores, every=every)
     demand = _demand(bound, runs, device, state)
@@ -273,7 +277,7 @@ def _busiest_core(runs: CoreRuns, device: DeviceProfile, traffic: Traffic) -> tu
 def _slowed(
     device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
 ) -> Schedule:
-    """Return the busiest core's schedule with transfers slowed until it ends when the traffic of all cores permits."""
+    """Return the busiest core's schedule with transfers slowed down to what the traffic of all cores allows."""
     slowed = first
     for _ in range(ROUNDS):
         if slowed.end >= wanted * 0.98:

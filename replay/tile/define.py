@@ -1,5 +1,5 @@
 # pyright: strict
-"""The decorator that makes a kernel from a function, and the annotations of its results."""
+"""The decorator that turns a function into a kernel, and the annotations for its results."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class _Result(Ref):
 
 
 class Out(_Result):
-    """Annotation of an argument: the program writes it."""
+    """Annotation of an argument that the program writes."""
 
 
 class InOut(_Result):
-    """Annotation of an argument: the program reads and writes it."""
+    """Annotation of an argument that the program reads and writes."""
 
 
 class Sum(_Result):
-    """Annotation of an argument: starts as zero, and stores add to it, from all cores in any order."""
+    """Annotation of an argument that starts as zero and to which stores add, from all cores in any order."""
 
 
 _ROLES = {"Out": "out", "InOut": "inout", "Sum": "sum"}
@@ -56,17 +56,18 @@ def kernel(
     library: bool = False,
     measured: str | None = None,
 ) -> Callable[[Callable[..., Any]], Program]:
-    """Decorator: make a function of tensors in GM, written in tiles, a kernel of op "namespace::name".
+    """Return a decorator that makes a function of tensors in GM, written with tiles, a kernel of op "namespace::name".
 
-    Arguments are tensors; results are annotated `tile.Out`, `tile.InOut` or `tile.Sum`; arguments with a default or
-    annotated `int`, `float`, `bool` are numbers; keyword-only ones are settings such as tile sizes. `reference`,
-    `results` and `when` get the inputs and numbers. They return the expected values; tensors of the results' shapes and
-    dtypes, if there is no reference; and whether this kernel runs a recorded call. `inputs` gets the same, with random
-    values, and returns a dict of inputs that replace them for checking values: page tables, offsets. `arguments`
-    converts a recorded call's arguments, given by name, to this kernel's. `library` makes a torch.library op of it.
-    `choices` are values of settings that --tune tries, `cores` is the maximum number of cores. `measured` is a CSV of
-    measured times, in the folder of the kernel's file, that calibrates its predictions. Raises UsageError for an
-    invalid kernel.
+    Arguments are tensors. Results are annotated with `tile.Out`, `tile.InOut` or `tile.Sum`. Arguments with a default,
+    or annotated with `int`, `float` or `bool`, are numbers. Keyword-only arguments are settings such as tile sizes.
+
+    `reference`, `results` and `when` get the inputs and numbers. `reference` returns the expected values, `results`
+    returns tensors of the results' shapes and dtypes if there is no reference, and `when` returns whether this kernel
+    runs a recorded call. `inputs` gets the same arguments with random values and returns a dict of inputs that replace
+    them for checking values, such as page tables or offsets. `arguments` converts a recorded call's arguments, given by
+    name, to this kernel's arguments. `library` also registers the kernel as a torch.library op. `choices` holds the
+    values of settings that --tune tries, and `cores` is the maximum number of cores. `measured` is a CSV of measured
+    times, in the folder of the kernel's file, that calibrates its predictions. Raises UsageError for an invalid kernel.
     """
 
     def register(function: Callable[..., Any]) -> Program:
@@ -99,7 +100,10 @@ def kernel(
 
 
 def _role(p: inspect.Parameter) -> str:
-    """Return the role by annotation; otherwise a number if it has a default or a number type, else an input tensor."""
+    """Return the role of an argument: from its annotation, a number if it has a default, or an input tensor.
+
+    Arguments annotated with a number type are numbers, too.
+    """
     annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
     scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
     return _ROLES.get(annotation.rpartition(".")[2]) or ("scalar" if scalar else "in")

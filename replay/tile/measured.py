@@ -1,5 +1,5 @@
 # pyright: strict
-"""Measured times of programs: a user's table of them, and the calibration of a program's predictions on a device."""
+"""Measured times of programs: the user's table, and the calibration of a program's predictions on a device."""
 
 from __future__ import annotations
 
@@ -36,23 +36,25 @@ COLUMNS = {
     "cores": ("cores",),
     "l2": ("l2",),
 }
-"""What a table tells → its column, as published tables of kernels or as `tile --format json` call it."""
+"""Quantity in a table → its column names, as in published kernel tables or in output of `tile --format json`."""
 REQUIRED = ("program", "soc", "case", "time_us")
 STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
-"""Spread of errors by state, over that in networks: what covers 80 % of the errors of held-out kernels."""
+"""L2 state → spread of errors relative to the state "network"; covers 80 % of the errors of held-out kernels."""
 LEAST_CASES = 3
-"""Different cases without which nothing is calibrated: of two, each would be judged by one other."""
+"""Minimum number of different cases for a calibration; with two, each would be judged by a single other case."""
 LEAST_BAND = 1.05
-"""No band is narrower, however alike a few cases are; as that of kernel families."""
+"""Minimum factor of an 80 % band, even if a few cases agree better; same as for kernel families."""
 MOST_FACTOR = 10.0
-"""Measured over predicted, or the reverse, beyond which the times are taken to be of something else."""
+"""Ratio of measured to predicted time, or its inverse, above which the measured times must be of something else."""
 BEYOND = 2.0
-"""How many times as large or as small as all measured a size may be. Kernel families, of many kernels, allow more."""
+"""Maximum factor by which a size may exceed the measured range; kernel families, with more data, allow more."""
 OUTLYING = 2.5
-"""Robust deviations from the median beyond which a case counts as if it lay there (Huber)."""
+"""Number of robust standard deviations from the median at which values are clipped (Huber)."""
 T_80 = (1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
-"""90 % quantiles of Student's t for 2, 3, ... degrees of freedom: a band of 80 % when the spread itself was found from
-few cases. The last stands for all that follow."""
+"""90 % quantiles of Student's t for 2, 3, ... degrees of freedom; the last one is used for all higher degrees.
+
+They give an 80 % band if the spread itself is estimated from a few cases.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Row:
     """One measured time, as in its table."""
 
     place: str
-    """ "times.csv:3"."""
+    """Location of the row, such as "times.csv:3"."""
     folder: Path
     program: str
     soc: str
@@ -73,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A measured case with its prediction, for the L2 state and the cores of the measurement."""
+    """A measured case with its prediction, for the L2 state and number of cores of the measurement."""
 
     case: Case
     place: str
@@ -81,13 +83,13 @@ class Compared:
     l2: L2State
     measured_us: float
     predicted_us: float
-    """Of the program by itself."""
+    """Time predicted from the program alone, without calibration."""
     held_out_error: float | None = None
-    """Predicted with the factor of the other cases, over measured, less 1; None where nothing is calibrated."""
+    """Relative error (predicted / measured - 1) with the factor of the other cases; None without calibration."""
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus 1."""
+        """Relative error: predicted / measured - 1."""
         return self.predicted_us / self.measured_us - 1
 
 
@@ -99,23 +101,23 @@ class Calibration:
     soc: str
     compared: tuple[Compared, ...]
     cases: int
-    """Different arguments among them: rows that differ in settings, cores or L2 alone count as one."""
+    """Number of cases with different arguments; rows that differ only in settings, cores or L2 state count as one."""
     factor: float = 1.0
-    """Measured over predicted."""
+    """Ratio of measured to predicted time."""
     width: float = 0.0
-    """Logarithm of the band of 80 %, for the steadiest state of L2 that was measured."""
+    """Logarithm of the 80 % band's factor, for the measured L2 state with the smallest spread."""
     refused: str = ""
-    """Why nothing is calibrated."""
+    """Reason why there is no calibration; "" if there is one."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Sizes, whole-number settings, cores used and predicted time: least and most measured."""
+    """Lowest and highest measured value of sizes, integer settings, cores used and predicted time."""
     kinds: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
-    """Dtypes and layouts of tensors, words and flags that were measured."""
+    """Measured dtypes and layouts of tensors, strings and flags."""
 
 
 def read_times(path: Path) -> tuple[Row, ...]:
     """Read the rows of a table of measured times.
 
-    Raises UsageError for a file that cannot be read, Malformed with the line for an invalid table, TooLarge.
+    Raises UsageError for a file that cannot be read, Malformed with the line for an invalid table, and TooLarge.
     """
     try:
         with TextIOWrapper(open_regular(path, MAX_FILE_BYTES), encoding="utf-8-sig", newline="") as file:
@@ -194,11 +196,11 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
 
 
 def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> Calibration:
-    """Calibrate a program on a device by rows of a table; rows of other programs and devices are ignored.
+    """Calibrate a program on a device with the rows of a table; rows of other programs and devices are ignored.
 
-    The factor is the geometric mean of measured over predicted, with outliers clipped. The band comes from leaving out
-    one case at a time. Raises UsageError, with the line of the table, for a case that does not fit the program, and for
-    an unknown device.
+    The factor is the geometric mean of measured / predicted, with outliers clipped. The band comes from leaving out one
+    case at a time. Raises UsageError for an unknown device and, with the line of the table, for a case that does not
+    fit the program.
     """
     matches = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
@@ -231,9 +233,7 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
 
 
 def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """Return, for logarithms of measured over predicted, their centre, the centre without each case, and the 80 %
-    band.
-    """
+    """Return the centre of the logarithms of measured / predicted, the centre without each case, and the 80 % band."""
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
@@ -336,10 +336,10 @@ def _categories_measured(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, 
 
 
 def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
-    """Describe how a case is far outside the measured ones: "x[0]=65536, measured 512 to 4096"; "" if it is not.
+    """Return how a case is far outside the measured ones, such as "x[0]=65536, measured 512 to 4096"; "" if it is not.
 
-    Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings must be between measured
-    ones, and dtypes, layouts, strings and flags among them.
+    Sizes, cores and the predicted time may be outside the measured range by a factor of `BEYOND`. Integer settings must
+    be within it, and dtypes, layouts, strings and flags must be among the measured ones.
     """
     for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
@@ -358,10 +358,10 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
 def with_measured(
     time: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
 ) -> TileTime:
-    """Return a prediction calibrated by measured times of its program on the device: all times with the factor, and the
-    band.
+    """Return a prediction calibrated by measured times of its program on the device: all times scaled, with the band.
 
-    Far outside the measured cases it stays uncalibrated, with a band wide enough to include the factor and no factor.
+    Far outside the measured cases, the prediction stays uncalibrated, with a band wide enough to include both the
+    factor and no factor.
     """
     if known is None or known.refused:
         return time
@@ -403,9 +403,9 @@ _known: dict[tuple[object, str, str], Calibration] = {}
 
 
 def calibration_of(program: Program, device: DeviceProfile) -> Calibration | None:
-    """Return the calibration from the table in a program's decorator for a device, read once; None without a table.
+    """Return the calibration for a device from the table of a program's decorator, read once; None without a table.
 
-    Raises UsageError for a table without the program, and as `read_times` and `calibrate` do.
+    Raises UsageError for a table without rows for the program; raises the errors of `read_times` and `calibrate`.
     """
     if program.measured is None:
         return None

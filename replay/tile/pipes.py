@@ -1,6 +1,7 @@
 # pyright: strict
-"""The schedule of a core's pipes: each pipe runs in order, data dependencies connect pipes; repetitions are
-extrapolated.
+"""The schedule of a core's pipes.
+
+Each pipe runs in order, data dependencies connect the pipes, and repetitions are extrapolated.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from opreplay.replay.tile.language.instructions import FIXP, MTE3, SCALAR, Advan
 from opreplay.replay.tile.language.recording import advance_of
 
 SETTLED = 1e-6
-"""Cycles by which two repetitions may differ to count as the same."""
+"""Maximum difference in cycles between two repetitions that count as the same."""
 MOST_REPETITIONS = 24
-"""Repetitions that are scheduled before their mean is taken for all others."""
+"""Maximum number of repetitions that are scheduled before their mean is used for all others."""
 
 Slot = tuple[int, int]
 Pipe = tuple[str, str]
@@ -26,18 +27,18 @@ Pipe = tuple[str, str]
 
 @dataclass(slots=True)
 class Traffic:
-    """Access costs of GM data: the effect of the L2 state and of all cores' demand on each path."""
+    """Costs of accessing GM: the effects of the L2 state and of the demand of all cores on each path."""
 
     missing: Mapping[str, float]
-    """By tensor: share of a load's bytes that come from HBM."""
+    """Tensor → share of its loaded bytes that come from HBM."""
     slow_l2: float = 1.0
-    """Factor on what moves between L2 and cores, for all cores together ask for more than L2 gives."""
+    """Slowdown factor of transfers between L2 and cores if all cores together request more than L2 can deliver."""
     slow_hbm: float = 1.0
 
 
 @dataclass(slots=True)
 class Span:
-    """One instruction with its times, in cycles."""
+    """One instruction with its start and end, in cycles."""
 
     instruction: Instruction
     start: float
@@ -50,15 +51,15 @@ class Schedule:
 
     end: float = 0.0
     busy: dict[Pipe, float] = field(default_factory=dict[Pipe, float])
-    """Occupied or waiting for memory."""
+    """Cycles in which each pipe is occupied or waits for memory."""
     occupied: dict[Pipe, float] = field(default_factory=dict[Pipe, float])
-    """Cycles that instructions take one behind the other, latencies hidden."""
+    """Cycles of each pipe's instructions back to back, with latencies hidden."""
     by_place: dict[int, float] = field(default_factory=dict[int, float])
-    """Busy cycles by place of the source."""
+    """Busy cycles of each place in the source."""
     spans: list[Span] = field(default_factory=list[Span])
-    """The first instructions, for timelines."""
+    """The first instructions with their times, for timelines."""
     averaged: int = 0
-    """Repetitions of loops whose schedule had not settled: their mean was taken."""
+    """Number of loop repetitions that did not reach a steady state, so their mean was used."""
 
 
 def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> tuple[float, float]:
@@ -92,7 +93,7 @@ class _Scheduled(NamedTuple):
     writes: tuple[int, ...]
     place: int
     awaited: bool
-    """The scalar unit issues nothing until it is done."""
+    """Whether the scalar unit issues no further instruction until this one is done."""
 
 
 Counts = tuple[list[float], list[float], dict[int, float], list[int]]
@@ -108,9 +109,9 @@ class _Numbers:
         self.slots: dict[Slot, int] = {}
         self.flags: list[list[float]] = []
         self.turns: dict[int, int] = {}
-        """By place: after how many of its buffers the first is next again."""
+        """Place → number of uses after which its first buffer is used again."""
         self.by_phase: dict[tuple[tuple[int, int], ...], dict[int, _Scheduled]] = {}
-        """By how far the buffers of places have moved on: instructions by identity."""
+        """Advance of the buffers at each place → instructions by identity."""
         self.cost_of: dict[int, tuple[float, float]] = {}
         self.counted: set[int] = set()
 
@@ -127,7 +128,7 @@ class _Numbers:
                         self.turns[place] = lcm(slots, self.turns.get(place, 1))
 
     def known(self, step: Instruction, moved: Mapping[int, int]) -> _Scheduled:
-        """Return an instruction with its buffers moved on."""
+        """Return an instruction with its buffers advanced by `moved`."""
         cost = self.cost_of.get(id(step))
         if cost is None:
             cost = self.cost_of[id(step)] = costs(self.device, self.traffic, step)
@@ -156,7 +157,7 @@ class _Numbers:
 
 
 class _State:
-    """State of the pipes. For each buffer: when it was last written and read, and by which pipe."""
+    """State of the pipes: for each buffer, when and by which pipe it was last written and read."""
 
     def __init__(self, numbers: _Numbers, keep: int) -> None:
         self.numbers, self.keep, self.issue = numbers, keep, numbers.device.pipes.issue
@@ -177,7 +178,7 @@ class _State:
         self.spans: list[Span] = []
         self.averaged = 0
         self.moved: dict[int, int] = {}
-        """By place of the source: how far its buffers have moved on by what was repeated."""
+        """Place in the source → how far its buffers have advanced because of repetitions."""
         self._known: dict[int, _Scheduled] = {}
         self._grow()
         self.move((), 1)
@@ -194,7 +195,7 @@ class _State:
             pipes += [-1] * (len(self.numbers.slots) - len(pipes))
 
     def move(self, advance: Advance, times: int) -> None:
-        """Move on the buffers of places."""
+        """Advance the buffers of places by `times` times `advance`."""
         turns = self.numbers.turns
         for place, by in advance:
             if place in turns:
@@ -237,8 +238,9 @@ class _State:
             self.spans.append(Span(step, start, end))
 
     def _start(self, step: _Scheduled) -> float:
-        """Return when an instruction may start: issued, its pipe free, its inputs written, its output buffers no longer
-        read.
+        """Return the earliest start of an instruction.
+
+        It must be issued, its pipe must be free, its inputs written, and its output buffers no longer read.
         """
         pipe, start = step.pipe, self.issued[step.unit]
         if self.free[pipe] > start:
@@ -258,7 +260,7 @@ class _State:
         return start
 
     def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
-        """Schedule a body `times` more times: one by one until it is in a steady state, then the rest at once."""
+        """Schedule a body `times` more times: one by one until it reaches a steady state, then all others at once."""
         total = advance_of(body, advance)
         turns = self.numbers.turns
         # After so many the same buffers are next.
@@ -311,7 +313,7 @@ class _State:
         return list(self.busy), list(self.occupied), dict(self.by_place), list(self.issues)
 
     def _jump(self, before: Sequence[float], after: Sequence[float], shift: float, times: int, counts: Counts) -> None:
-        """Skip `times` repetitions of `shift` cycles each: what moved in the last repetition moves on accordingly."""
+        """Skip `times` repetitions of `shift` cycles each: advance what moved in the last repetition."""
         by = shift * times
         moved = iter([now != then for then, now in zip(before, after, strict=True)])
         for numbers in (self.free, self.done, self.written, self.read):
@@ -341,7 +343,7 @@ class _State:
 
 
 def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """Return the common change of all changed values; None if they changed by different amounts."""
+    """Return the common change of all values that changed; None if they changed by different amounts."""
     if len(before) != len(after):
         return None
     shift: float | None = None
@@ -363,9 +365,9 @@ class Scheduler:
         self._numbers = _Numbers(device, traffic)
 
     def schedule(self, steps: Sequence[Step], *, keep: int = 0) -> Schedule:
-        """Return the schedule of a core's steps; `keep` instructions are kept with their times.
+        """Return the schedule of a core's steps; `keep` is the number of instructions kept with their times.
 
-        The clock starts at the first instruction. Times are cycles of `device.freq_hz`.
+        The clock starts at the first instruction. Times are in cycles of `device.freq_hz`.
         """
         before = dict(self._numbers.turns)
         self._numbers.count_turns(steps)
@@ -384,9 +386,7 @@ def _sums(
     amount: Callable[[Instruction], tuple[Total, float] | None],
     known: dict[int, list[dict[Total, float]]],
 ) -> dict[Total, float]:
-    """Sum the amounts of all instructions by key, including repetitions. `known` holds those of blocks, by
-    repetition.
-    """
+    """Sum the amounts of all instructions by key, including repetitions; `known` caches the sums of blocks."""
 
     def add(out: dict[Total, float], other: Mapping[Total, float], times: float) -> None:
         for key, value in other.items():
@@ -416,8 +416,9 @@ def _sums(
 def _by_repetition(
     steps: Sequence[Step], of: Callable[[Sequence[Step]], dict[Total, float]]
 ) -> list[dict[Total, float]]:
-    """Return the sums of steps outside repetitions, and of one iteration of each repetition; [] if repetitions are
-    nested.
+    """Return the sums of steps outside repetitions, and of one iteration of each repetition.
+
+    Return [] if repetitions are nested.
     """
     each = [of([step for step in steps if not isinstance(step, Repeat)])]
     for at, step in enumerate(steps):
@@ -430,7 +431,7 @@ def _by_repetition(
 
 
 Moved = dict[tuple[str, str, str], float]
-"""Bytes by (core, pipe, tensor) that move from and to GM, repetitions included."""
+"""(core, pipe, tensor) → bytes moved from and to GM, including repetitions."""
 
 
 def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
@@ -444,16 +445,15 @@ def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
 
 
 def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffic) -> list[float]:
-    """Return the cycles of all instructions of each core, including repetitions, to find the busiest without a
-    schedule.
-    """
+    """Return the cycles of each core's instructions, with repetitions, to find the busiest without a schedule."""
     known: dict[int, list[dict[str, float]]] = {}
     return [_sums(steps, lambda step: ("", costs(device, traffic, step)[0]), known).get("", 0.0) for steps in cores]
 
 
 def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
-    """Check whether a core does all that another core does in each block, in the same order, plus more: it ends
-    later.
+    """Check whether a core does everything that another core does in each block, in the same order, plus more.
+
+    Such a core finishes later than the other one.
     """
     return (
         any(isinstance(step, Part) for step in steps)

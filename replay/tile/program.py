@@ -12,7 +12,7 @@ from opreplay.traces.errors import OpReplayError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 Value = TensorMeta | float | int | bool | str | None
-"""An argument of a program as a case gives it."""
+"""A value that a case gives for an argument of a program."""
 
 FLOATS = ("float32", "float16", "bfloat16")
 
@@ -23,41 +23,41 @@ class Parameter:
 
     name: str
     role: str
-    """"in", "out", "inout", "sum" for tensors; "scalar"."""
+    """"in", "out", "inout" or "sum" for tensors; "scalar" for numbers."""
     default: Any = None
     required: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """A kernel in tiles: its function, its op, and the reference for its values."""
+    """A kernel written with tiles: its function, its op, and the reference for its values."""
 
     op: str
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     settings: dict[str, Any]
-    """Keyword-only arguments with their defaults: what may be set, swept and tuned."""
+    """Keyword-only arguments with their defaults; they can be set, swept and tuned."""
     reference: Callable[..., Any] | None = None
     results: Callable[..., Any] | None = None
     cases: tuple[str, ...] = ()
-    """What it is looked at with where nothing else is asked for."""
+    """Cases that are evaluated if no cases are requested."""
     checks: tuple[str, ...] = ()
-    """Cases of the default set, where its sizes depend on each other."""
+    """Cases for the default set, for programs whose sizes depend on each other."""
     given: Callable[..., Mapping[str, Any]] | None = None
-    """Of drawn inputs and numbers: tensors by name that values are checked with in place of those drawn."""
+    """Function of random inputs and numbers that returns tensors to replace inputs when checking values."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = field(default_factory=dict[str, float])
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
-    """By setting: values that --tune tries."""
+    """Setting → values that --tune tries."""
     when: Callable[..., bool] | None = None
     arguments: Callable[..., Mapping[str, Any]] | None = None
     library: bool = False
     measured: Path | None = None
-    """Table of measured times that its predictions are calibrated with."""
+    """Table of measured times that calibrates the predictions."""
     source: str = ""
     runner: Callable[..., tuple[Any, ...]] | None = None
-    """Runs it on torch tensors."""
+    """Runs the program on torch tensors."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Program:
         return tuple(p for p in self.parameters if p.role in ("out", "sum", "inout"))
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        """Run the program on torch tensors, on the CPU; return the result, or a tuple of several results."""
+        """Run the program on torch tensors, on the CPU; return the result, or a tuple if there are several results."""
         assert self.runner is not None
         results = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
         return results[0] if len(results) == 1 else results
@@ -112,9 +112,9 @@ class Bound:
 
 
 def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
-    """Bind arguments by name, and settings, with checks; results that are not given follow from the inputs.
+    """Bind arguments by name and settings to a program, with checks; results not given are derived from the inputs.
 
-    Raises UsageError for names that the program does not have, and for missing ones.
+    Raises UsageError for unknown and for missing names.
     """
     names = [p.name for p in program.parameters]
     chosen = dict(settings or {})
@@ -147,7 +147,7 @@ def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, 
 def _results(
     program: Program, tensors: Mapping[str, TensorMeta], scalars: Mapping[str, Any], count: int
 ) -> list[TensorMeta]:
-    """Return shapes and dtypes of results: from `results`, the reference, or the op, on meta tensors."""
+    """Return shapes and dtypes of the results by running `results`, the reference, or the op on meta tensors."""
     import torch
 
     inputs = [
@@ -188,8 +188,9 @@ def _results(
 
 
 def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Call a function of meta tensors with those that it creates on meta too, such as masks; if that fails, without,
-    as it may read them.
+    """Call a function of meta tensors so that tensors that it creates, such as masks, are meta tensors too.
+
+    If that fails, call it without that, because it may read the values of such tensors.
     """
     import torch
 
@@ -205,8 +206,9 @@ def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def reference_of(program: Program) -> Callable[..., Any] | None:
-    """Return the reference for a program's values: its own, the op itself, or its reference implementation; None
-    without one.
+    """Return the reference for a program's values: its own, the op itself, or the op's reference implementation.
+
+    Return None if there is none.
     """
     if program.reference is not None:
         return program.reference
@@ -227,4 +229,4 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
 
 
 OWN_LIBRARY: dict[str, Program] = {}
-"""Ops that programs made, with the program that each is: they are no reference for themselves."""
+"""Library op → program that defines it; such an op cannot be the reference for its own program."""

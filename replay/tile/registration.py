@@ -1,7 +1,5 @@
 # pyright: strict
-"""Registers a program by its decorator: the op's cost on simulated devices, an executor, and if requested a torch
-op.
-"""
+"""Register a program with its decorator: the op's cost on simulated devices, an executor, and optionally a torch op."""
 
 from __future__ import annotations
 
@@ -82,8 +80,8 @@ def _open_signature() -> Any:
 def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     """Return a program bound to the arguments of a recorded call; None if its `when` rejects the call.
 
-    Arguments are matched by name if the call has all names, otherwise tensors in order and numbers in order. Raises
-    CustomOpError.
+    Arguments are matched by name if the call has all names; otherwise tensors are matched in order, and numbers in
+    order. Raises CustomOpError.
     """
     info = OpInvokeInfo(op)
     if program.when is not None and not _call_user_function(program, program.when, op, info):
@@ -114,9 +112,7 @@ def _call_user_function(program: Program, function: Any, op: ReplayOp, info: OpI
 
 
 def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[str, Any]:
-    """Return the program's arguments for a recorded call, by `arguments=` of its decorator, else by name or in
-    order.
-    """
+    """Return the program's arguments for a recorded call: by `arguments=` of its decorator, by name, or in order."""
     if program.arguments is None:
         if program.when is None:
             _check_numbers_used(program, op)
@@ -150,16 +146,16 @@ def _by_name_or_order(program: Program, op: ReplayOp) -> dict[str, Any]:
 
 
 def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) -> dict[str, Any]:
-    """Assign tensors to the program's tensor names and numbers to its number names, as far as there are any."""
+    """Assign tensors to the program's tensor names and numbers to its number names, in order."""
     tensor_names = [p.name for p in program.inputs if p.role != "scalar"]
     number_names = [p.name for p in program.inputs if p.role == "scalar"]
     return dict(zip(tensor_names, tensors, strict=False)) | dict(zip(number_names, numbers, strict=False))
 
 
 def _check_numbers_used(program: Program, op: ReplayOp) -> None:
-    """Raise CustomOpError for a non-default number of the call for which the program has no argument.
+    """Raise CustomOpError if the call has a non-default number for which the program has no argument.
 
-    Only for calls whose schema is known here; a `when` checks all arguments itself.
+    Only checked for calls whose schema is known here; if there is a `when`, it checks all arguments itself.
     """
     spec = next((spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")), None)
     if spec is None:
@@ -204,7 +200,7 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
 def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
     """Return `estimate` calibrated by measured times of the program, cached for equal calls.
 
-    Raises CustomOpError in place of TileError, and UsageError for measured times that cannot be read.
+    Raises CustomOpError instead of TileError, and UsageError for measured times that cannot be read.
     """
     key = (
         bound.program.function,
@@ -236,7 +232,7 @@ _cache: dict[object, TileTime] = {}
 
 
 def _execute(program: Program, *args: Any) -> Any:
-    """Run a traced op that nothing else can run by its program; on the CPU, wherever its tensors are."""
+    """Run an op with its program if nothing else can run it, on the CPU, whichever device its tensors are on."""
     import torch
 
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
@@ -252,7 +248,7 @@ _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 def schema_of(program: Program) -> str:
-    """Return the schema as text: "(Tensor x, float eps=1e-06) -> Tensor"."""
+    """Return the schema as text, such as "(Tensor x, float eps=1e-06) -> Tensor"."""
     parts: list[str] = []
     for p in program.inputs:
         if p.role == "inout":
@@ -269,8 +265,9 @@ def schema_of(program: Program) -> str:
 
 
 def _make_library_op(program: Program) -> None:
-    """Make a torch op with the program's name: the program runs it on the CPU; its fake kernel returns shapes and
-    dtypes.
+    """Define a torch op with the program's name.
+
+    The program runs it on the CPU; its fake kernel returns shapes and dtypes.
     """
     import torch
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs programs on cores: for times only on cores that differ, for values on all, one after the other."""
+"""Run programs on cores: for times only on cores that differ, for values on all cores, one after the other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from opreplay.replay.tile.program import Bound, Parameter, Program
 from opreplay.traces.errors import OpReplayError, UsageError
 
 MOST_RERUNS = 16
-"""Loops of one program that may turn out not to repeat."""
+"""Maximum number of loops in a program that may turn out not to repeat."""
 
 
 def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int | None) -> int:
@@ -46,13 +46,13 @@ def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int |
 
 @dataclass(slots=True)
 class CoreRuns:
-    """A program run on cores without values: the work of each distinct core, and how many cores do the same."""
+    """A program run on cores without values: the work of each distinct core, and how many cores do that work."""
 
     kind: Kind
     cores: int
-    """That have anything to do."""
+    """Number of cores that have work."""
     classes: list[tuple[int, Recording]]
-    """(cores, what one of them does), the busiest first."""
+    """(number of cores, work of each of them), busiest first."""
 
     @property
     def mixed(self) -> bool:
@@ -62,7 +62,7 @@ class CoreRuns:
 
 @contextmanager
 def _uncollected() -> Generator[None, None, None]:
-    """Disable garbage collection: recordings have many objects, none in reference cycles."""
+    """Disable garbage collection for speed, because recordings have many objects and none in reference cycles."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -76,7 +76,7 @@ def _uncollected() -> Generator[None, None, None]:
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
     """Run a program without values on the cores that differ. Raises TileError.
 
-    With `every` all loop iterations are run, including those that repeat others.
+    With `every`, all loop iterations are run, including those that repeat others.
     """
     kind: Kind = "vector"
     try:
@@ -102,7 +102,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
 
 
 def _surveyed(core: TileCore) -> CoreRuns:
-    """Combine each core's work from its blocks. Raises Unsurveyed if the work depends on more."""
+    """Combine each core's work from the work of its blocks. Raises Unsurveyed if the work depends on anything else."""
     survey, recording = core.survey, core.recording
     if survey is None or core.differs or core.stored_read or core.notes.guards or len(recording.deals) != 1:
         raise Unsurveyed
@@ -130,7 +130,7 @@ def _blocks_dealt(recording: Recording) -> int:
 
 
 def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
-    """Return the blocks by dimension of each loop that is distributed to cores, then the iterations of the others.
+    """Return the number of blocks by dimension of each loop distributed to cores, then the iterations of other loops.
 
     Raises TileError.
     """
@@ -140,9 +140,10 @@ def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]
 
 
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
-    """Return the number of cores for a run with values: at least two. Raises TileError.
+    """Return the number of cores for a run with values, at least two. Raises TileError.
 
-    If there are four blocks, each core gets two, because values carried from block to block show only there.
+    If there are four or more blocks, each core gets at least two, because only then values carried from block to block
+    show up.
     """
     core = _run_one(bound, device, 0, None, "vector")
     dealt = _blocks_dealt(core.recording)
@@ -150,7 +151,7 @@ def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
 
 
 def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: int, cores: int) -> object:
-    """Return the sizes of the blocks that a core gets, with their counts."""
+    """Return the sizes of a core's blocks, and how many blocks of each size it has."""
     out: list[object] = []
     for shape, sizes in deals:
         counts = [-(-t // s) for t, s in zip(shape, sizes, strict=True)]
@@ -264,7 +265,7 @@ def _line_of(error: Exception, program: Program) -> tuple[str, int]:
 
 
 def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory], cores: int | None = None) -> int:
-    """Run a program with values, core after core; return how many cores had work. Raises TileError."""
+    """Run a program with values, core after core, and return how many cores had work. Raises TileError."""
     kind: Kind = "vector"
     number, used = 0, 1
     while number < used:

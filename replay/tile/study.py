@@ -1,5 +1,5 @@
 # pyright: strict
-"""Evaluates cases: values, time on each device, exceeded limits with reasons; the result that every report shows."""
+"""Evaluate cases (values, time on each device, exceeded limits with reasons), for the result that reports show."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from opreplay.replay.tile.running import blocks_of_loops
 from opreplay.traces.errors import OpReplayError, UsageError
 
 STAND_INS = (16, 1)
-"""Parts of the largest case whose values are run, of which one stands for a case that is larger."""
+"""Divisors of the size limits, tried in order, for the smaller case that is run in place of one that is too large."""
 KEPT_SPANS = 20_000
-"""Instructions of the busiest core that a timeline shows."""
+"""Maximum number of instructions of the busiest core in a timeline."""
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,11 @@ class Looked:
     values: Checked | None = None
     error: Broken | None = None
     note: str = ""
-    """Why values were not run."""
+    """Why values were not computed."""
     built_in_us: float | None = None
-    """What the kernel-level model says of the vendor's own kernels for the same op."""
+    """Predicted time of the vendor's own kernels for the same op, from the kernel-level model."""
     measured: Compared | None = None
-    """Its measured time, beside what the program by itself predicts."""
+    """Measured time of the case, next to the prediction from the program alone."""
 
     @property
     def failed(self) -> bool:
@@ -82,18 +82,18 @@ class Study:
 
     looked: tuple[Looked, ...]
     skipped: int = 0
-    """Default shapes that the reference refuses."""
+    """Number of default shapes that the reference rejects."""
     tuned: bool = False
     l2: L2State = "sequence"
-    """What was taken to be in L2 at the start."""
+    """Assumed contents of L2 at the start."""
     calibrations: tuple[Calibration, ...] = ()
-    """What measured times say, by program and device, of those that have a table of them."""
+    """Calibrations by program and device, for programs with a table of measured times."""
     unused: tuple[str, ...] = ()
-    """Which measured times were not asked for, and why."""
+    """Notes on which measured times were not used, and why."""
 
 
 def load_programs(name: str) -> tuple[Program, ...]:
-    """Load the programs of a file, or of a module or package. Raises UsageError if it has none, or fails."""
+    """Load the programs of a file, module or package. Raises UsageError if it has none, or if loading fails."""
     load_user_code(name, flag="FILE")
     if name.endswith(".py"):
         where = str(Path(name).resolve())
@@ -114,7 +114,7 @@ def _within(file: Path, place: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to evaluate."""
+    """Options that say what to evaluate."""
 
     cases: Sequence[str] = ()
     shapes: Sequence[str] = ()
@@ -125,13 +125,13 @@ class Wanted:
     cores: int | None = None
     keep: int = 0
     every: bool = False
-    """Run all iterations of loops for the time, also those that repeat others."""
+    """Whether all loop iterations are run for the time, including those that repeat others."""
     measured: Path | None = None
-    """Table of measured times: its cases are looked at too, and other predictions are calibrated with it."""
+    """Table of measured times: its cases are evaluated too, and it calibrates other predictions."""
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict[tuple[str, str], Calibration])
-    """By program and device: made by `study`."""
+    """(program, device) → calibration; set by `study`."""
     inputs: Mapping[str, Any] | None = None
-    """Tensors by argument, which the cases asked for have; what they lack is drawn."""
+    """Argument → tensor for the requested cases; missing inputs are random."""
 
 
 def study(
@@ -140,7 +140,7 @@ def study(
     wanted: Wanted,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Study:
-    """Evaluate cases on devices: the requested ones, else each program's own, and the default set for values.
+    """Evaluate cases on devices: the requested cases, or each program's own, and the default set for values.
 
     Limits that a case exceeds are part of its result. Raises UsageError for invalid cases, sizes or settings.
     """
@@ -163,7 +163,7 @@ def study(
 
 
 def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) -> tuple[Case, ...]:
-    """Return the requested cases; if there are none and some are `required`, each program's own."""
+    """Return the requested cases; if there are none and cases are `required`, return each program's own cases."""
     if wanted.inputs is not None:
         return _with_inputs(expand(wanted.cases, known, wanted.shapes), known, wanted.inputs)
     if wanted.cases:
@@ -176,9 +176,9 @@ def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) ->
 
 
 def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mapping[str, Any]) -> tuple[Case, ...]:
-    """Return the cases with the given tensors; without cases, one for each program that has all of these tensors.
+    """Return the cases with the given tensors; without cases, one for each program that takes all of these tensors.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is no such program.
     """
     metas = {name: as_meta(tensor) for name, tensor in inputs.items()}
     programs = [p for p in known if p.required <= metas.keys() <= {i.name for i in p.inputs}]
@@ -199,7 +199,7 @@ def _swept(asked: Sequence[Case], wanted: Wanted) -> tuple[Case, ...]:
 def _look_at_asked(
     asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted, on_step: Callable[[str], None]
 ) -> list[Looked]:
-    """Evaluate the cases with all combinations of their settings on each device; shortest time first."""
+    """Evaluate the cases with all combinations of their settings on each device, shortest time first."""
     looked: list[Looked] = []
     first = next(iter(devices.values()))
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
@@ -218,8 +218,9 @@ def _look_at_defaults(
     wanted: Wanted,
     on_step: Callable[[str], None],
 ) -> list[Looked | None]:
-    """Evaluate the default set of each program on the first device, for its values; None if the reference refuses a
-    case.
+    """Evaluate each program's default set on the first device to check values.
+
+    The result is None for a case that the reference rejects.
     """
     name, device = next(iter(devices.items()))
     bases: dict[int, Case] = {}
@@ -236,9 +237,7 @@ def _look_at_defaults(
 def _calibrations(
     known: Sequence[Program], devices: Mapping[str, DeviceProfile], path: Path | None, rows: Sequence[Row]
 ) -> dict[tuple[str, str], Calibration]:
-    """Return calibrations by program and device: from the given rows if any are of the program, else from its own
-    table.
-    """
+    """Return calibrations by program and device: from the given rows, or from the program's own table."""
     named = {row.program for row in rows}
     if path is not None and not named & {program.name for program in known}:
         raise UsageError(
@@ -255,9 +254,7 @@ def _calibrations(
 
 
 def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """Evaluate the measured cases, with the cores and the L2 state of the measurement. Values are not run, only
-    times.
-    """
+    """Predict the times of the measured cases, with the cores and L2 state of the measurement; run no values."""
     return [
         replace(
             _look(
@@ -292,7 +289,7 @@ def _broken(error: TileError) -> Broken:
 
 
 def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Broken | str:
-    """Return how values compare, the limit that they exceed, or why they were not run."""
+    """Return how values compare with the reference, the limit that they exceed, or why they were not computed."""
     if not wanted.values:
         return "not asked for"
     bound = bind(case.program, case.arguments, case.settings)
@@ -335,7 +332,7 @@ def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted
 
 
 def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
-    """Sort by case and device, shortest time first, cases over a limit last."""
+    """Sort by case and device, then by time, shortest first; cases that exceed a limit come last."""
     order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
     return sorted(
         looked,
@@ -348,9 +345,9 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
 
 
 def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """Return the results with the values of each case's best settings checked; settings with wrong values are excluded.
+    """Return the results with the values of each case's best settings checked; wrong settings are excluded.
 
-    Large cases are checked at the largest sizes that are run, and at the default shapes.
+    Large cases are checked at the largest sizes that can be run, and at the default shapes.
     """
     out: list[Looked] = []
     done: set[tuple[str, str, str]] = set()
@@ -377,10 +374,10 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
 def _values_or_nearest(
     case: Case, device: DeviceProfile, wanted: Wanted, parts: Sequence[int] = (1,)
 ) -> Checked | Broken | str:
-    """Return the same as `_values`; for a case too large to run, the result of the same settings at smaller sizes.
+    """Return the result of `_values`; for a case that is too large, the result of the same settings at smaller sizes.
 
-    If the smaller case exceeds no limit, a note gives its sizes: the largest that fit one of the `parts`, the first
-    that leaves several iterations to each loop that has several.
+    If the smaller case exceeds no limit, a note gives its sizes. They are the largest sizes within one of the `parts`
+    of the limit; the first part is used for which loops with several iterations keep several.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
@@ -408,10 +405,10 @@ def _values_or_nearest(
 
 
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:
-    """Return the first error in the values of a program's cases; cases that are too large run at smaller sizes.
+    """Return the first error in the values of a program's cases; cases that are too large are run at smaller sizes.
 
-    With `every`, limits of a core and of single sizes count too. Return None if there is no error, or if nothing can be
-    run. Raises UsageError if the first case does not fit its program.
+    With `every`, limits of a core and of single sizes count as errors, too. Return None if there is no error, or if
+    nothing can be run. Raises UsageError if the first case does not fit its program.
     """
     for number, case in enumerate(cases):
         try:
@@ -430,18 +427,16 @@ def _bound(case: Case) -> Bound:
 
 
 def _is_small(case: Case, part: int) -> bool:
-    """Check whether a case is small enough to run its values within a part of the limit. Raises UsageError as
-    `bind`.
-    """
+    """Check whether a case's values can be run within 1/`part` of the limits. Raises UsageError like `bind`."""
     return not too_large(_bound(case), part)
 
 
 OF_ANY_SIZE = ("race", "stale", "unwritten", "values", "mask")
-"""Limits that a program which breaks them at some sizes breaks at multiples of them too."""
+"""Limits that a program which violates them at some sizes also violates at multiples of these sizes."""
 
 
 def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
-    """Check whether a loop with several iterations along a dimension has only one in the smaller case."""
+    """Check whether a loop with several iterations along a dimension has only one iteration in the smaller case."""
     try:
         blocks, fewer = (blocks_of_loops(_bound(each), device) for each in (case, near))
     except (TileError, UsageError):  # told where the case is looked at
@@ -480,9 +475,9 @@ def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> f
 
 
 def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> float | None:
-    """Return the predicted microseconds of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])".
+    """Return the predicted microseconds of the kernels of a call such as "aten::mm(f16[64,32], f16[32,8])".
 
-    Registered programs are ignored. None if no rule knows the op or the call is invalid.
+    Registered programs are ignored. Return None if no rule covers the op or the call is invalid.
     """
     try:
         plan, _ = plan_of_calls([Written(text=call)])

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The step: execution graph of a trace, re-timed with other durations; prints nothing."""
+"""The timeline of a step: the execution graph of a trace, scheduled again with other durations; prints nothing."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""What to change first: the usual changes of a step, each tried by re-timing its graph, ranked by what the step gains.
+"""Recommend optimisations of a step: usual changes, each tried by rescheduling the step's graph, ranked by gain.
 
-A candidate is an edit of the graph as `--what-if` makes it, with other edits for worse and better results of the same
-change. Gains are of each change alone: they overlap, and are never added up.
+A candidate is an edit of the graph as `--what-if` makes it, with further edits for a worse and a better result of the
+same change. Each gain is that of one change alone: gains overlap, so they are never added up.
 """
 
 from __future__ import annotations
@@ -44,24 +44,26 @@ from opreplay.traces.times.kernel_classes import class_of_work, may_multiply
 from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, peak_of, roof_us
 
 LEAST_GAIN = 0.01
-"""Share of the step that a change has to gain."""
+"""Minimum gain of a listed change, as a share of the step."""
 GOOD, LOW, BEST = 0.8, 0.6, 1.0
-"""Shares of its roof that an op is brought to: what is told, and the range."""
+"""Shares of its roofline limit that an op is assumed to reach: for the reported gain, and at both ends of its range."""
 LEAST_KERNEL_US = 5.0
-"""No call is brought below this: what a small kernel takes is not bound by a roof."""
+"""Minimum time of an optimised call, because the roofline does not limit small kernels."""
 MOST_OPS = 8
-"""Op shapes that are tried, those with most time above their roof."""
+"""Maximum number of op shapes to try, starting with the most time above the roofline limit."""
 MOST_TENSORS = 3
-"""Tensors of a call that are told; the command holds all."""
+"""Maximum number of tensors listed per call; the command contains all of them."""
 FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
-"""Of so many calls at least, at most this share is slow: takes so many times the median, which the others exceed by no
-more than the last factor."""
+"""A group has slow calls if it has at least FEW_CALLS calls, of which at most the share MOST_SLOW is slow.
+
+Slow calls take more than SLOW times the median; the other calls take at most EVEN times the median.
+"""
 WIDE = 0.5
-"""Share of a gain: where its range is wider, the gain is less certain."""
+"""A gain is less certain if its range is wider than this share of it."""
 LEAST_ERROR = 0.01
-"""Of the changed step's length: no range is narrower."""
+"""Minimum error of a gain, as a share of the changed step."""
 LARGE_ERROR = 0.05
-"""Error of the graph from which no gain is certain."""
+"""Errors of the graph above this make every gain less certain."""
 _LEVELS: tuple[Certainty, ...] = ("high", "medium", "low")
 _PRODUCTS = frozenset({"GEMM", "convolution", "attention"})
 
@@ -77,25 +79,28 @@ class _Candidate:
     certainty: Certainty
     edit: Edited
     others: tuple[Edited, ...] = ()
-    """The same change with worse and better results."""
+    """The same change with a worse and a better result."""
     changed: Bools | None = None
-    """Device tasks whose place in the code is told."""
+    """Mask of the device tasks whose source locations are reported."""
     function: str = ""
     change: str = ""
     command: str = ""
     lost_us: float = 0.0
-    """What other work loses by it."""
+    """Time that other work loses by the change."""
     least_step_us: float = 0.0
-    """The step is no shorter than this with it."""
+    """Minimum length of the step after the change."""
 
     def bounded(self, step_us: float, gain_us: float) -> float:
-        """Return the gain after what other work loses, for a step of this length."""
+        """Return the gain minus the loss of other work, limited so that the step does not get shorter than
+        its minimum.
+        """
         return min(gain_us - self.lost_us, step_us - self.least_step_us)
 
 
 def advise(study: Study) -> AdviceList:
-    """Try the usual changes of a step; return those that gain 1 % of it or more, largest gain first; none where
-    its times are no timings.
+    """Try usual changes of a step and return those that gain at least 1 % of it, largest gain first.
+
+    The list is empty if the step's times are not real timings.
     """
     names, before, step = study.names, study.schedule, study.timeline.step
     if step.is_untimed:
@@ -143,7 +148,7 @@ def advise(study: Study) -> AdviceList:
 
 
 def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
-    """Return the largest gain first; of gains that are alike, the more certain one."""
+    """Sort by gain, largest first; among similar gains, the more certain one comes first."""
     rest = sorted(found, key=lambda item: (-item.gain_us, item.what))
     ranked: list[Advice] = []
     while rest:
@@ -154,8 +159,9 @@ def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
 
 
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
-    """Return a bound of what the change can gain: the time and the latencies that it removes; infinite if it removes
-    waiting of the host.
+    """Return an upper bound of the gain: the durations and latencies that the change removes.
+
+    Infinite if it removes waits of the host.
     """
     before, after = graph.edges.lag_us, candidate.edit.lags_us
     cut = (after <= NEVER / 2) & (before > NEVER / 2)
@@ -166,22 +172,26 @@ def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
 
 
 def _error(study: Study) -> float:
-    """Return the error of the graph as a share: on other steps where it was tested on them, else on its own."""
+    """Return the relative error of the graph: measured on other steps if it was tested on them, otherwise on its own
+    step.
+    """
     other = study.timeline.other_steps
     own = max(abs(study.timeline.structure_error), abs(study.timeline.structure_error_typical))
     return own if other is None else max(abs(study.timeline.structure_error), other.median_error)
 
 
 def _certainty(study: Study, best: Certainty, wide: bool) -> Certainty:
-    """Return how certain a gain is: less than the change allows where its range is wide or the trace is doubtful."""
+    """Return the certainty of a gain: lower than `best` if the range is wide or the trace is doubtful."""
     step = study.timeline.step
     lower = wide + (not step.marked or step.doubts != Doubts() or _error(study) > LARGE_ERROR)
     return _LEVELS[min(len(_LEVELS) - 1, _LEVELS.index(best) + lower)]
 
 
 def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: float) -> Iterator[_Candidate]:
-    """Yield the changes to try. Those of the host alone take no busy time from the device: that its streams would
-    overlap more, across steps, nothing recorded says.
+    """Yield the changes to try.
+
+    Changes of the host alone do not reduce the busy time of the device: nothing recorded shows whether its streams
+    would overlap more across steps.
     """
     device = "the device" if step.accelerator == "device" else f"the {step.accelerator}"
     for candidate in _of_host_work(names, graph, device, least_us):
@@ -249,8 +259,9 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
 
 
 def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield collectives that cost the step nothing but their own time; the worse result is `overlap comm`, which keeps
-    them where they begin.
+    """Yield a change in which collectives fully overlap with computing; the step then takes at least their own time.
+
+    The worse result is `overlap comm`, where collectives begin when they did before.
     """
     where_they_are = _tried(names, graph, "overlap comm")
     if where_they_are is None:
@@ -304,7 +315,7 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
 
 
 def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield kernels of which a few calls take much longer than the others with the same op, shapes and name."""
+    """Yield kernels that take much longer in a few calls than in the other calls with the same op, shapes and name."""
     nodes, trace = graph.nodes, names.trace
     tasks = np.flatnonzero((nodes.kind == KERNEL) & (nodes.name >= 0))
     signature = np.full(len(tasks), -1, np.int64)
@@ -385,7 +396,7 @@ def _without_tasks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """Calls of one op with one set of shapes, whose kernels are all that they launch."""
+    """Calls of one op with one set of shapes, which launch only kernels."""
 
     text: str
     """Name and shapes: "aten::mm(bf16[4096,1024], bf16[1024,512])"."""
@@ -393,27 +404,27 @@ class _Calls:
     kind: str
     work: CallWork
     may_be_tf32: bool
-    """No kernel's name says that it multiplies float32 exactly."""
+    """Whether no kernel name says that float32 is multiplied exactly."""
     roof_us: float
     bound: str
     nodes: Ints
     call_of: Ints
-    """Of each node: number of its call."""
+    """Call index of each node."""
     us: Floats
-    """Of each call."""
+    """Time of each call."""
 
     def brought_to(self, target_us: float) -> Floats:
-        """Return the factor on each node's time if each call takes at most so long."""
+        """Return a factor for each node's time so that each call takes at most `target_us`."""
         return np.minimum(1.0, max(target_us, LEAST_KERNEL_US) / np.maximum(self.us, 1e-9))[self.call_of]
 
     def brought_to_share(self, share: float) -> Floats:
-        """Return the factor on each node's time if each call takes this share of its time."""
+        """Return a factor for each node's time so that each call takes this share of its time."""
         factors = np.maximum(share, np.minimum(1.0, LEAST_KERNEL_US / np.maximum(self.us, 1e-9)))
         return factors[self.call_of]
 
 
 def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
-    """Return the step's calls of known work by op and shapes, those of most time first."""
+    """Return the step's calls with known work, grouped by op and shapes, most time first."""
     trace, nodes = names.trace, graph.nodes
     owned = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & (nodes.kind != HOST))
     signature = trace.ops.signature[nodes.owner[owned]]
@@ -452,7 +463,7 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
 
 
 def _shapes_text(signature: OpSignature) -> str:
-    """Return an op's name with type and shape of its tensors outside of lists."""
+    """Return an op's name with the type and shape of its tensors, except tensors in lists."""
     tensors: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
         dtype = torch_dtype_name(spelled) if spelled else None
@@ -471,7 +482,7 @@ def _run_command(names: Names, op: str) -> str:
 
 
 def _scaled(graph: StepGraph, parts: Sequence[tuple[_Calls, Floats]]) -> Edited:
-    """Return the step with the tasks of calls scaled."""
+    """Return the step with the tasks of these calls scaled."""
     out = Edited.unchanged(graph)
     for calls, factors in parts:
         out.durations_us[calls.nodes] *= factors
@@ -480,7 +491,7 @@ def _scaled(graph: StepGraph, parts: Sequence[tuple[_Calls, Floats]]) -> Edited:
 
 
 def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:
-    """Yield the op shapes with most time above their roof, brought to a good share of it."""
+    """Yield the op shapes with the most time above their roofline limit, improved to a realistic share of it."""
 
     def excess_us(one: _Calls) -> float:
         return float(np.maximum(0.0, one.us - max(one.roof_us / GOOD, LEAST_KERNEL_US)).sum())
@@ -515,11 +526,11 @@ _TYPES: tuple[tuple[str, str, float, str], ...] = (
         "7 bits of the mantissa are left: check the accuracy",
     ),
 )
-"""(type, the change, bytes of it for each byte of float32, what has to be true)."""
+"""(type, description, its bytes per byte of float32, condition)."""
 
 
 def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:
-    """Yield narrower types for products of float32 that the device multiplies faster."""
+    """Yield narrower types for float32 products, if the device multiplies them faster."""
     for dtype, what, width, basis in _TYPES:
         wide = [one for one in calls if one.kind in _PRODUCTS and one.work.dtype == "float32" and one.work.flops]
         wide = [one for one in wide if dtype in peak.tflops and not (dtype == TF32 and one.may_be_tf32)]

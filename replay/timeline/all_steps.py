@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device time and idle causes in every marked step of a trace, which one step's timeline cannot show."""
+"""Device time and idle causes of all marked steps of a trace, beyond the single step of a timeline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import busy_steps
 
 MOST_STEPS = 32
-"""Each takes as long to look at as the one of a timeline."""
+"""Maximum number of steps, because each takes as long to analyse as the step of a timeline."""
 
 
 def categories_of_steps(trace: Trace) -> list[tuple[str, Categories]]:
-    """Return (name, times) of the first marked steps that launch work, in time order; empty if fewer than two are
-    marked.
-    """
+    """Return (name, times) of the first marked steps that launch work, in time order; empty if fewer than two do."""
     chosen = busy_steps(trace)[:MOST_STEPS]
     if len(chosen) < 2:
         return []

@@ -1,8 +1,9 @@
 # pyright: strict
-"""A captured step on a simulated device: the host dispatches call by call, the device runs its queue in order.
+"""Timeline of a captured step on a simulated device: the host dispatches the calls one by one, the device runs its
+queue in order.
 
-Nothing was recorded: the host time of a call is assumed, with a band; `ascend` predicts device times. Owns the rule
-that combines the two, and neither of them.
+Nothing was recorded: the host time of a call is an assumption with a band; `ascend` predicts device times. This module
+combines the two, and computes neither.
 """
 
 from __future__ import annotations
@@ -38,43 +39,51 @@ from opreplay.traces.times.kernel_classes import class_named, class_of_op
 
 SCHEMA_VERSION = 1
 BOUND_SHARE = 0.9
-"""What takes so much of the step by itself bounds it."""
+"""The host or the device bounds a step if it needs this share of the step by itself."""
 """Of the JSON form. Changes of format: 1 first version."""
 VIEW_US = 2.0
-"""Host time of a call that starts no kernel, a view or an allocation: assumed, with the band of `DISPATCH_BAND`."""
+"""Assumed host time of a call that starts no kernel, e.g. a view or an allocation; its band is `DISPATCH_BAND`."""
 PYTHON_US = 23.0 * HOST_RATIO
-"""Python between two calls that start kernels, of eager models: 23 µs is the median of five public H100 traces of
-transformers, of which each has 10 to 42 µs. Not in a step, of which nobody knows how it is served: in the upper end of
-its band."""
+"""Python time between two calls that start kernels, in eager models.
+
+23 µs is the median of five public H100 traces of transformers, which have 10 to 42 µs each. It is not part of the step
+time, because it is unknown how the model is served; it counts only in the upper end of the band.
+"""
 GRAPH = ("graph", "cudagraph", "aclgraph")
-"""Changes that mean: the whole step is one captured graph, which the host launches once."""
+"""Changes that replay the whole step as one captured graph, which the host launches once."""
 CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
 OUTSIDE = "(in no module below the model)"
-"""Row of the calls that the outermost module, or a numbered one right in it, makes itself, and of those outside of all.
+"""Row of the calls that the outermost module, or a numbered module directly in it, makes itself, and of calls outside
+all modules.
 """
 COPIES = 3
-"""Steps that follow each other until the pace is that of all further ones: the host runs ahead, or waits."""
+"""Number of consecutive steps to schedule until the pace is steady: the host runs ahead, or waits."""
 
 
 class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of a step on one device, µs."""
+    """Times of a step on one device, in µs."""
 
     step_us: float
-    """From the completion of the step before to its own."""
+    """From the completion of the previous step to the completion of this one."""
     low_us: float
     high_us: float
-    """80 % band, of the kernels, of the host's time for a call, and of launches."""
+    """Upper end of the 80 % band, from the errors of kernel times, of the host time per call, and of launch
+    latencies.
+    """
     host_us: float
-    """What the host takes to dispatch it."""
+    """Time that the host takes to dispatch the step."""
     device_us: float
-    """From the start of its first kernel to the end of its last."""
+    """From the start of the first kernel to the end of the last."""
     computing_us: float
     communication_us: float
     idle_us: float
-    """The rest of the step: the device waits for the host, or is between two tasks."""
+    """Rest of the step, in which the device waits for the host or is between two tasks."""
     bound: str
-    """"host" where the step would take 90 % as long without work on the device, "device" where it would without the
-    host's, else "both": they take turns."""
+    """What bounds the step: "host", "device" or "both".
+
+    "host": without device work, the step would still take at least 90 % as long. "device": the same without host work.
+    "both": host and device take turns.
+    """
 
 
 class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +91,7 @@ class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
 
     change: str
     matched: int
-    """Calls that it changes."""
+    """Number of calls that it changes."""
     socs_us: dict[str, float]
 
 
@@ -92,23 +101,25 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     source: str
     fused: bool | None = None
-    """Whether fused kernels of servers stand in place of its calls; None for a step of the user's own code."""
+    """Whether fused kernels, as servers have them, replace some of its calls; None for a step of the user's
+    own code.
+    """
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     calls: int
     unpredicted_calls: int
-    """Calls without a prediction: they take no time here, so that the step is at least what is told."""
+    """Number of calls without a prediction. They take no time here, so the reported step time is a lower bound."""
     unpredicted: tuple[str, ...]
-    """Their ops."""
+    """Ops of the calls without a prediction."""
     host_call_us: float
-    """What the host takes for a call that starts kernels and was not measured."""
+    """Host time of a call that starts kernels and was not measured."""
     host_measured_calls: int = 0
-    """Calls whose host time was measured."""
+    """Number of calls whose host time was measured."""
     socs: dict[str, CapturedTimes]
     phases_us: dict[str, dict[str, float]]
-    """By device and phase of a training step: device time."""
+    """Device time by device and by phase of a training step."""
     modules: tuple[ModuleTime, ...]
-    """By module, with the time on the first device; `path_us` is 0: no critical path is told."""
+    """Time by module on the first device; `path_us` is 0, because there is no critical path."""
     what_if: tuple[CapturedChange, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -120,13 +131,13 @@ class _Calls(msgspec.Struct, frozen=True):
     kernels: Floats
     host_us: Floats
     host_band: Floats
-    """80 % factor on each call's host time; 1.0 where it was measured."""
+    """Factor of the 80 % band of each call's host time; 1.0 if it was measured."""
     waits: Floats
-    """1.0 where the host needs the result."""
+    """1.0 for calls whose result the host needs."""
     talks: Floats
-    """1.0 where it is a collective."""
+    """1.0 for collectives."""
     host_scale: float
-    """What was not measured takes so many times what is assumed of any host."""
+    """Factor on the assumed host time of calls that were not measured."""
 
 
 def _whole_sequence(plan: ReplayPlan) -> RecordedSequence:
@@ -153,11 +164,11 @@ def captured_timeline(
     what_if: Sequence[str] = (),
     host: MeasuredHost | None = None,
 ) -> CapturedTimeline:
-    """Time a captured step on devices; `steps` are their predictions.
+    """Compute the times of a captured step on devices; `steps` are their predictions.
 
-    `host` has a machine's times for the calls; missing calls get the assumed time of any host, scaled by this machine's
-    speed on the measured ones. Raises UsageError for a plan that was not captured, or whose calls are truncated, and
-    for a `host` that has none of the calls; TraceError for text that is not a change.
+    `host` has host times of the calls, measured on a machine. Calls that it lacks get the assumed time of any host,
+    scaled by this machine's speed in the measured calls. Raises UsageError for a plan that was not captured, or whose
+    calls are truncated, and for a `host` that has none of the calls; TraceError for text that is not a change.
     """
     sequence = _whole_sequence(plan)
     if not steps:
@@ -217,7 +228,7 @@ def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: Meas
 
 
 def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float]:
-    """Return (time per step in steady state, µs of the last step's device window)."""
+    """Return (time per step in steady state, time from the first to the last kernel of the last step), in µs."""
     device_us, kernels = calls.device_us.tolist(), calls.kernels.tolist()
     host_us, waits = calls.host_us.tolist(), calls.waits.tolist()
     host = device = completed = 0.0
@@ -276,7 +287,7 @@ def _bound(calls: _Calls, step_us: float) -> str:
 
 
 WORK = {"hbm": "memory", "l2": "memory", "link": "communication", "launch": "kernel launches"}
-"""What bounds a kernel → what limits a step of such kernels; "compute" for the others."""
+"""Bound of a kernel → limit of a step of these kernels; "compute" for all other bounds."""
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:
@@ -291,8 +302,9 @@ def limit_of(times: CapturedTimes, step: Step) -> str:
 
 
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
-    """Return the device times of all calls at both ends of the step's band: errors in a kernel family are
-    correlated.
+    """Return the device times of all calls at both ends of the step's band.
+
+    All calls are scaled alike, because errors in a kernel family are correlated.
     """
     total = step.total_us or 1.0
     by_id = {op.id: op.simulated.time_us for op in step.ops}
@@ -350,7 +362,7 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
 def _scaled(
     text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]
 ) -> tuple[dict[str, _Calls], npt.NDArray[np.bool_]]:
-    """Return the calls with other times for ops whose names match, and a mask of these calls. Raises TraceError."""
+    """Return the calls with changed times for ops whose names match, and a mask of these calls. Raises TraceError."""
     if "=" not in text:
         raise TraceError(f"{text!r} is not a change of a captured step", hint=CHANGES)
     any_hit, replace = np.zeros(len(called), bool), msgspec.structs.replace
@@ -367,7 +379,7 @@ def _scaled(
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
-    """Apply a change: a captured graph, calls fused into one kernel, or other times for ops whose names match."""
+    """Apply a change: replay as a captured graph, fuse calls into one kernel, or change times of ops by name."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
     refuse_combination(text)
     word, _, listed = text.strip().partition(" ")
@@ -385,7 +397,7 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
 
 
 def _fused(calls: _Calls, called: Sequence[ReplayOp], patterns: Sequence[str]) -> _Calls:
-    """Merge runs of calls of matching ops into one kernel as long as the longest call.
+    """Merge consecutive calls of matching ops into one kernel as long as the longest call.
 
     Adjacent calls of the same op are not merged. The host still makes each call.
     """

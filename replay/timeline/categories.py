@@ -1,5 +1,7 @@
 # pyright: strict
-"""A step's time by device activity: compute, communication, copies, and idle with causes. Unions of intervals."""
+"""A step's time by device activity: compute, communication, copies, and idle time by cause, from unions of
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule
 
 
 class Categories(msgspec.Struct, frozen=True, kw_only=True):
-    """µs of a step; computing + communication_not_overlapped + copies + idle is the step.
+    """Time of a step by category, in µs: computing + communication_not_overlapped + copies + idle is the step.
 
     Defined as in step_trace_time.csv of msprof-analyze. For a step without device work, computing is time in ops on any
     host thread and idle is the rest.
@@ -21,32 +23,37 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     computing: float
     communication: float
     communication_overlapped: float
-    """With computing."""
+    """Communication that overlaps with computing."""
     communication_not_overlapped: float
     copies: float
-    """Copies and fills beside which nothing computes or communicates."""
+    """Copies and fills that overlap with neither computing nor communication."""
     idle: float
     idle_before_first_task: float = 0.0
     """Until the step's first device task starts."""
     idle_waiting_for_host: float = 0.0
-    """The next task was launched too late."""
+    """Idle because the next task was launched too late."""
     idle_launch_latency: float = 0.0
-    """The next task was launched, and the device took its time to start it: of a host that never waited for the device
-    only what this took longer than for the task before, for launches behind each other delay all tasks alike."""
+    """Idle because the device took time to start the next task after its launch.
+
+    If the host never waited for the device, only the increase over the previous task's latency counts, because
+    consecutive launches delay all tasks alike.
+    """
     idle_gaps_between_tasks: float = 0.0
-    """The next task waited for another stream or for a gap between tasks of its own."""
+    """Idle because the next task waited for another stream, or because of a gap between tasks of its own stream."""
     idle_after_last_task: float = 0.0
     """From the last device task to the end of the step."""
     idle_unknown_cause: float = 0.0
-    """Why is not certain, as the clocks of host and device differ; then all idle time is here."""
+    """All idle time if the clocks of host and device differ, so that causes are not certain."""
 
     @property
     def idle_for_host(self) -> float:
-        """Idle time because the host launched too late, had not started to launch, or continued after the last task."""
+        """Return the idle time because the host launched too late, had not started to launch, or continued after the
+        last task.
+        """
         return self.idle_waiting_for_host + self.idle_before_first_task + self.idle_after_last_task
 
     def host_idle_text(self, step_us: float) -> str:
-        """Return that time as a share of the step, with its parts, in the terms of the category tables."""
+        """Return `idle_for_host` as a share of the step, with its parts, in the terms of the category tables."""
         parts = {
             IDLE_CAUSES[cause]: getattr(self, f"idle_{cause}")
             for cause in ("waiting_for_host", "before_first_task", "after_last_task")
@@ -56,7 +63,7 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TOLD = 0.0005
-"""Least share of a step that is named."""
+"""Minimum share of a step that is reported."""
 
 
 def _percent(share: float) -> str:
@@ -96,7 +103,7 @@ def categories(graph: StepGraph, schedule: Schedule) -> Categories:
 
 
 def without_causes(times: Categories) -> Categories:
-    """Return the categories with all idle time unexplained."""
+    """Return the categories with all idle time moved to the unknown cause."""
     return msgspec.structs.replace(
         times,
         idle_before_first_task=0.0,
@@ -116,7 +123,7 @@ def device_work(graph: StepGraph) -> Bools:
 
 
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
-    """Return host time in ops on all threads, collectives that the host runs, and the rest."""
+    """Return the time of host ops on all threads, of collectives that the host runs, and the rest."""
     nodes, slices = graph.nodes, graph.slices
     starts: list[Floats] = []
     ends: list[Floats] = []
@@ -147,7 +154,7 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
-    """Return idle time by what the task that ended each idle interval had waited for."""
+    """Return idle time by cause: what the task that ended each idle interval had waited for."""
     out = {
         "idle_before_first_task": 0.0,
         "idle_waiting_for_host": 0.0,
@@ -181,7 +188,7 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats
 
 
 def _latency(schedule: Schedule, task: int) -> float | None:
-    """Return the time from launch to start, if a task's last wait was for its launch; None for others."""
+    """Return the time from a task's launch to its start if the launch was its last wait; otherwise None."""
     launched_by = int(schedule.cause[task])
     if launched_by < 0 or schedule.cause_kind[task] != LAUNCH:
         return None
@@ -213,7 +220,7 @@ def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
 
 
 def merged(a: Floats, b: Floats) -> Floats:
-    """Return the union of two unions."""
+    """Return the union of two sets of intervals."""
     both = np.concatenate([a, b])
     return union(both[:, 0], both[:, 1], -np.inf, np.inf) if len(both) else both
 

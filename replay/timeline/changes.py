@@ -1,5 +1,5 @@
 # pyright: strict
-"""What-if: applies a change given as text to durations and latencies of a step's graph; owns grammar and
+"""What-if changes given as text, applied to the durations and latencies of a step's graph; their grammar and
 assumptions.
 """
 
@@ -61,15 +61,17 @@ _WIDTHS = {
     "float32": 4,
 }
 LEAST_GAPS, FEW_GAPS = 0.1, 10
-"""The time before an op that a tenth is below, of so many at least, is that of a call from Python."""
+"""Quantile of the gaps before ops that is taken as the overhead of a call from Python, and the minimum number
+of gaps.
+"""
 MOST_CALL_US = 2.0
-"""A call takes no longer: what is more before all ops is other work of theirs."""
+"""Maximum overhead of a call: a longer gap before all ops is other work."""
 GRAPH_GAP_US = 1.0
-"""Between two kernels of a captured graph, where the recording shows no gap: the median of public CUDA traces."""
+"""Gap between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
 WORTH = 0.01
-"""Share of their speed that kernels lose from which it is told."""
+"""Minimum loss of kernel speed that is reported, as a share."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
-"""Bytes of the floating types as a trace spells them."""
+"""Bytes of the floating-point types, by their names in traces."""
 
 
 @dataclass(slots=True)
@@ -80,21 +82,23 @@ class Edited:
     durations_us: Floats
     lags_us: Floats
     slices_us: Floats
-    """Host time of each slice. A change scales what earlier ones left of it: factors of one call multiply."""
+    """Host time of each slice. A change scales the result of earlier changes, so factors on one call multiply."""
     inside_us: Floats
-    """The same for what runs inside ops that left the host: its shares of these ops, from recorded times."""
+    """Like `slices_us`, for slices inside offloaded ops: starts as recorded times, which give their shares of these
+    ops.
+    """
     left_out: Bools
-    """Slices between ops that lost what Python needs for a call that is left out."""
+    """Mask of the slices between ops from which the Python time of a removed call was subtracted."""
     notes: list[str] = field(default_factory=list[str])
-    """What was assumed."""
+    """Assumptions that were made."""
     matched: int = 0
-    """Device tasks, or stretches of host time, that were changed."""
+    """Number of device tasks, or of intervals of host time, that were changed."""
     width: int | None = None
-    """Bytes of the widest floats that a change of type left; None: as recorded."""
+    """Bytes of the widest floating-point type after a change of type; None: as recorded."""
     overlap: bool = False
-    """Collectives run beside everything else."""
+    """Whether collectives overlap with everything else."""
     offloaded: bool = False
-    """Ops that the host ran are tasks of a device here: of what ran inside them no host time is left."""
+    """Whether ops that the host ran are device tasks here; work inside them then takes no host time."""
 
     @classmethod
     def unchanged(
@@ -107,7 +111,7 @@ class Edited:
         matched: int = 0,
         offloaded: bool = False,
     ) -> Edited:
-        """A step before any change, with these times in place of the recorded ones."""
+        """Return a step before any change, with these times instead of the recorded ones."""
         return cls(
             graph,
             (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
@@ -120,7 +124,7 @@ class Edited:
         )
 
     def schedule(self, lags_us: Floats | None = None) -> Schedule:
-        """Return the changed graph's schedule, with `lags_us` in place of its own lags if given."""
+        """Return the schedule of the changed graph, with `lags_us` instead of its own lags if given."""
         lags_us = self.lags_us if lags_us is None else lags_us
         if not self.overlap:
             return slowed_schedule(self.graph, self.durations_us, lags_us)
@@ -128,14 +132,14 @@ class Edited:
 
 
 class Unmatched(TraceError):
-    """A change that changes nothing."""
+    """Raised if a change matches nothing in the step."""
 
 
 def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
-    """The graph after a change of `before` (default: the step as recorded), which is left as it is. Notes, matches and
-    an overlap of `before` are kept.
+    """Apply a change to `before` (default: the step as recorded) and return the result; `before` is not modified.
 
-    Raises TraceError for text that is no change, Unmatched where nothing in the step is meant by it.
+    Notes, matches and the overlap of `before` are kept. Raises TraceError for text that is not a change, Unmatched if
+    it matches nothing in the step.
     """
     before = Edited.unchanged(graph) if before is None else before
     out = replace(
@@ -160,7 +164,9 @@ def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = 
 
 
 def _loss_text(graph: StepGraph) -> str:
-    """Return text like "20 % of their speed, as the steps of the trace tell (18 to 22 %)"."""
+    """Return text about the speed that kernels lose to collectives, with its range, e.g. "20 % of their
+    speed, as ...".
+    """
     lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
     loss = (
         f"{100 * lost:.0f} % of their speed, as the steps of the trace tell"
@@ -264,9 +270,7 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
 
 
 def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
-    """Return pairs of ops with consecutive kernels on a stream, in the form of `fuse`; pairs with the most time
-    first.
-    """
+    """Return pairs of ops with consecutive kernels on a stream, as arguments of `fuse`; most time first."""
     nodes, edges = graph.nodes, graph.edges
     spent: defaultdict[str, float] = defaultdict(float)
     for edge in np.flatnonzero(edges.kind == STREAM).tolist():
@@ -280,7 +284,7 @@ def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
 
 
 def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
-    """Return the names with the most time in a step: of device tasks, else of host ops."""
+    """Return the names with the most time in a step: of device tasks if there are any, otherwise of host ops."""
     spent: defaultdict[str, float] = defaultdict(float)
     tasks = np.flatnonzero(graph.nodes.name >= 0)
     for node in tasks.tolist():
@@ -294,7 +298,7 @@ def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
 
 
 def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -> list[str]:
-    """Return the names of the step's ops, kernels and classes of work that are most similar to a change's patterns."""
+    """Return the step's op, kernel and work class names that are most similar to a change's patterns."""
     rows = graph.slices.op[graph.slices.op >= 0]
     tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
     there = {names.op(row) for row in np.unique(rows).tolist()}
@@ -319,7 +323,7 @@ def parsed_value(value: str) -> tuple[float, bool]:
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
-    """Set tasks of matching ops or kernels to `value`; if there are none, the host time of matching ops."""
+    """Set the time of device tasks of matching ops or kernels to `value`; without any, that of matching host ops."""
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     device = np.flatnonzero(nodes.name >= 0)
@@ -354,7 +358,7 @@ def _of_pattern(names: Names, graph: StepGraph, device: Ints, pattern: str) -> t
 
 
 def _of_class(names: Names, graph: StepGraph, device: Ints, kind: str) -> tuple[Bools, Bools]:
-    """Return masks of the op rows and of the device tasks of a class of work, as `inspect` counts them."""
+    """Return masks of the op rows and of the device tasks in a class of work, classified as in `inspect`."""
     nodes, (classes, of_op) = graph.nodes, classes_on_host(names.trace)
     ops = of_op == classes.index(kind) if kind in classes else np.zeros(len(names.trace.ops), bool)
     rows, of_kernel = nodes.row[device], np.append(classes_of_launches(names.trace), CLASSES.index("communication"))
@@ -362,13 +366,13 @@ def _of_class(names: Names, graph: StepGraph, device: Ints, kind: str) -> tuple[
 
 
 def _class_meant(names: Names, pattern: str) -> str | None:
-    """Return the class of work that a pattern names; None if it is the name of an op or kernel of the trace."""
+    """Return the class of work that a pattern names; None if an op or kernel of the trace has that name."""
     is_name = pattern in names.trace.kernel_names or any(s.name == pattern for s in names.trace.signatures)
     return None if is_name else class_named(pattern)
 
 
 def _classes(names: Names, graph: StepGraph) -> list[str]:
-    """Return the classes of work in a step: of its device tasks, else of its host ops."""
+    """Return the classes of work in a step: of its device tasks if there are any, otherwise of its host ops."""
     classes, index = list(CLASSES), classes_of_launches(names.trace)[graph.nodes.row[graph.nodes.row >= 0]]
     if not len(index):
         classes, of_op = classes_on_host(names.trace)
@@ -380,8 +384,8 @@ def _classes(names: Names, graph: StepGraph) -> list[str]:
 def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
-    """Change the tasks of offloaded ops in proportion to the matching inner ops' recorded time; return the outer
-    ops.
+    """Change the tasks of offloaded ops in proportion to the recorded time of matching ops inside them; return the
+    outer ops.
     """
     if not len(tasks) or not ops.any():
         return ops
@@ -412,18 +416,18 @@ def _scale_inside(
 
 
 def _labels(names: Names) -> Bools:
-    """Return a mask of op rows that are labels put around ops by a framework or autograd."""
+    """Return a mask of op rows that are only labels, which a framework or autograd puts around ops."""
     return np.array([is_label(signature) for signature in names.trace.signatures])[names.trace.ops.signature]
 
 
 def _or_above(names: Names, marked: Bools) -> Bools:
-    """Return a mask of ops that are marked or contain a marked op."""
+    """Return a mask of ops that are marked or that contain a marked op."""
     return among_or_around(op_parents(names.trace), marked)
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
-    """Scale the host slices inside the ops. A time is per call of the op, divided among its slices in the old
-    proportions.
+    """Scale the host slices inside the ops. An absolute time applies per call of the op, divided among its slices in
+    the old proportions.
     """
     graph, slices = out.graph, out.graph.slices
     base = out.slices_us
@@ -460,15 +464,15 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
 
 
 def take_slices(out: Edited, slices_us: Floats) -> None:
-    """Change the host time of slices to these, and the durations of their nodes by as much, to no less than nothing."""
+    """Set the host time of slices, and change the durations of their nodes by the same amount, to no less than 0."""
     gained = host_durations(out.graph, out.slices_us - slices_us)
     out.durations_us = np.maximum(0.0, out.durations_us - gained)
     out.slices_us = slices_us
 
 
 def _call_us(graph: StepGraph) -> float:
-    """Return the overhead of Python and the profiler per op call: the minimum gap before an op; 0 if too few show
-    it.
+    """Return the overhead of Python and the profiler per op call: a low quantile of the gaps before ops; 0 if there are
+    too few gaps.
     """
     ops = graph.slices.op
     gaps = graph.slices.dur_us[np.flatnonzero((ops[:-1] == NO_OP) & (ops[1:] != NO_OP))]
@@ -482,13 +486,13 @@ def outermost(names: Names, ops: Bools) -> Ints:
 
 
 def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
-    """Return the sum of slices for each node; 0 for device nodes."""
+    """Return the sum of each node's slices; 0 for device nodes."""
     total = np.concatenate([[0.0], np.cumsum(slice_us)])
     return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
 
 
 def matching_ops(names: Names, pattern: str) -> Bools:
-    """Return a mask of op rows whose name, or the name of an enclosing op, matches a shell pattern."""
+    """Return a mask of op rows whose name, or whose enclosing op's name, matches a shell pattern."""
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():
         return np.zeros(len(names.trace.ops), bool)
@@ -507,9 +511,9 @@ def fused_patterns(listed: str) -> list[str]:
 
 
 def leave_out(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
-    """Leave out device tasks, their launches, and the host time of ops that launch nothing else.
+    """Remove device tasks, their launches, and the host time of ops that launch nothing else.
 
-    `waits`: what the host waited for them is left out, too.
+    `waits`: also remove the time that the host waited for them.
     """
     edges = out.graph.edges
     out.durations_us[tasks] = 0.0
@@ -524,7 +528,7 @@ def leave_out(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
 
 
 def _fuse_elementwise(names: Names, out: Edited) -> None:
-    """Merge each run of elementwise kernels into its first, which takes as long as the longest of the run."""
+    """Merge each sequence of elementwise kernels into its first kernel, which then takes as long as the longest."""
     first = elementwise_runs(names, out.graph)
     merged = np.flatnonzero((first >= 0) & (first != np.arange(len(first))))
     if not len(merged):
@@ -565,7 +569,7 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
 
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:
-    """Shorten tasks of ops with wider floating inputs in proportion to the bytes that they move."""
+    """Shorten tasks of ops with wider floating-point inputs in proportion to the bytes that they move."""
     wanted = wanted.strip().lower()
     if wanted not in _WIDTHS:
         raise TraceError(f"{wanted!r} is not a type", hint=f"Known types: {', '.join(_WIDTHS)}.")
@@ -596,10 +600,10 @@ _RULES = {"fuse": _fuse, "dtype": _dtype}
 
 
 def _captured(names: Names, out: Edited) -> None:
-    """Replay what lies between launches as captured graphs: no host time there, and no launch latency but for the first
-    of each graph.
+    """Replay the work between launches as captured graphs.
 
-    What no graph can hold keeps its host time; what waits for the device still waits.
+    This work then takes no host time, and only the first kernel of each graph has launch latency. Work that no graph
+    can contain keeps its host time, and waits for the device remain.
     """
     graph, edges, nodes = out.graph, out.graph.edges, out.graph.nodes
     launches = np.flatnonzero(edges.kind == LAUNCH)
@@ -635,10 +639,10 @@ def _captured(names: Names, out: Edited) -> None:
 
 
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
-    """Return the schedule with collectives on their own stream, for which only the end of the step waits.
+    """Return the schedule with collectives on a separate stream, for which only the end of the step waits.
 
-    Fewer waits cannot lengthen a step: if this estimate loses the host's lead over a busy device, the step stays
-    unchanged.
+    Fewer waits cannot lengthen a step: if this estimate is longer because the host no longer runs ahead of a busy
+    device, the step stays unchanged.
     """
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
@@ -654,10 +658,10 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """Return (durations of all nodes with these host times by op row, number of calls changed); NaN keeps an op
+    """Return (durations of all nodes, number of calls changed) with host times given by op row; NaN keeps an op
     unchanged.
 
-    Of nested ops the outermost one with a time counts; its slices keep their shares.
+    If nested ops have times, the outermost one counts; its slices keep their proportions.
     """
     scaled, calls = slices_with_op_times(names, graph, us_by_row)
     if not calls:
@@ -667,7 +671,9 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
 
 
 def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """Return (host time of all slices with these times by op row, number of calls changed); see `with_op_times`."""
+    """Return (host time of all slices, number of calls changed) with host times given by op row; see
+    `with_op_times`.
+    """
     slices = graph.slices
     known = ~np.isnan(us_by_row)
     if not known.any():

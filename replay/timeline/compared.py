@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare the steps of two traces: their lengths, what the host and the device did in them, and what bounds them."""
+"""Compare the steps of two traces: their lengths, the work of host and device, and what bounds them."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from opreplay.traces.times.doubts import clock_offset_us
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """One step; times in µs."""
+    """Parts of one step; times in µs."""
 
     name: str
     step_us: float
     """From the completion of the previous step to the completion of this one, as `Window.step_us`."""
     host_us: float
-    """The marked range on its host thread."""
+    """Duration of the marked range on its host thread."""
     device_sum_us: float
-    """All device tasks added up, whether they overlap or not; 0 without device work."""
+    """Sum of all device tasks, including overlaps; 0 without device work."""
     busy_us: float
     communication_us: float
-    """Of the busy time: communication that no computing overlaps."""
+    """Part of the busy time: communication that does not overlap with computing."""
     idle_us: dict[str, float]
-    """By cause, as in `StepReport.idle_us`."""
+    """Idle time by cause, as in `StepReport.idle_us`."""
 
 
 class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The compared steps of two traces."""
 
     paired: PairedBy | None = None
-    """None if a side is not a trace, or if its device times are not known."""
+    """How the steps are paired; None if a side is not a trace, or if its device times are not known."""
     before: tuple[StepParts, ...] = ()
     after: tuple[StepParts, ...] = ()
     reports: dict[str, StepReport] = {}
-    """"before" and "after", for each side that is a trace: one step as other commands report it."""
+    """Report of one step, as in other commands, for each side ("before", "after") that is a trace."""
     studies: dict[str, Study] = {}
-    """The same steps with their graphs, for figures; not part of any file."""
+    """Studies of the same steps with their graphs, for figures; not written to any file."""
 
     @property
     def is_known(self) -> bool:
@@ -55,7 +55,9 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
         return self.paired in ("number", "median") and bool(self.before and self.after)
 
     def sides(self, value: Callable[[StepParts], float]) -> tuple[float, float]:
-        """Return one quantity on both sides: the mean of paired steps, else the median of each side's."""
+        """Return one quantity on both sides: the mean if steps are paired by number, otherwise the median of
+        each side.
+        """
         typical = statistics.fmean if self.paired == "number" else statistics.median
         before, after = (typical([value(step) for step in steps]) for steps in (self.before, self.after))
         return before, after
@@ -67,7 +69,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pair_ratios(self) -> list[float]:
-        """Return the ratio of each pair, smallest first; empty if steps are not paired."""
+        """Return the ratio of lengths of each pair of steps, smallest first; empty if steps are not paired."""
         if self.paired != "number":
             return []
         pairs = zip(self.before, self.after, strict=True)
@@ -75,7 +77,9 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Check whether the change is larger than the variation of the steps, where there are enough to tell."""
+        """Check whether the change is larger than the variation between steps; True if there are too few
+        steps to tell.
+        """
         if self.paired == "number":
             logs = [math.log(ratio) for ratio in self.pair_ratios]
             if len(logs) < LEAST_STEPS or max(map(abs, logs)) < LEAST_CHANGE:
@@ -88,15 +92,15 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LEAST_STEPS = 3
-"""Fewer steps say nothing of their variation."""
+"""Minimum number of steps from which their variation is estimated."""
 LEAST_CHANGE = 5e-4
-"""Pairs that differ by less are the same."""
+"""Paired steps whose log ratios are all below this count as equal."""
 ERRORS = 2.0
-"""A change of paired steps is clear above so many standard errors."""
+"""Number of standard errors above which a change of paired steps is clear."""
 
 
 def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
-    """Return the steps of two sides of a comparison, of which traces read with their activity have some."""
+    """Return the steps of both sides of a comparison; only traces that were read with their activity have steps."""
     first, second = (
         next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
         for side in (before, after)
@@ -105,7 +109,7 @@ def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepCha
 
 
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:
-    """Return the steps of both sides; None stands for a side that is not a trace with its activity."""
+    """Return the compared steps; a side is None if it is not a trace with its activity."""
     traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}
     chosen = None if before is None or after is None else _chosen(before, after)
     if before is None or after is None or chosen is None:
@@ -128,7 +132,7 @@ def step_change(before: Trace | None, after: Trace | None) -> StepChange:
 
 
 def _chosen(before: Trace, after: Trace) -> ComparedSteps | None:
-    """Return the steps to compare; None if a trace marks no steps, or nothing ran in one."""
+    """Return the steps to compare; None if a trace marks no steps, or if nothing ran in a step."""
     try:
         chosen = compared_steps(before, after)
     except NothingRan:
@@ -144,7 +148,7 @@ def _change(studies: dict[str, Study | None]) -> StepChange:
 
 
 def _study(trace: Trace, number: int | None = None) -> Study | None:
-    """Return a step, by default that of median length; None if nothing ran."""
+    """Return the timeline of a step, by default of the step with the median length; None if nothing ran."""
     try:
         return timeline(trace, step=number)
     except NothingRan:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Slowdown by concurrent collectives: of compute, by their HBM traffic, and of each other, by shared links.
+"""Slowdown by concurrent collectives: of compute, by their HBM traffic, and of other collectives, by shared links.
 
-Owns no schedule and no prediction.
+Contains neither schedules nor predictions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, Step
 from opreplay.replay.timeline.graph.schedule import Schedule
 
 ROUNDS = 2
-"""Schedules that are looked at: what compute loses moves what lies beside what."""
+"""Number of passes, because the slowdown of compute changes which tasks overlap."""
 WORTH = 1e-3
-"""Share of the compute time from which the loss is told."""
+"""Minimum slowdown that is reported, as a share of the time."""
 TOUCHES = {"hcom_allReduce_": 4.0, "hcom_reduceScatter_": 2.0, "hcom_broadcast_": 1.0, "hcom_send_": 1.0}
-"""Times that HBM is read or written a byte of the message: an all-reduce reads and writes in each of its two halves.
-Others once in, once out."""
+"""Bytes read from or written to HBM per byte of a message; 2.0 (read once, write once) for other collectives.
+
+An all-reduce reads and writes in each of its two halves.
+"""
 
 
 @dataclass(slots=True)
@@ -32,9 +34,9 @@ class Contention:
 
     bytes_per_s: float
     hbm_share: Floats
-    """Of each task's time: what moves data from and to HBM."""
+    """Share of each task's time that moves data from or to HBM."""
     rates: Floats
-    """Bytes a second that a collective draws, while it runs."""
+    """Bytes per second that a collective moves while it runs."""
     transports: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])
     """Collective → kinds of links that it uses ("HCCS", "RDMA")."""
 

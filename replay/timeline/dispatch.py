@@ -1,5 +1,7 @@
 # pyright: strict
-"""Host work between launches, and what can be left out together: ops with their tasks, runs of elementwise kernels."""
+"""Host work between launches, and what can be removed together: ops with their tasks, sequences of
+elementwise kernels.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,18 @@ from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
 LONG_US, LONG_TIMES = 300.0, 20.0
-"""A stretch of host work without a launch is no dispatch if it takes longer than both: this many µs, and this many
-times the median stretch."""
+"""Host work without a launch is not dispatch if it takes longer than both LONG_US µs and LONG_TIMES the median."""
 SOME_LAUNCHES = 2
-"""A thread in whose time others launch so many kernels is taken to wait for them."""
+"""If other threads launch at least this many kernels meanwhile, a thread is assumed to wait for them."""
 _DIRECTIONS = {
     "HtoD": ("htod", "hosttodevice", "host->device"),
     "DtoH": ("dtoh", "devicetohost", "device->host"),
     "DtoD": ("dtod", "devicetodevice", "device->device", "ptop"),
 }
 MOST_FUSED = 64
-"""Kernels that become one: the default limit of torch.compile."""
+"""Maximum number of kernels to fuse into one: the default limit of torch.compile."""
 FUSABLE = ("elementwise", "copies")
-"""Classes of kernels that a compiler merges with their neighbours: one result for each element."""
+"""Classes of kernels that a compiler fuses with adjacent kernels, because each element has one result."""
 
 
 def copy_direction(name: str) -> str:
@@ -50,7 +51,7 @@ def copy_direction(name: str) -> str:
 
 
 def copies_of(trace: Trace, graph: StepGraph, *directions: str) -> Bools:
-    """Return a mask of the step's copies in these directions; of those whose name does not say for ""."""
+    """Return a mask of the step's copies in these directions; "" selects copies whose name has no direction."""
     found = np.array([copy_direction(name) in directions for name in trace.kernel_names] or [False])
     nodes = graph.nodes
     return (nodes.kind == COPY) & (nodes.name >= 0) & found[np.maximum(nodes.name, 0)]
@@ -58,23 +59,25 @@ def copies_of(trace: Trace, graph: StepGraph, *directions: str) -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """Host work of each thread, divided at its launches."""
+    """Host work of each thread, split at its launches."""
 
     of_node: Ints
-    """Stretch of each host node; -1 for device tasks."""
+    """Interval index of each host node; -1 for device tasks."""
     us: Floats
-    """Host time of each, without waiting."""
+    """Host time of each interval, without waits."""
     ends_in_launch: Bools
     is_long: Bools
-    """Takes much longer than the dispatch of an op."""
+    """Whether the interval takes much longer than the dispatch of an op."""
     least_long_us: float
-    """What a long one takes at least."""
+    """Threshold above which an interval is long."""
     outside_graphs: Bools
-    """No captured graph can hold it: it is long, waits for the device, or leads to or from a copy with the host."""
+    """Whether no captured graph can contain the interval: it is long, waits for the device, or precedes or follows a
+    copy from or to the host.
+    """
 
 
 def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
-    """Return the step's host work divided at launches."""
+    """Return the step's host work, split at launches."""
     nodes, edges, count = graph.nodes, graph.edges, len(graph.nodes)
     launches = np.flatnonzero(edges.kind == LAUNCH)
     launching, copying, waiting = (np.zeros(count, bool) for _ in range(3))
@@ -119,8 +122,8 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
 
 
 def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
-    """Return, for each interval of a thread, whether other threads launch kernels in it: it waits for their work, as
-    the caller of a backward pass does.
+    """Return a mask of a thread's intervals in which other threads launch kernels: it waits for them, as the caller of
+    a backward pass does.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]
@@ -130,17 +133,17 @@ def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: F
 
 
 def _begins_thread(lanes: Ints, first: Bools) -> Bools:
-    """Return, for each stretch, whether it is the first of its thread."""
+    """Return a mask of the intervals that are the first of their thread."""
     starts = np.append(True, lanes[1:] != lanes[:-1]) if len(lanes) else np.zeros(0, bool)
     return starts[first]
 
 
 def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
-    """Return, for each task, the first task of its run of elementwise kernels; the task itself outside of runs, -1 for
-    the host.
+    """Return, for each task, the first task of its sequence of elementwise kernels; -1 for host nodes.
 
-    Kernels of a run follow each other on a stream without waiting for another one, the host does not wait in between,
-    and their largest tensors have the same number of elements where that is recorded.
+    Tasks outside these sequences return themselves. The kernels of a sequence follow each other on a stream without
+    waiting for another stream, the host does not wait between them, and their largest tensors have the same number of
+    elements if it is recorded.
     """
     nodes, edges, trace = graph.nodes, graph.edges, names.trace
     elements = np.array([_elements(signature) for signature in trace.signatures] or [0], np.int64)
@@ -170,7 +173,7 @@ def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
 
 
 def _fusable(names: Names, graph: StepGraph) -> Bools:
-    """Return a mask of kernels that compute each element of their result from elements of their arguments."""
+    """Return a mask of kernels that compute each element of the result only from elements of their arguments."""
     nodes = graph.nodes
     out = np.zeros(len(nodes), bool)
     known: dict[tuple[int, int], bool] = {}
@@ -185,8 +188,8 @@ def _fusable(names: Names, graph: StepGraph) -> Bools:
 
 
 def _elements(signature: OpSignature) -> int:
-    """Return the number of elements of the call's largest tensor, or of its first list of tensors; 0 if unknown, or
-    more than any machine holds.
+    """Return the number of elements of the call's largest tensor or list of tensors; 0 if unknown, or if no machine
+    holds that many.
     """
     largest = 0
     for dims in signature.dims or ():
@@ -197,7 +200,7 @@ def _elements(signature: OpSignature) -> int:
 
 
 def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
-    """Return a mask of ops that launch these tasks and no others, with the ops around them that launch nothing else."""
+    """Return a mask of ops that launch only these tasks, including enclosing ops that launch nothing else."""
     trace, owner = names.trace, graph.nodes.owner
     chosen = np.zeros(len(trace.ops), bool)
     owned = np.flatnonzero((owner >= 0) & (graph.nodes.name >= 0))
@@ -217,7 +220,7 @@ def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
 
 
 def _within(parents: Ints, rows: Ints) -> Ints:
-    """Return how many of these rows each op contains, itself included."""
+    """Return how many of these rows each op contains, including itself."""
     out = np.zeros(len(parents), np.int64)
     while len(rows):
         np.add.at(out, rows, 1)

@@ -25,9 +25,9 @@ _ROUNDING_US = 1e-6
 
 
 def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -> ChakraTrace:
-    """Return the studied step as a Chakra trace, with recorded times or those on the simulated device named by `clock`.
+    """Return the step as a Chakra trace, with recorded times or the times of the simulated device named by `clock`.
 
-    Replayed by its own dependencies and durations, it takes `beyond_us` of the head longer than the step.
+    A replay of the trace by its dependencies and durations takes `beyond_us` (see `Attributes`) longer than the step.
     """
     on = study.simulated.get(clock)
     step = study if on is None else on
@@ -54,7 +54,7 @@ class _Export:
         self._ids = _signature_ids(names.trace, graph)
         self._first_of_call: dict[int, int] = {}
         self._number = [0] * len(graph.nodes)
-        """Of each node of the graph: that of its node here; 0 for none."""
+        """Chakra node number of each node of the graph; 0 if it has none."""
         self._waits_for: list[tuple[int, ...]] = [()] * len(graph.nodes)
         bounds = np.searchsorted(graph.edges.target, np.arange(len(graph.nodes) + 1)).tolist()
         sources: list[int] = graph.edges.source.tolist()
@@ -129,7 +129,7 @@ class _Export:
         return None if row < 0 else self._ops.get(self._ids[int(self.names.trace.ops.signature[row])])
 
     def _host_name(self, node: int) -> str:
-        """Return what takes most of a host interval."""
+        """Return the name of the op that takes most of a host interval, or `PYTHON`."""
         low, count = int(self.graph.nodes.first_slice[node]), int(self.graph.nodes.slices[node])
         if not count:
             return PYTHON
@@ -140,7 +140,9 @@ class _Export:
 
 
 def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_host: bool) -> ChakraNode:
-    """Return a node for host time or a latency; start and end are rounded, so that a path's rounded times add up."""
+    """Return a node for host time or a latency. Start and end are rounded, so that the rounded times along a path add
+    up.
+    """
     return ChakraNode(
         name=name,
         waits_for=waits,
@@ -153,7 +155,7 @@ def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_
 
 
 def _signature_ids(trace: Trace, graph: StepGraph) -> dict[int, str]:
-    """Return, by signature, the ids of the ops that own device work of the step."""
+    """Return the ids of the ops that own device work of the step, by signature."""
     owners = graph.nodes.owner[graph.nodes.owner >= 0]
     used: list[int] = np.unique(trace.ops.signature[owners]).tolist()
     return {index: signature_id(trace.signatures[index]) for index in used}

@@ -18,7 +18,7 @@ from opreplay.traces import Trace
 from opreplay.traces.links.parents import nest
 
 LEAST = 1 / 2000
-"""Share of all time from which a stack is told."""
+"""Minimum share of the total time for a stack to be listed."""
 DEEPEST = 40
 _NUMBER = re.compile(r"_\d+$")
 Kind = Literal["frame", "module", "op"]
@@ -31,17 +31,19 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     depth: int
-    """0 for what nothing else calls."""
+    """Depth of the frame; 0 for the outermost caller."""
     start_us: float
-    """In the sum of all calls, where callees lie below their callers, not in time."""
+    """Position in the flame graph (not in time): calls are summed, and callees lie below their callers."""
     us: float
     before_us: float | None = None
     after_us: float | None = None
-    """In a comparison: the time on each side, of which `us` is the longer."""
+    """Time on the second side of a comparison; `us` is the longer of the two sides."""
 
 
 def compared_frames(before: Sequence[Frame], after: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the stacks of two steps in one flame graph, each frame as wide as on the side where it takes longer."""
+    """Merge the stacks of two steps into one flame graph; each frame is as wide as on the side where it takes
+    longer.
+    """
     first, second = _by_stack(before), _by_stack(after)
     stacks: dict[tuple[int, str], int] = {}
     kinds: dict[int, Kind] = {}

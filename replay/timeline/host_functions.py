@@ -1,8 +1,8 @@
 # pyright: strict
-"""Python functions and other host work of a step that launch nothing: what could run beside the step, and its removal.
+"""Python functions and other host work of a step that launch nothing and could overlap with it; and their removal.
 
-Functions are named where stacks were recorded (`with_stack=True`), else ranges of `record_function` are, else the ops
-around a long gap.
+Names come from functions if stacks were recorded (`with_stack=True`), otherwise from `record_function` ranges,
+otherwise from the ops around a long gap.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import launching_calls
 
 MOST_FUNCTIONS = 5
-"""Functions of a step that are tried."""
+"""Maximum number of functions of a step to try."""
 SAME = 0.9
-"""Of a function's time: an inner one that takes so much of it is named in its place."""
+"""An inner function that takes at least this share of a function's time is named instead of it."""
 _BUILT_IN = "<built-in"
 _NODE = "autograd::engine::evaluate_function: "
 _PROFILER = "torch/profiler/"
-"""Frames that a step without a profiler does not have."""
+"""Part of the file name of frames that do not exist without a profiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWork:
-    """Host work of one thread that launches nothing and waits for no device work."""
+    """Host work of one thread that launches nothing and does not wait for device work."""
 
     name: str
-    """Function or range; "" for a gap that the trace names nothing in."""
+    """Name of the function or range; "" for a gap without a name in the trace."""
     within: str
-    """The outermost function around it that launches nothing, whose time this is; for a gap the ops around it."""
+    """The outermost enclosing function that launches nothing, which takes this time; for a gap, the ops around it."""
     is_loader: bool
     lane: int
     begin: Ints
     end: Ints
-    """When it ran: ns on the trace's clock, in order, apart from each other."""
+    """Ends of its intervals, in ns on the trace's clock; intervals are sorted and do not overlap."""
 
     @property
     def us(self) -> float:
-        """Return how long it ran in all."""
+        """Return the total time."""
         return float((self.end - self.begin).sum()) / 1e3
 
 
 def host_work(names: Names, graph: StepGraph, stretches: Stretches, least_us: float) -> list[HostWork]:
-    """Return the functions that launch nothing and take `least_us` or more of the step, longest first, and long gaps
-    without a name.
+    """Return functions that launch nothing and take at least `least_us` of the step, longest first, and long unnamed
+    gaps.
     """
     found: list[HostWork] = []
     for lane, of in enumerate(graph.lanes):
@@ -78,7 +78,7 @@ def host_work(names: Names, graph: StepGraph, stretches: Stretches, least_us: fl
 
 
 def without_work(graph: StepGraph, work: HostWork) -> Edited:
-    """Return the step without this host work, and without what its thread waited for in it."""
+    """Return the step without this host work, and without the waits of its thread during it."""
     nodes, edges = graph.nodes, graph.edges
     out = Edited.unchanged(graph)
     mine = np.flatnonzero((nodes.lane == work.lane) & (nodes.slices > 0))
@@ -95,7 +95,7 @@ def without_work(graph: StepGraph, work: HostWork) -> Edited:
 
 
 def _covered(work: HostWork, at: Ints) -> Floats:
-    """Return how long the work had run at each time, ns."""
+    """Return the total time that the work had run before each time, in ns."""
     before = np.concatenate([[0], np.cumsum(work.end - work.begin)])
     place = np.searchsorted(work.begin, at, side="right")
     over = np.where(place > 0, np.append(0, work.end)[place] - at, 0)
@@ -142,7 +142,9 @@ def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> li
 
 
 def _ranges(trace: Trace, graph: StepGraph, track: int) -> tuple[list[str], Ints, Ints, Ints]:
-    """Return (names; index, begin and end of each) of a thread's named intervals in the step, outer before inner."""
+    """Return (names; index, begin and end of each interval) of a thread's named intervals in the step, outer before
+    inner.
+    """
     ranges = named_ranges(trace, FRAMES)
     rows = np.flatnonzero(ranges.track == track)
     texts: list[str] = list(ranges.names)
@@ -163,8 +165,9 @@ def _ranges(trace: Trace, graph: StepGraph, track: int) -> tuple[list[str], Ints
 
 
 def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
-    """Return when the thread launches device work or stops waiting for some, in order; of a step without device work
-    when its ops start.
+    """Return the sorted times at which the thread launches device work or stops waiting for it.
+
+    For a step without device work: the times at which its ops start.
     """
     nodes, edges, trace = graph.nodes, graph.edges, names.trace
     if not graph.on_device:
@@ -182,8 +185,9 @@ def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
 
 
 def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, end: Ints) -> Bools:
-    """Return, for each interval of a thread, whether it waits for others that launch kernels, or run ops of a step
-    without device work.
+    """Return a mask of a thread's intervals in which it waits for other threads.
+
+    These launch kernels, or run ops in a step without device work.
     """
     if graph.on_device:
         low_us, high_us = ((at - graph.step.start_ns) / 1e3 for at in (begin, end))
@@ -193,7 +197,7 @@ def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, e
 
 
 def _gaps(names: Names, graph: StepGraph, lane: int, stretches: Stretches, named: Sequence[HostWork]) -> list[HostWork]:
-    """Return long gaps between ops that no named function explains, grouped by the ops around them."""
+    """Return long gaps between ops that no named function explains, grouped by the adjacent ops."""
     if not graph.on_device:
         return []  # nothing tells Python from waiting for another thread or process
     nodes, slices = graph.nodes, graph.slices
@@ -214,8 +218,9 @@ def _gaps(names: Names, graph: StepGraph, lane: int, stretches: Stretches, named
 
 
 def _around(names: Names, graph: StepGraph, lane: int, row: int) -> str:
-    """Return where in a thread a slice is, by the ops around it: "between aten::add and aten::copy_"; "" before the
-    first and after the last op of a trace that marks no steps.
+    """Return the location of a slice in its thread by the adjacent ops, e.g. "between aten::add and aten::copy_".
+
+    In a trace that marks no steps, it is "" before the first and after the last op.
     """
     nodes, ops = graph.nodes, graph.slices.op
     mine = np.flatnonzero((nodes.lane == lane) & (nodes.slices > 0))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Puts op times measured in a run on this machine into a step that the host ran, with notes on their limits."""
+"""Inserts op times measured on this machine into a step that the host ran, with notes on their limits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
     """Op times measured in a run."""
 
     us: dict[str, float]
-    """Median of one call by id of the op."""
+    """Median time of one call, in µs, by op id."""
     collectives: dict[tuple[str, int, str], float] = {}
-    """Median transfer in µs by operation, elements that a rank hands in, and dtype; the time of a call where it is not
-    known what of that was waiting."""
+    """Median transfer time in µs by operation, input elements per rank, and dtype.
+
+    It is the time of the whole call if it is unknown how much of that was waiting.
+    """
     caches: dict[str, int] = {}
-    """Ops by the state of the caches: "cold", "warm", "step", "sequence"."""
+    """Number of ops by cache state: "cold", "warm", "step", "sequence"."""
     profiler_event_us: float | None = None
-    """What the profiler of a recording adds to an op for each op that it calls; None where that was not measured."""
+    """Time that the profiler adds to an op for each op called inside it; None if it was not measured."""
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +37,12 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     edited: Edited
     profiler_us: float
-    """Of these times, the profiler's for ops inside others, as the recording holds it; 0 where it is not known."""
+    """Part of these times that the profiler took for inner ops in the recording; 0 if unknown."""
     notes: tuple[str, ...]
 
 
 def measured_ops(file: ResultFile) -> MeasuredOps:
-    """Return the times of a result file."""
+    """Return the measured times in a result file."""
     done = [result for result in file.results if result.measured_us and result.collective is None]
     caches = Counter(result.measurement.cache for result in done if result.measurement is not None)
     event_us = file.header.environment.get("profiler_event_us")
@@ -65,16 +67,16 @@ def _transfers(file: ResultFile) -> dict[tuple[str, int, str], float]:
 
 
 class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine's host time per call, µs by op id."""
+    """Host time per call on this machine, in µs by op id."""
 
     launch_us: dict[str, float]
-    """To launch a call on an accelerator."""
+    """Time to launch a call on an accelerator."""
     call_us: dict[str, float]
-    """Of a whole call on the CPU: the host's time where the call starts no kernel, as a view does."""
+    """Time of a whole call on the CPU: the host time of calls that start no kernel, such as views."""
 
 
 def measured_host(file: ResultFile) -> MeasuredHost:
-    """Return the host times of a result file. Raises UsageError if it holds none."""
+    """Return the host times in a result file. Raises UsageError if it has none."""
     done = [
         (timing.id, timing.measurement)
         for timing in file.results
@@ -92,10 +94,10 @@ def measured_host(file: ResultFile) -> MeasuredHost:
 
 
 def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> MeasuredStep:
-    """Return a step of the host with measured times in place of the recorded ones.
+    """Return a step of the host with measured instead of recorded times.
 
-    Of nested ops the outermost measured one counts; its slices keep their shares. The profiler's overhead in the
-    recording for the ops inside is added to each time. Raises TraceError for a step with device work, whose host only
+    Of nested ops, the outermost measured one counts; its slices keep their proportions. Each time includes the
+    profiler's overhead for inner ops in the recording. Raises TraceError for a step with device work, whose host only
     launches, and Unmatched if no op of the step was measured.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
@@ -121,7 +123,7 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
 
 
 def _notes(results: MeasuredOps) -> list[str]:
-    """Return notes on what these times lack."""
+    """Return notes on the limits of these times."""
     notes: list[str] = []
     total = sum(results.caches.values())
     for state in ("cold", "warm"):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Memory over a step: the peak, live bytes at the peak by op, and the devices that it fits.
+"""Memory use over a step: the peak, live bytes at the peak by op, and the devices with enough memory.
 
-It is the profiler's record, or is derived from the sizes and lifetimes of results in the step.
+It comes from the profiler's record, or from the sizes and lifetimes of results in the step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BEFORE = "(allocated before the step)"
 OUTSIDE = "(parameters and inputs)"
 BLOCK_BYTES = 512
 UNKNOWN = "unknown: the size of no result is known"
-"""The verdict where nothing tells what a step makes."""
+"""Verdict if no size of the step's results is known."""
 _NOT_INFERRED = (
     "not counted: workspaces of libraries, contexts, what the framework's allocator keeps in reserve; where Python "
     "keeps results beyond their last use (KV caches, outputs) the peak lies towards what all results together take"
@@ -54,31 +54,43 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """Live bytes over one step."""
 
     source: Literal["recorded", "inferred"] = "recorded"
-    """"recorded": allocations on the busiest device (`profile_memory=True`). "inferred": results live from their call
-    to their last use, parameters and inputs all the time; no workspaces, no cache of the framework."""
+    """Source of the numbers: "recorded" or "inferred".
+
+    Recorded: allocations on the busiest device (`profile_memory=True`). Inferred: results live from their call to their
+    last use, parameters and inputs all the time; without workspaces and without the framework's cache.
+    """
     on_device: bool
-    """False: the trace has allocations of the host alone."""
+    """False if the trace has only allocations on the host."""
     begin_bytes: int
     peak_bytes: int
     low_bytes: int | None = None
-    """Where inferred: the peak if parameters that may be one tensor are, and what else no call made is gone after its
-    use. `peak_bytes` counts each use of a tensor that no call made as one of its own, alive all the time."""
+    """Lowest estimate of an inferred peak.
+
+    It assumes that parameters that may be the same tensor are shared, and that other external tensors live only until
+    their use. `peak_bytes` counts each use of an external tensor (not made by any call) as a separate tensor that is
+    always alive.
+    """
     high_bytes: int | None = None
-    """Where inferred: the peak if nothing that the step makes is freed before it ends, as what Python keeps is not:
-    KV caches, outputs, saved activations that no recorded call reads."""
+    """Highest estimate of an inferred peak: nothing that the step makes is freed before it ends.
+
+    This covers results that Python keeps: KV caches, outputs, and saved activations that no recorded call reads.
+    """
     pool_bytes: int = 0
-    """Of the peak: KV caches that a serving engine made as large as its device had room for, each once."""
+    """Part of the peak for KV caches that a serving engine made as large as its device permitted, each counted once."""
     peak_at_us: float | None
-    """After the step's start; None where inferred."""
+    """Time of the peak after the step's start; None if inferred."""
     end_bytes: int
     allocations: int
     at_peak_by_op: dict[str, int]
-    """What is live at the peak by the op that allocated it, largest first."""
+    """Live bytes at the peak by the op that allocated them, largest first."""
     fits: dict[str, bool | None]
-    """Simulated device → whether the peak fits its memory; what the framework keeps in reserve is not counted. None:
-    unknown, for no result is."""
+    """Simulated device → whether the peak fits its memory, without the framework's reserve; None if no result size is
+    known.
+    """
     verdicts: dict[str, str] = {}
-    """The same in words, with what it hangs on: where only a part of the range fits, or all but a pool."""
+    """Simulated device → the answer of `fits` as text, with its conditions: only part of the range fits, or all but a
+    pool.
+    """
     notes: tuple[str, ...] = ()
 
 
@@ -125,8 +137,8 @@ def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
 
 
 def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
-    """Return (rows of the step by time, bytes in use after each) of the busiest device, of the host if there is
-    none.
+    """Return (rows of the step by time, bytes in use after each) for the busiest device, or for the host if there is no
+    device.
     """
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
     on_device = bool((inside & table.on_device).any())
@@ -189,9 +201,9 @@ class _Live(NamedTuple):
 
     peak: int
     peak_at: int
-    """The call at which that is first so."""
+    """Number of the call at which the peak is first reached."""
     low: int
-    """The peak with what no call made alive for its uses alone."""
+    """The peak if external tensors are alive only during their uses."""
     end: int
 
 
@@ -204,7 +216,7 @@ def _live_over(
 ) -> _Live:
     """Return live bytes over the calls.
 
-    `results` [op][output] are bytes; `passing` are the bytes of external activations, by number.
+    `results` [op][output] is in bytes; `passing` has the bytes of external activations, by number.
     """
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
@@ -235,7 +247,7 @@ def _fitting(
 
 
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
-    """Return whether a range of bytes fits, and what that depends on."""
+    """Return whether a range of bytes fits, and under which condition."""
     if high <= room:
         return "fits"
     if peak <= room:
@@ -250,7 +262,9 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Return the numbers of tensors that are pools of a serving engine: caches in blocks, not tables of a model."""
+    """Return the numbers of tensors that are pools of a serving engine, i.e. caches in blocks and not tables of a
+    model.
+    """
     return {
         number
         for number, tensor in enumerate(outside)
@@ -259,7 +273,7 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
 
 
 def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
-    """Return the pools that are other pools in another shape: with equal bytes and dtype, and fewer than those."""
+    """Return the pools that are views of other pools: same bytes and dtype, another shape, and fewer than those."""
     by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
     for number in pools:
         if (meta := _tensor(ops, outside[number])[2]) is not None:
@@ -274,14 +288,14 @@ def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, Tensor
 
 
 def _block(meta: TensorMeta | None) -> int:
-    """Return the bytes that an accelerator's caching allocator takes for a tensor: 512 at a time (kMinBlockSize)."""
+    """Return the bytes that an accelerator's caching allocator uses for a tensor: a multiple of 512 (kMinBlockSize)."""
     return 0 if meta is None else -(-tensor_bytes(meta) // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     """Return the bytes of external tensors, by number, that look like activations whose producer was not found.
 
-    This kind of tensor has no parameter name as argument, and its op does not write it.
+    The argument does not have a parameter's name, and the op does not write the tensor.
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
@@ -293,11 +307,12 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
 
 
 def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
-    """Return the bytes of external tensors if those of one shape and dtype are the same tensor wherever possible.
+    """Return the bytes of external tensors if tensors of the same shape and dtype are the same tensor wherever
+    possible.
 
-    The minimum number is what the calls of one op take: a layer's weight is used in forward, backward and the
-    optimizer, but layers of one size have separate weights. `repeated`: if all weights are needed a multiple of n
-    times, the step is taken as n passes through one model, as in a step that decodes several tokens.
+    The minimum number of tensors is the number that the calls of one op need: a layer's weight is used in forward,
+    backward and the optimizer, but layers of the same size have separate weights. `repeated`: if all weights are needed
+    a multiple of n times, the step counts as n passes through one model, as in a step that decodes several tokens.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}
@@ -333,7 +348,7 @@ def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
-    """Return bytes allocated in these rows and not freed in them, by the op around each allocation."""
+    """Return bytes allocated and not freed in these rows, by the op around each allocation."""
     assert trace.activity is not None
     table, ops = trace.activity.memory, trace.ops
     live: dict[int, int] = {}

@@ -12,9 +12,9 @@ from opreplay.replay.timeline.graph.model import Ints, StepGraph
 from opreplay.replay.timeline.names import Names
 
 DEEPEST = 12
-"""Levels of the tree; what lies deeper counts for the last."""
+"""Maximum depth of the tree; deeper modules count for the last level."""
 _NUMBER = re.compile(r"_\d+$")
-"""torch.profiler numbers modules of one class as they are first called."""
+"""Suffix of a module name: torch.profiler numbers the modules of a class in the order of their first calls."""
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
@@ -56,7 +56,9 @@ def unnumbered(module: str) -> str:
 def as_tree(
     times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
 ) -> tuple[ModuleTime, ...]:
-    """Return modules by path, outer before inner, from (device time, time on the critical path) and their names."""
+    """Return modules by path, outer before inner, from (device time, time on the critical path) and the names of
+    modules.
+    """
 
     def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
         above = [path[: depth + 1] for depth in range(len(path))]
@@ -75,7 +77,9 @@ def as_tree(
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
-    """Return the names of the module calls around a call, with itself last; a module that calls itself counts once."""
+    """Return the names of the module calls around a call, ending with the call itself; a module that calls itself
+    counts once.
+    """
     chain: list[str] = []
     while call >= 0:
         if not chain or chain[-1] != labels[call]:

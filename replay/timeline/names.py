@@ -37,11 +37,11 @@ class Names:
         self._modules: tuple[tuple[str, ...], Ints] | None = None
 
     def op(self, row: int) -> str:
-        """Return the name of an op row; `PYTHON` if none."""
+        """Return the name of an op row; `PYTHON` if there is none."""
         return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
-        """Return the name of a device task: the op that owns it, else its kernel."""
+        """Return the name of a device task: that of the op that owns it, otherwise its kernel's."""
         owner = int(self.graph.nodes.owner[node])
         return self.op(owner) if owner >= 0 else self.kernel(node)
 
@@ -51,20 +51,21 @@ class Names:
         return self.trace.kernel_names[name] if name >= 0 else "(work from before the step)"
 
     def wait(self, kind: int) -> str:
-        """Return the name of a time between dependency and start: launch latency, stream gap."""
+        """Return the name of a wait between a dependency and a start, e.g. launch latency or stream gap."""
         return _WAITS[EDGE_KINDS[kind]]
 
     def modules(self) -> tuple[tuple[str, ...], Ints]:
-        """Return (names, index by op row, or -1): the innermost module or marked range in which each op started."""
+        """Return (names, index by op row or -1) for the innermost module or marked range in which each op started."""
         if self._modules is None:
             ranges = named_ranges(self.trace, (_FRAME,))
             self._modules = _module_names(ranges), of_rows(_innermost_range(self.trace, ranges), ranges.label)
         return self._modules
 
     def module_calls(self) -> tuple[tuple[str, ...], Ints, Ints]:
-        """Return three things about calls of modules or marked ranges.
+        """Return calls of modules or marked ranges, as a tuple of three values.
 
-        The name of each call, the call around it or -1, and by op row the innermost call in which it started or -1.
+        These are the name of each call, the enclosing call or -1, and by op row the innermost call in which the op
+        started, or -1.
         """
         ranges = named_ranges(self.trace, (_FRAME,))
         parents = np.full(len(ranges.label), -1, np.int64)
@@ -76,7 +77,7 @@ class Names:
         return tuple(names[index] for index in indices), parents, _innermost_range(self.trace, ranges)
 
     def module_of_op(self, row: int) -> str:
-        """Return the module name of an op row; `OUTSIDE` if none."""
+        """Return the module name of an op row; `OUTSIDE` if there is none."""
         names, index = self.modules()
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
 
@@ -84,8 +85,8 @@ class Names:
 def matches_kernel(name: str, pattern: str) -> bool:
     """Check whether a kernel's name matches a shell pattern.
 
-    The name is taken as recorded, without its return type "void", or as qualified name without templates and
-    parameters.
+    The pattern may match the recorded name, the name without its return type "void", or the qualified name without
+    templates and parameters.
     """
     return any(fnmatchcase(text, pattern) for text in (name, name.removeprefix("void "), kernel_path(name)))
 
@@ -112,14 +113,14 @@ class Ranges:
     track: Ints
 
     def of(self, track: int) -> Ranges:
-        """Return the ranges of one thread, an outer one before those inside it."""
+        """Return the ranges of one thread, outer before inner."""
         rows = np.flatnonzero(self.track == track)
         rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
         return Ranges(self.names, *(column[rows] for column in (self.label, self.start_ns, self.dur_ns, self.track)))
 
 
 def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
-    """Return calls of these kinds if the trace has them, else ranges that the user marked."""
+    """Return calls of these kinds if the trace has any, otherwise ranges that the user marked."""
     table, notes, rows = None, trace.annotations, np.empty(0, np.int64)
     names: tuple[str, ...] = ()
     if trace.activity is not None:
@@ -139,7 +140,7 @@ def _module_names(ranges: Ranges) -> tuple[str, ...]:
 
 
 def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:
-    """Return, per op, the innermost range in which it started, or -1."""
+    """Return the innermost range in which each op started, or -1."""
     ops = trace.ops
     out = np.full(len(ops), -1, np.int64)
     for at in np.unique(ranges.track):

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Converts a step recorded on the CPU as if a device had run its ops: each becomes a launch and a task of one stream.
+"""Converts a step recorded on the CPU as if a device had run its ops: each op becomes a launch and a task on one
+stream.
 
-Owns which ops are offloaded and the host's remaining work; `simulated` owns the times of tasks.
+This module decides which ops are offloaded and what work remains on the host; `simulated` predicts the times of tasks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ from opreplay.traces.model import OpSignature
 Floats = npt.NDArray[np.float64]
 
 DISPATCH_US = 16.0
-"""Host time of an op whose kernels an NPU runs, in place of its work here: 15.7 µs, the median of 140 outermost ops of
-a public torch_npu profile (timeline test data of MindStudio Insight); its quartiles are 11 and 42 µs."""
+"""Host time of an op whose kernels run on an NPU, instead of its work on the CPU.
+
+15.7 µs is the median of 140 outermost ops of a public torch_npu profile (timeline test data of MindStudio Insight); its
+quartiles are 11 and 42 µs.
+"""
 DISPATCH_BAND = 2.5
-"""80 % factor on it: towards the third quartile of that profile."""
+"""Factor of the 80 % band of `DISPATCH_US`, chosen for the third quartile of that profile."""
 HOST_RATIO = 2.1
-"""Time that an op without work for the device (views, empty tensors) takes the host of that profile, over that of the
-hosts of five public H100 traces: the median of seven ops that both have. Of another torch_npu profile it is 7.6."""
+"""Host time of ops without device work (views, empty tensors), relative to the hosts of five public H100 traces.
+
+The ratio is the median of seven ops that the torch_npu profile of `DISPATCH_US` and these traces have in common. For
+another torch_npu profile it is 7.6.
+"""
 BLOCKING = (
     "aten::_local_scalar_dense",
     "aten::bincount",
@@ -42,7 +49,7 @@ BLOCKING = (
     "aten::unique_dim",
     "aten::_unique2",
 )
-"""Ops whose results the host needs, and that wait for the device therefore."""
+"""Ops whose results the host needs, so that it waits for the device."""
 _SYNCHRONISE = "aclrtSynchronizeStream"
 
 
@@ -54,9 +61,9 @@ def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
 def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]:
     """Return (the trace with a task for each outermost call of an op with NPU kernels, host µs by op row).
 
-    `ops` are a plan's by id. Host µs are `DISPATCH_US` for offloaded ops, NaN for all others, which keep their time:
-    views, Python. A task is recorded as running when its op did. The trace must have been read with its activity and
-    have no device work.
+    `ops` maps ids to a plan's ops. Host µs are `DISPATCH_US` for offloaded ops, and NaN for all others, which keep
+    their time (views, Python). A task's recorded time is that of its op. The trace must have been read with its
+    activity and have no device work.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 

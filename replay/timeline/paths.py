@@ -1,5 +1,5 @@
 # pyright: strict
-"""The critical path, and the slack of other work, by op and by module: times on the path add up to the step."""
+"""The critical path, and the slack of other work, by op and by module; times on the path add up to the step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ HOST, DEVICE, WAIT = "host", "device", "wait"
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The contribution of one op, or one kind of waiting, to the step."""
+    """Contribution of one op, or one kind of wait, to the step."""
 
     name: str
     us: float
     where: str
-    """"device", "host" or "wait" (latencies and gaps, in which neither works)."""
+    """"device", "host" or "wait" (latencies and gaps in which neither works)."""
     times: int
-    """Its calls on the path, or its tasks on the device; of Python between ops and of waiting, the stretches."""
+    """Number of its calls on the path, or of its tasks on the device; the number of intervals for Python between ops
+    and for waits.
+    """
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +36,15 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     us: float
     slack_us: float
-    """How much longer its least free instance could take without the step taking longer."""
+    """How much longer its most critical instance could take without lengthening the step."""
     where: str
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """Return (parts by op, longest first; µs of the same time by op row, -1 if none, and by kind of waiting).
+    """Return (parts by op, longest first; µs of the same time by op row, -1 if none, and by kind of wait).
 
-    Host time counts for the op that contains it; if an interval's length was changed, all its ops are scaled alike.
+    Host time counts for the op that contains it; if an interval's length was changed, all its ops are scaled by the
+    same factor.
     """
     path, waits = critical_path(graph, schedule)
     nodes, slices, begin = graph.nodes, graph.slices, _begin(graph, schedule)
@@ -82,13 +85,13 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
 
 
 def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, float]:
-    """Return time on the path by the innermost module, and by kind of waiting; longest first."""
+    """Return time on the path by innermost module, and by kind of wait; longest first."""
     modules = summed((row if isinstance(row, str) else names.module_of_op(row), us) for row, us in by_row.items())
     return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
 
 def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
-    """Return (µs that each node of the path adds to the step, µs waited before each)."""
+    """Return (µs that each node of the path adds to the step, µs of waiting before each node)."""
     spent, waited = np.zeros(len(path)), np.zeros(len(path))
     owed = 0.0  # a task that starts before the one before it has ended: that one's part of the path is shorter
     for place in range(len(path) - 1, -1, -1):

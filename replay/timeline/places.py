@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where in the code device tasks were launched: the module and the Python function with most of their time."""
+"""Source locations of device tasks: the module and the Python function with most of their time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from opreplay.replay.timeline.python_time import FRAMES
 from opreplay.traces.links.parents import innermost_at
 
 _LIBRARY = ("torch/", "<built-in", MODULE)
-"""Beginnings of frames that are not the user's code."""
+"""Prefixes of frames that are not the user's code."""
 
 
 class Places:
-    """Modules and functions around the ops of one step; looked up when first asked for."""
+    """Modules and functions around the ops of one step, computed at the first request."""
 
     def __init__(self, names: Names, graph: StepGraph) -> None:
         self.names, self.graph = names, graph
         self._functions: tuple[list[str], Ints] | None = None
 
     def of_tasks(self, tasks: Bools) -> tuple[str, str]:
-        """Return (module, function) with most of the tasks' time; "" for what the trace does not name."""
+        """Return (module, function) with most of the tasks' time; "" if the trace does not name it."""
         nodes = self.graph.nodes
         rows = np.flatnonzero(tasks & (nodes.owner >= 0))
         texts, function = self._of_ops()
@@ -38,7 +38,7 @@ class Places:
         return _most(modules), _most(functions)
 
     def _of_ops(self) -> tuple[list[str], Ints]:
-        """Return (names of functions, by op row the innermost of the user's functions around it or -1)."""
+        """Return (function names, index by op row of the innermost enclosing user function or -1)."""
         if self._functions is None:
             trace = self.names.trace
             ranges = named_ranges(trace, FRAMES)

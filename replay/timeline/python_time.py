@@ -1,8 +1,8 @@
 # pyright: strict
-"""Python time between ops: host thread time outside ops, by the called function or the marked range.
+"""Python time between ops: host thread time outside ops, by called function or marked range.
 
-A trace names functions if stacks were recorded (`with_stack=True`); otherwise the ranges of `record_function`, such as
-the DataLoader's, are used.
+A trace names functions if stacks were recorded (`with_stack=True`); otherwise `record_function` ranges are used, such
+as the DataLoader's.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
-"""Of the step, from which on idle time at its ends is explained."""
+"""Minimum idle time at the start or end of a step that is explained, as a share of the step."""
 LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
-"""Begin of the range in which torch's DataLoader makes a batch, and the folder of its code."""
+"""Prefix of the range in which torch's DataLoader makes a batch, and the folder of its code."""
 LEAST_NAMED = 0.3
-"""Of such a time, that one function must take to be named."""
+"""Minimum share of the idle time that a function must take to be named."""
 
 
 def python_on_path(
@@ -37,7 +37,7 @@ def python_on_path(
 ) -> tuple[PythonTime, ...]:
     """Return the critical path's time between ops by function or range, longest first; the sum is at most that time.
 
-    Empty if the trace names none.
+    Empty if the trace names no function or range.
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
@@ -107,7 +107,7 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
-    """Return a mask of the intervals whose middle is inside a DataLoader's making of a batch."""
+    """Return a mask of the intervals whose middle is inside the DataLoader's range for making a batch."""
     out, notes = np.zeros(len(track), bool), trace.annotations
     if not isinstance(notes, AnnotationTable) or not len(notes):
         return out
@@ -121,14 +121,14 @@ def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
-    """Return the parts of intervals within a window, µs after the step's start; empty ones have zero length."""
+    """Return the parts of intervals within a window in µs after the step's start; intervals outside get zero length."""
     low, high = (graph.step.start_ns + round(1e3 * us) for us in (low_us, high_us))
     begin = np.clip(begin, low, high)
     return begin, np.maximum(begin, np.clip(end, low, high))
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by the function called in each interval, else by the enclosing one; "" for unnamed time."""
+    """Return µs by the function called in each interval, otherwise by the enclosing function; "" for unnamed time."""
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
     for at in np.unique(track).tolist():
@@ -150,7 +150,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
 
 
 def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: Ranges) -> None:
-    """Add intervals that contain no named call to the innermost call around their middle."""
+    """Add the time of intervals without a named call to the innermost call around their middle."""
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):
         return

@@ -14,59 +14,61 @@ from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline, 
 from opreplay.replay.timeline.offload import HOST_RATIO
 
 SERVER_MS = 5.0 * HOST_RATIO
-"""Host time of a server between two steps that decode, while the device waits: scheduling, inputs, sampling, outputs.
+"""Host time of a server between two decode steps, while the device waits: scheduling, inputs, sampling, outputs.
 
-vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024) has 29 % of the time there beside 38 % for the GPU,
-whose step of 8 ms makes it 6 ms; later versions do less, 5 ms are taken. Hosts of NPUs take longer for the same.
-Servers that schedule ahead hide it.
+In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this takes 29 % of the time and the GPU 38 %.
+With a GPU step of 8 ms, this is 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer for the
+same work. Servers that schedule ahead hide it.
 """
 SERVER_BAND = 2.0
 
 
 class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One size of a model on one device."""
+    """Figures for one size of a model on one device."""
 
     batch: int
     context: int
     soc: str
     token_ms: float
-    """From one token of a sequence to its next in decode, through all stages; else the step divided by its tokens."""
+    """Time from one token of a sequence to the next in decode, through all stages; otherwise the step divided by its
+    tokens.
+    """
     low_ms: float
     high_ms: float
-    """80 % band of `token_ms`."""
+    """Upper end of the 80 % band of `token_ms`."""
     graph_token_ms: float
-    """As `token_ms`, where the step is launched as one graph."""
+    """Like `token_ms`, if the step is launched as one graph."""
     graph_low_ms: float
     graph_high_ms: float
     server_ms: float
-    """Of each of them: the server's time between two steps."""
+    """Part of `token_ms` and of `graph_token_ms` that the server takes between two steps."""
     tokens_per_s: float
-    """Of the whole job, all stages busy."""
+    """Tokens per second of the whole job, if all stages are busy."""
     graph_tokens_per_s: float
     memory_bytes: int
-    """Of this rank: tensors, without workspaces."""
+    """Bytes of this rank's tensors, without workspaces."""
     fits: bool | None
-    """None for a device whose memory is not known."""
+    """Whether the memory suffices; None if the device's memory is unknown."""
     unpredicted_calls: int
     fused: bool | None = None
-    """Whether fused kernels of servers were predicted; None for a step of the user's own code."""
+    """Whether fused kernels, as servers have them, were predicted; None for a step of the user's own code."""
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     limit: str = ""
-    """As of `captured.limit_of`; "server host" where the server's host takes more than half of the time."""
+    """Limit from `captured.limit_of`; "server host" if the server takes more than half of the time."""
     hbm_bytes: float | None = None
-    """Memory of the device."""
+    """Memory size of the device."""
 
 
 class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in several sizes on devices."""
+    """Figures for a model in several sizes on devices."""
 
     model: str
     """Name of its config file."""
     phase: str
     dtype: str
     weights: str | None = None
-    """Their quantisation."""
+    """Quantisation of the weights."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
@@ -87,8 +89,8 @@ def served(
 ) -> list[ServedStep]:
     """Return the figures of a captured step on devices; `steps` are their predictions.
 
-    A token passes the `stages` in sequence; `replicas` ranks have their own sequences. Raises UsageError for a plan
-    that was not captured.
+    A token passes through the `stages` in sequence; each of the `replicas` ranks has its own sequences. Raises
+    UsageError for a plan that was not captured.
     """
     called, graphs = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
     tokens = batch * (1 if decodes else context)
@@ -128,7 +130,7 @@ def served(
 
 
 def _a_token(times: CapturedTimes, steps: float, server_ms: float) -> tuple[float, float, float]:
-    """Return the ms per token, for `steps` steps plus the server's time once, and the band."""
+    """Return the ms per token, which is `steps` steps plus the server's time once, and its band."""
     ms, low, high = (us * steps / 1e3 for us in (times.step_us, times.low_us, times.high_us))
     shorter = math.hypot(ms - low, server_ms - server_ms / SERVER_BAND)
     longer = math.hypot(high - ms, server_ms * SERVER_BAND - server_ms)

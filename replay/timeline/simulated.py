@@ -1,7 +1,8 @@
 # pyright: strict
-"""A recorded step on a simulated device: predicted kernels, that device's latencies, recorded host time; with a band.
+"""A recorded step on a simulated device: predicted kernels, that device's latencies and recorded host time, with a
+band.
 
-Owns which prediction a task gets and how tasks without one are handled. `ascend` owns the predictions.
+This module decides which prediction a task gets and handles tasks without one; `ascend` computes the predictions.
 """
 
 from __future__ import annotations
@@ -58,56 +59,66 @@ from opreplay.traces.activity import Collective
 from opreplay.traces.errors import NothingRan
 
 LAUNCH_LATENCY_US = 44.0
-"""From the launch by torch_npu's dequeuing thread to the start of the task on an idle stream: the median of the public
-AlexNet profile on a 910B2 (MindStudio Insight test data). Recorded latencies are kept for NPU traces."""
+"""Time from the launch by torch_npu's dequeuing thread to the start of the task on an idle stream.
+
+The median of the public AlexNet profile on a 910B2 (MindStudio Insight test data). NPU traces keep their recorded
+latencies.
+"""
 TASK_GAP_US = 1.0
-"""Between tasks of a stream that has work waiting: `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the
-first quartile and 1.1 µs at the median."""
+"""Gap between tasks of a stream that has work waiting.
+
+`Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the first quartile and 1.1 µs at the median.
+"""
 ASSUMED = "launch latency"
-"""How the note on these two begins: it is the same for every step."""
+"""First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`, which is the same for every step."""
 UNPREDICTED_BAND = 3.0
-"""80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
+"""Assumed factor of the 80 % band for tasks without a prediction, which are scaled like the predicted ones."""
 LEAST_BAND = 0.01
-"""No step is known better than this, whatever its graph reproduces."""
+"""Minimum relative error of a step, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
-"""Share of the computing that must be predicted for a band of the step."""
+"""Minimum share of the computing that must be predicted for the step to have a band."""
 LATENCY_BAND = 2.0
-"""80 % factor on launch latencies and gaps between tasks that are not those of the recording: assumed."""
+"""Assumed factor of the 80 % band for launch latencies and gaps between tasks that do not come from the recording."""
 MOST_FAMILIES = 16
-"""Families whose error is followed through the graph one by one; the others are taken together."""
+"""Maximum number of families whose errors are propagated through the graph separately; the others are combined."""
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 
 
 class SocStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step on one simulated device, µs."""
+    """The step on one simulated device; times in µs."""
 
     device: str
     device_version: str
     step_us: float
     low_us: float | None
     high_us: float | None
-    """80 % band: errors of one kernel family together, of different ones independent; no narrower than the structure's
-    own error. None where less than half of the computing is predicted."""
+    """Upper end of the 80 % band; None if less than half of the computing is predicted.
+
+    Errors within a kernel family are taken as correlated, errors of different families as independent. The band is no
+    narrower than the graph's own error.
+    """
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     by_family_us: dict[str, float]
-    """Time of predicted tasks by kernel family, largest first; it does not add up to the step."""
+    """Time of predicted tasks by kernel family, largest first; the times do not add up to the step."""
     predicted_share: float
-    """Of the recorded device time: tasks that have a prediction."""
+    """Share of the recorded device time in tasks that have a prediction."""
     computing_predicted_share: float
-    """The same without collectives and copies between host and device."""
+    """Like `predicted_share`, without collectives and copies between host and device."""
     uncalibrated_share: float
-    """Of the predicted time: families that were checked on no SoC."""
+    """Share of the predicted time in families that were not checked on any SoC."""
     invented_share: float
-    """Of the recorded device time: predicted on sizes that no argument tells, or that the recorded time refutes."""
+    """Share of the recorded device time that was predicted with sizes that no argument gives, or that the recorded time
+    refutes.
+    """
     scaled_us: float
-    """Predicted time of tasks without a prediction: as much shorter or longer as the predicted ones are."""
+    """Predicted time of tasks without a prediction, scaled by the same factor as the predicted ones."""
     kept_us: float
-    """Time of tasks that are as recorded: copies between host and device, collectives of unknown size."""
+    """Time of tasks that stay as recorded: copies between host and device, and collectives of unknown size."""
     host_scale: float
     host_bound: bool
-    """More than 30 % of the step the device waits for the host."""
+    """Whether the device waits for the host for more than 30 % of the step."""
     notes: tuple[str, ...] = ()
 
 
@@ -118,46 +129,48 @@ class Predicted:
     durations_us: Floats
     lags_us: Floats
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Family → µs of each node; they add up to the predicted nodes' durations."""
+    """Family → µs of each node; they sum to the durations of the predicted nodes."""
     longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
     shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Family → µs by which each node is longer or shorter at the ends of the 80 % band."""
+    """Family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us` is the same for the
+    upper end.
+    """
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
-    """Of each prediction, and its time in microseconds."""
+    """Confidence of each prediction, and its time in µs."""
     measured: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """Which of the user's measurements each prediction rests on (`Simulated.measured`), and its time in µs."""
+    """User measurement on which each prediction is based (`Simulated.measured`), and the predicted time in µs."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
     scaled_us: float = 0.0
     scaled_recorded_us: float = 0.0
-    """As recorded: tasks without a prediction that are scaled."""
+    """Recorded time of the scaled tasks, which have no prediction."""
     kept_us: float = 0.0
     contention: Contention | None = None
-    """What tasks draw from HBM, where collectives run beside others."""
+    """Demand of tasks for HBM, if collectives overlap with other tasks."""
     latencies_assumed: bool = False
-    """Launch latencies and gaps are not those of the recording."""
+    """Whether launch latencies and gaps are assumed instead of recorded."""
     dispatch_us: Floats | None = None
-    """Host time of each node that stands for the dispatch of ops that ran on the host; None for a recorded device."""
+    """Host time of each node that is dispatch of ops that ran on the host; None for a recorded device."""
     slices_us: Floats | None = None
-    """Host time of each slice of the step; None for the recorded one."""
+    """Host time of each slice of the step; None if as recorded."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
-    """Of collectives that have a prediction: as recorded, their waiting included, and predicted."""
+    """Time of collectives with a prediction: (recorded, including waiting; predicted)."""
     notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The host's times of a step that is predicted on a device; None means as recorded."""
+    """Host times of a step predicted on a device; None means as recorded."""
 
     scale: float = 1.0
-    """Factor on all of them."""
+    """Factor on all host times."""
     nodes_us: Floats | None = None
-    """Of each node of the graph."""
+    """Host time of each node of the graph."""
     dispatch_us: Floats | None = None
-    """The part of it that stands for the dispatch of ops that ran on the host."""
+    """Part of the host time that is dispatch of ops that ran on the host."""
     slices_us: Floats | None = None
-    """Of each slice of the step."""
+    """Host time of each slice of the step."""
 
 
 AS_RECORDED = Host()
@@ -176,8 +189,8 @@ def predict(
 ) -> Predicted:
     """Return the durations of all nodes on `device`.
 
-    `ops` are the plan's by id, `resident` gives the cache contents for them. Raises NothingRan for a step without
-    device work.
+    `ops` maps ids to the plan's ops; `resident` has their cache contents. Raises NothingRan for a step without device
+    work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
@@ -226,7 +239,9 @@ def step_on(
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
-    """Return the step with the durations from `predict`; `structure_error` is the graph's own error, as a share."""
+    """Return the step with the durations from `predict`; `structure_error` is the relative error of the graph
+    itself.
+    """
     slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
         on.notes.append(slowed.note)
@@ -277,13 +292,13 @@ def step_on(
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
-    """Add time of one kernel family, known within a factor, to nodes."""
+    """Add time of one kernel family, which is accurate within a factor, to nodes."""
     _put(out.families, out, nodes, family, us)
     _doubt(out, nodes, family, (band, max(band, MOST_BY_BYTES if family == UNKNOWN else 1.0)), us)
 
 
 def _doubt(out: Predicted, nodes: Sequence[int], family: str, factors: tuple[float, float], us: Floats | float) -> None:
-    """Add the error of nodes' time, by factors down and up, to those of a kernel family."""
+    """Add the error of these nodes' time, as factors down and up, to the errors of a kernel family."""
     down, up = factors
     _put(out.shorter_us, out, nodes, family, us * (1.0 - 1.0 / down))
     _put(out.longer_us, out, nodes, family, us * (up - 1.0))
@@ -304,7 +319,7 @@ def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int],
 def _collectives(
     trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
 ) -> None:
-    """Predict collectives of known size by the link model; unlike recorded ones, they include no waiting for other
+    """Predict collectives of known size with the link model; unlike recorded ones, they include no waiting for other
     ranks.
     """
     assert trace.activity is not None
@@ -351,7 +366,7 @@ def _collectives(
 
 
 def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
-    """Return the collective given by the arguments of the op around a task and of the `c10d` op around that."""
+    """Return the collective described by the arguments of the op around a task and of the enclosing `c10d` op."""
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
@@ -366,7 +381,9 @@ def collective_call(recorded: Collective, world: int | None) -> KernelCall | Non
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
-    """Predict an NPU's tasks with a kernel in the joined table, in launch order, which determines the L2 contents."""
+    """Predict an NPU's tasks that have a kernel in the joined table, in launch order, which determines the L2
+    contents.
+    """
     details, nodes = trace.details, graph.nodes
     if details is None:
         return
@@ -415,11 +432,10 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Predict tasks by the op that owns them: the op's predicted time is divided among its tasks in recorded
-    proportions.
+    """Predict tasks by the op that owns them, dividing its predicted time among its tasks in recorded proportions.
 
-    If it is lowered to more kernels than were recorded, their gaps are added; for fewer only the gaps between them are
-    removed.
+    If the op is lowered to more kernels than were recorded, the gaps between them are added; if to fewer, only the gaps
+    between kernels are removed.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -466,7 +482,7 @@ def _lowered_ops(
 
 
 class _OnDevice(NamedTuple):
-    """A call of an op on the device, µs."""
+    """A call of an op on the device; times in µs."""
 
     op: ReplayOp
     simulated: Simulated
@@ -480,8 +496,9 @@ def _on_device(
     resident: Mapping[str, Sequence[Held]],
     notes: list[str],
 ) -> _OnDevice | None:
-    """Return a call of an op on the device; None without a prediction, with the reason in `notes` if user code
-    failed.
+    """Return a call of an op on the device; None if there is no prediction.
+
+    If user code failed, `notes` has the reason.
     """
     if op.reason is not None and op.reason.kind == "metadata missing":
         return None
@@ -497,9 +514,7 @@ def _on_device(
 
 
 def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, step_us: float) -> Iterator[str]:
-    """Yield notes on ops whose prediction contradicts the recorded times of their calls and is a large part of the
-    step.
-    """
+    """Yield notes on ops whose prediction contradicts their recorded times and is a large part of the step."""
     every = sum(on.simulated.time_us * len(recorded) for on, recorded in rows)
     for on, recorded in rows:
         share = _share(on.simulated.time_us * len(recorded), every)
@@ -516,7 +531,9 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Set tasks without a prediction: host-device copies as recorded, others scaled like the predicted ones."""
+    """Set the times of tasks without a prediction: copies between host and device as recorded, others scaled like the
+    predicted ones.
+    """
     nodes = graph.nodes
     rest = tasks[~done[tasks]]
     copies = rest[nodes.kind[rest] == COPY]
@@ -540,7 +557,7 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
 
 
 def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
-    """Set launch latencies and gaps of the simulated device; an NPU's own recording has them already."""
+    """Set launch latencies and gaps of the simulated device; an NPU's own recording already has them."""
     if trace.info.dialect == "ascend":
         return
     out.latencies_assumed = True
@@ -559,7 +576,7 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
-    """Return the 80 % band of the step: each family's error is propagated through the graph, effects add in
+    """Return the 80 % band of the step: the error of each family is propagated through the graph, and effects add in
     quadrature.
     """
     order = sorted(on.longer_us, key=lambda name: -float(on.longer_us[name].sum()))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time and memory of a captured step of one size on devices, if its number of tokens is unknown."""
+"""Time and memory on devices of a captured step of one size, if its number of tokens is unknown."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One size of a step on one device; times in µs."""
 
     sizes: dict[str, int]
-    """Arguments of the function that made it."""
+    """Arguments of the function that made the step."""
     soc: str
     step_us: float
     low_us: float
     high_us: float
-    """80 % band of `step_us`."""
+    """Upper end of the 80 % band of `step_us`."""
     graph_us: float
-    """Where the step is launched as one graph."""
+    """Step time if it is launched as one graph."""
     bound: str
-    """As of `captured.CapturedTimes`."""
+    """Same as `captured.CapturedTimes.bound`."""
     memory_bytes: int
-    """Tensors, without workspaces."""
+    """Bytes of tensors, without workspaces."""
     fits: bool | None
-    """None for a device whose memory is not known."""
+    """Whether the memory suffices; None if the device's memory is unknown."""
     unpredicted_calls: int
     limit: str = ""
-    """As of `captured.limit_of`."""
+    """Limit from `captured.limit_of`."""
     hbm_bytes: float | None = None
-    """Memory of the device."""
+    """Memory size of the device."""
 
 
 class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose number of tokens is unknown in several sizes on devices."""
+    """A step with an unknown number of tokens, in several sizes on devices."""
 
     source: str
     rows: tuple[SizedStep, ...]
@@ -47,8 +47,9 @@ class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
-    """Return a captured step on devices; `steps` are their predictions. Raises UsageError for a plan that was not
-    captured.
+    """Return the figures of a captured step on devices; `steps` are their predictions.
+
+    Raises UsageError for a plan that was not captured.
     """
     called, graph = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
     memory = 0 if plan.capture is None else plan.capture.peak_bytes

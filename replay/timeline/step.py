@@ -1,5 +1,5 @@
 # pyright: strict
-"""The step report common to all commands, from a step's graph, its schedule and its critical path."""
+"""The step report of all commands, from a step's graph, its schedule and its critical path."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from opreplay.traces.times.clock import coarse_unit_us
 from opreplay.traces.times.doubts import LEAST_SHARE, Doubts, doubts_of
 
 HOST_BOUND_SHARE = 0.3
-"""Share of the step in which the device waits for the host from which a step is bound by the host."""
+"""A step is host-bound if the device waits for the host for more than this share of the step."""
 COMMUNICATION_SHARE = 0.3
-"""The same of communication beside which nothing computes."""
+"""A step is communication-bound if communication that does not overlap with computing takes more than this
+share of it.
+"""
 BUSY_SHARE = 0.7
-"""Share of the step in which the device works from which a step is bound by the device."""
+"""A step is device-bound if the device works for at least this share of the step."""
 
 
 def step_report(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`timeline`: analyses one step of a trace: what ran, why it took that long, and what-ifs; one value."""
+"""`timeline`: analysis of one step of a trace, with what ran, what determines its length, and what-ifs."""
 
 from __future__ import annotations
 
@@ -38,48 +38,48 @@ from opreplay.traces.processes.select import one_process
 from opreplay.traces.times.doubts import clock_offset_us
 
 SCHEMA_VERSION = 1
-"""Of the JSON form. Changes of format: 1 first version."""
+"""Version of the JSON form. 1: first version."""
 MOST_OTHER_STEPS = 4
-"""Other steps on which a graph is tested: each costs as much as the step itself."""
+"""Maximum number of other steps on which a graph is tested, because each costs as much as the step itself."""
 LITTLE_GAIN = 0.5
-"""Of what the changed work gains: where the step gains less, it is said why."""
+"""If the step gains less than this share of the changed work's gain, the reason is reported."""
 
 
 class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Dependencies of one kind."""
+    """Number of dependencies of one kind."""
 
     recorded: int
     inferred: int
 
 
 class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The test of this step's graph with the durations of other steps of the trace, compared with their recorded
-    times.
-    """
+    """Test of this step's graph with the durations of other steps of the trace, compared with their recorded times."""
 
     steps: int
     median_error: float
     worst_error: float
-    """Absolute, as shares of the other step's time."""
+    """Maximum absolute error, as a share of the other step's time."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, with the resulting step length."""
+    """A change with the resulting step length."""
 
     change: str
     step_us: float
     low_us: float
     high_us: float
-    """Of `step_us`: without the waiting that nothing explains, and with every dependency that may exist."""
+    """Upper end of the range of `step_us`, over two assumptions: no unexplained waiting, and every possible
+    dependency.
+    """
     gain_us: float
-    """Of the step."""
+    """Gain of the step."""
     work_gain_us: float
-    """Of the changed work alone: what adding up ops would promise."""
+    """Gain of the changed work alone, i.e. the sum over the ops."""
     matched: int
-    """Device tasks or stretches of host time that it changes; 0 where it means nothing in this step."""
+    """Number of changed device tasks or intervals of host time; 0 if the change matches nothing in this step."""
     assumptions: tuple[str, ...] = ()
     socs_us: dict[str, float] = {}
-    """The same change of the step on each simulated device."""
+    """Step length after the same change on each simulated device."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,38 +90,41 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     step: StepReport
     recorded_step_us: float
     retimed_step_us: float
-    """The pace of steps that are all like this one, scheduled from the graph with recorded durations and latencies."""
+    """Steady-state length of the step, scheduled from the graph with recorded durations and latencies."""
     structure_error: float
-    """retimed ÷ recorded − 1."""
+    """retimed_step_us ÷ recorded length − 1."""
     structure_error_typical: float
-    """The same with the median latency of each kind instead of each one's own: what the graph alone explains."""
+    """Like `structure_error`, with the median latency of each kind instead of individual latencies: what the graph
+    alone explains.
+    """
     other_steps: OtherSteps | None = None
-    """None where no other step of the trace launches work."""
+    """Test of the graph on other steps; None if no other step of the trace launches work."""
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
     critical_path_python_us: dict[str, float] = {}
-    """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
-    trace names none."""
+    """The path's time between ops, by called Python function, otherwise by marked range; empty if the trace names
+    neither.
+    """
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
     unexplained_waits: int
     unexplained_us: float
-    """Waiting that no dependency explains, summed over all streams; re-timing keeps it as it was."""
+    """Waiting time that no dependency explains, summed over all streams; rescheduling keeps it unchanged."""
     dropped_edges: int
     socs: dict[str, SocStep] = {}
-    """By the name of the simulated device."""
+    """Results by name of the simulated device."""
     measured_step_us: float | None = None
-    """With times of ops that a run measured in place of the recorded ones; None where none were given."""
+    """Step length with measured instead of recorded op times; None if no measurements were given."""
     measured_ops: int = 0
-    """Calls that took a measured time."""
+    """Number of calls with a measured time."""
     measured_profiler_us: float | None = None
-    """Of these times, the profiler's own for ops inside others, which a step that is not recorded does not spend."""
+    """Part of these times that the profiler took for inner ops, which a step without a profiler does not need."""
     memory: MemoryUse | None = None
-    """None where the trace records no allocations in the step, and none were inferred: that takes a plan."""
+    """Memory use; None if the trace records no allocations in the step and none could be inferred without a plan."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
-    """All changes at once, where there are several and each is a scaling."""
+    """All changes combined, if there are several and all are scalings."""
     notes: tuple[str, ...] = ()
 
 
@@ -130,14 +133,14 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     step: SocStep
     graph: StepGraph
-    """Of a step of the host one in which ops are tasks of a device; else the recorded one."""
+    """The recorded graph; for a step of the host, a graph with its ops as device tasks."""
     names: Names
     made: Predicted
     schedule: Schedule
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """Intermediate results for plotting: not part of the JSON form."""
+    """Intermediate results for plotting; not part of the JSON form."""
 
     timeline: Timeline
     graph: StepGraph
@@ -145,7 +148,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule
     simulated: dict[str, OnDevice]
     measured: Schedule | None = None
-    """With measured times, where some were given."""
+    """Schedule with measured times, if any were given."""
 
 
 def timeline(
@@ -162,9 +165,9 @@ def timeline(
     """Analyse one step of a trace that was read with its activity.
 
     `step` is as in `chosen_step`. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times of a run, for a step
-    of the host. Raises TraceError for a missing step, for text that is not a change, and for devices if the step has no
-    device work.
+    kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times from a run, for a
+    step of the host. Raises TraceError for a missing step, for text that is not a change, and for devices if the step
+    has no device work.
     """
     trace = with_host_collectives(trace)
     chosen = chosen_step(trace, step)
@@ -247,7 +250,7 @@ def step_of(
     plan: ReplayPlan | None = None,
     contents: ContentsOf | None = None,
 ) -> StepReport | None:
-    """Return the common report of the step of median length; None if the trace has no times.
+    """Return the common report of the step with the median length; None if the trace has no times.
 
     In a merged trace it is a step of the busiest process.
     """
@@ -308,7 +311,7 @@ def _on_devices(
 def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
-    """Return one change, applied to recorded durations and to those of simulated devices."""
+    """Return the result of one change, applied to recorded durations and to those of simulated devices."""
     on_devices = _on_each([change], simulated or {})
     try:
         changed = edited(names, graph, change)
@@ -353,9 +356,10 @@ def _what_if(
 
 
 def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
-    """Return the gains of a change for several assumptions.
+    """Return the gains of a change under several assumptions.
 
-    They are the default, other unknown waits and dependencies, and smaller or larger loss of speed during collectives.
+    These are the default, other unknown waits and dependencies, and a smaller or larger loss of speed during
+    collectives.
     """
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
@@ -365,7 +369,7 @@ def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedul
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
-    """Return why the step gains little of the changed work's time, in a line; none if it gains half or more."""
+    """Return one line on why the step gains little of the changed work's time; none if it gains at least half."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
@@ -382,16 +386,16 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The effects of changes on a step on simulated devices."""
 
     steps_us: dict[str, float]
-    """By device; without those where no change means anything."""
+    """Step length by device, without devices where no change matches anything."""
     notes: dict[str, str]
-    """What was assumed → the same with the devices that it is said of."""
+    """Assumption → the same text with the names of the devices for which it was made."""
     matched: int
 
 
 def _all_edits(
     names: Names, graph: StepGraph, changes: Sequence[str], predicted: Predicted | None
 ) -> tuple[Edited | None, list[str]]:
-    """Return (the graph after all applicable changes, notes on what the others lack).
+    """Return (the graph after all applicable changes, hints for the changes that match nothing).
 
     It starts from predicted times if available; the graph is None if no change applies.
     """
@@ -417,7 +421,7 @@ def _all_edits(
 
 
 def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
-    """Return the step on each simulated device after changes."""
+    """Return the length of the step on each simulated device after the changes."""
     steps_us: dict[str, float] = {}
     devices: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
@@ -453,7 +457,7 @@ def edge_counts(graph: StepGraph) -> dict[str, EdgeCount]:
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:
-    """Return the recorded times as a schedule; the reason for each node's wait comes from re-timing."""
+    """Return the recorded times as a schedule; each node's last dependency comes from rescheduling."""
     nodes = graph.nodes
     again = retimed(graph)
     return Schedule(
@@ -467,7 +471,7 @@ def recorded_schedule(graph: StepGraph) -> Schedule:
 
 
 def typical_lags(graph: StepGraph) -> Floats:
-    """Return launch latencies and stream gaps as their medians; lags of other edges as recorded."""
+    """Return the lags with launch latencies and stream gaps replaced by their medians; other lags stay as recorded."""
     edges = graph.edges
     lags = edges.lag_us.copy()
     launch, stream = edges.kind == LAUNCH, (edges.kind == STREAM) & (edges.lag_us >= 0)
@@ -495,7 +499,7 @@ def _steps_on(simulated: Mapping[str, OnDevice]) -> dict[str, StepOnDevice]:
 
 
 def _on_other_steps(trace: Trace, graph: StepGraph) -> OtherSteps | None:
-    """Return the steps nearest to this one, retimed by its graph; None if there are none."""
+    """Return the errors of this step's graph on the nearest other steps; None if there are none."""
     steps = [step for step in busy_steps(trace) if step.start_ns != graph.step.start_ns]
     steps = sorted(steps, key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_OTHER_STEPS]
     errors: list[float] = []

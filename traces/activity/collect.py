@@ -1,5 +1,5 @@
 # pyright: strict
-"""Turn the timing columns collected by `reading` into an `Activity`."""
+"""Build an `Activity` from the timing columns collected by `reading`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from opreplay.traces.reading.decoding import NOT_JSON
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 
 _CPU_TYPE = 0
-"""torch's number of the device type CPU."""
+"""torch's device type number for the CPU."""
 
 
 def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes: Any) -> Activity:
-    """Return the columns as an Activity, and leave the collecting tables empty.
+    """Return the columns as an Activity and empty the collecting tables.
 
-    `kernels` are the kernels' columns, which were taken before; `notes` are all annotations.
+    `kernels` are the kernel columns, which have already been taken from the collector; `notes` are all annotations.
     """
 
     def tracks(table: Columns) -> Any:
@@ -95,8 +95,9 @@ def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes
 
 
 def _collective_notes(got: Collector, notes: Any) -> tuple[CollectiveNote, ...]:
-    """Return the annotations of communication back-ends with their tensors; `notes` are all annotations in table
-    order.
+    """Return the annotations of communication back-ends, with their tensors.
+
+    `notes` are all annotations in table order.
     """
     keys, which = list(got.note_keys), got.notes.take("tensors")
     collective_notes: list[CollectiveNote] = []
@@ -128,7 +129,7 @@ def _text(value: Any) -> str | None:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, also if it was recorded as text; None for anything else."""
+    """Return a whole number, even if it was recorded as text; None for anything else."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -149,4 +150,4 @@ _AS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("in_split", "out_split"), _split),
     "asynchronous": lambda value: {"true": True, "false": False}.get(str(value).lower()),
 }
-"""What each field of a `Collective` is as recorded → as a value; most are numbers."""
+"""Converter of the recorded value for each field of a `Collective`; most values are numbers."""

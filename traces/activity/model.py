@@ -1,5 +1,7 @@
 # pyright: strict
-"""Data types for the timing of a profile, apart from its ops and device work: frozen values and columns, no logic."""
+"""Data types for the timing of a profile, except the timing of its ops and device work: frozen values and columns, no
+logic.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
-""""runtime" calls a device's runtime or driver, "frame" is a Python frame that names a module, "queue" is an NPU
-task queue's part (enqueue on the thread of the op, dequeue on the thread that launches), "python" is any other frame of
-`LONG_FRAME_US` or more: shorter ones explain no idle time, and there may be millions."""
+"""Kinds of host calls.
+
+"runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is one
+part of an NPU task queue: enqueue on the thread of the op, dequeue on the thread that launches. "python" is any other
+Python frame of at least `LONG_FRAME_US`; shorter frames explain no idle time, and there may be millions of them.
+"""
 
 LONG_FRAME_US = 100
 Table = TypeVar("Table")
@@ -22,8 +27,9 @@ ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device"
 
 
 def no_rows(table: type[Table]) -> Table:
-    """Return a column dataclass without rows, each column with the element type of its annotation; optional columns
-    are None.
+    """Return an empty instance of a column dataclass; each column has its annotated element type.
+
+    Optional columns are None.
     """
     hints = {name: column for name, column in get_type_hints(table).items() if type(None) not in get_args(column)}
     kinds = {name: get_args(get_args(column)[1])[0] for name, column in hints.items()}
@@ -34,27 +40,29 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The recorded facts about one collective on the device; None for facts that were not recorded."""
 
     name: str = ""
-    """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case; "" where nothing is."""
+    """Name as recorded, in lower case: "allreduce", "_allgather_base", ..., "hcom_allReduce_"; "" if none was
+    recorded.
+    """
     elements: int | None = None
-    """Of the message that one rank hands in."""
+    """Elements of the message that one rank contributes."""
     out_elements: int | None = None
-    """Of the message that one rank gets."""
+    """Elements of the message that one rank receives."""
     in_split: tuple[int, ...] | None = None
-    """What goes to each rank, of the first dimension; None: evenly, or not recorded."""
+    """Number of rows of the first dimension sent to each rank; None if the split is even or not recorded."""
     out_split: tuple[int, ...] | None = None
     dtype: str | None = None
-    """As recorded: "BFloat16", "FP32", ..."""
+    """Data type as recorded: "BFloat16", "FP32", ..."""
     group: str | None = None
     group_size: int | None = None
     ranks: str | None = None
     """Members of the group, as recorded: "[0, 1, 2, 3]"; torch cuts long lists short."""
     source: int | None = None
-    """Rank that sends, of a message from one to another."""
+    """Sending rank of a point-to-point message."""
     target: int | None = None
     sequence: int | None = None
-    """Number of the collective within its group, the same on all its members."""
+    """Sequence number of the collective within its group, equal on all members."""
     rank: int | None = None
-    """The root of what has one, the other side of a message, this process of all else."""
+    """Root of a rooted collective, peer of a point-to-point message, otherwise this process's rank."""
     asynchronous: bool | None = None
 
 
@@ -63,12 +71,12 @@ class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
     record: Collective
     name: str
-    """Of the node or entry."""
+    """Name of the node or entry."""
     row: int = -1
-    """In `Trace.ops`, where it is an op."""
+    """Row in `Trace.ops` if the collective is an op, otherwise -1."""
     on_device: bool = False
     of_bytes: bool = False
-    """The file tells bytes: the dtype is a guess."""
+    """Whether the file gives only bytes, so that the dtype is a guess."""
     dur_us: float = 0.0
 
 
@@ -96,7 +104,7 @@ class CallTable:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks`."""
     correlation: npt.NDArray[np.int64]
-    """The same as that of the device work that it starts; -1 unknown."""
+    """Correlation id shared with the device work that the call starts; -1 if unknown."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -107,13 +115,13 @@ class WaitTable:
     """Waits recorded by the device's runtime (CUPTI's synchronisation records, an NPU's event tasks)."""
 
     correlation: npt.NDArray[np.int64]
-    """Of the call that asked for the wait."""
+    """Correlation id of the call that requested the wait."""
     stream: npt.NDArray[np.int64]
-    """That waits; a negative or huge number is the whole device."""
+    """Stream that waits; a negative or huge number means the whole device."""
     waits_for_stream: npt.NDArray[np.int64]
-    """-1: not a wait of one stream for another, or not recorded."""
+    """Stream waited for; -1 if the wait is not between two streams, or if it was not recorded."""
     record_correlation: npt.NDArray[np.int64]
-    """Of the call that recorded the event; -1 unknown."""
+    """Correlation id of the call that recorded the event; -1 if unknown."""
 
     def __len__(self) -> int:
         return len(self.correlation)
@@ -142,7 +150,7 @@ class MemoryTable:
     bytes: npt.NDArray[np.int64]
     address: npt.NDArray[np.int64]
     allocated_bytes: npt.NDArray[np.int64]
-    """What the allocator says is in use after this, -1 where it does not."""
+    """Bytes in use after this event according to the allocator; -1 if it does not report them."""
     on_device: npt.NDArray[np.bool_]
     device: npt.NDArray[np.int64]
     track: npt.NDArray[np.integer]
@@ -153,18 +161,20 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpans:
-    """Whole collectives of an NPU, from the first to the last of their tasks; the tasks are device work as well."""
+    """Whole collectives of an NPU, from the first to the last of their tasks; the tasks are also listed as
+    device work.
+    """
 
     name: npt.NDArray[np.uint32]
     """Index into `Trace.kernel_names`."""
     start_ns: npt.NDArray[np.int64]
     dur_ns: npt.NDArray[np.integer]
     correlation: npt.NDArray[np.int64]
-    """The same as that of its tasks."""
+    """Correlation id shared with the tasks of the collective."""
     collective: npt.NDArray[np.int64]
     """Index into `Activity.collectives`."""
     thread: npt.NDArray[np.int64]
-    """Index into `Trace.tracks` of the thread that it ran on, of one on the host; -1 on a device."""
+    """Index into `Trace.tracks` of the thread that ran the collective on the host; -1 if it ran on a device."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -177,24 +187,26 @@ class Activity:
     names: tuple[str, ...]
     calls: CallTable
     correlation: npt.NDArray[np.int64]
-    """Of each row of `Trace.kernels`; -1 unknown."""
+    """Correlation id of each row of `Trace.kernels`; -1 if unknown."""
     collective: npt.NDArray[np.int64]
-    """Of each row of `Trace.kernels`: index into `collectives`, or -1."""
+    """Index into `collectives` for each row of `Trace.kernels`, or -1."""
     op_collective: npt.NDArray[np.int64]
-    """Of each row of `Trace.ops`: index into `collectives` where torch recorded a collective's parameters, or -1."""
+    """Index into `collectives` for each row of `Trace.ops` for which torch recorded a collective's parameters,
+    otherwise -1.
+    """
     collectives: tuple[Collective, ...]
     spans: CollectiveSpans
     waits: WaitTable
     arrows: ArrowTable
     memory: MemoryTable
     notes: tuple[CollectiveNote, ...]
-    """Annotations of back-ends of torch.distributed, in file order."""
+    """Annotations of torch.distributed back-ends, in file order."""
     processes: dict[str, str]
-    """pid as text → its name, where the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""
+    """Process id as text → process name, if the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""
 
     @classmethod
     def none(cls, *, ops: int, kernels: int) -> Activity:
-        """Return the Activity of a profile that records only when its ops and device work ran."""
+        """Return the Activity of a profile that only records when its ops and device work ran."""
         return cls(
             names=(),
             calls=no_rows(CallTable),

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Which kernels and ops exchange data with other devices, told by their names: the only list of such names.
+"""Recognise kernels and ops that exchange data with other devices by their names; this is the only list of such names.
 
-Sources of the names: the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, NIXL, DeepEP, mori, pplx-kernels, DeepGEMM,
-TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's symmetric memory, and profiles of CANN.
+The names come from the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, NIXL, DeepEP, mori, pplx-kernels, DeepGEMM,
+TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's symmetric memory, and from profiles of
+CANN.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import re
 from functools import lru_cache
 
 _MOST_CHARACTERS = 2000
-"""Of a name that are looked at; names of kernels of templates run to 300 kB."""
+"""Number of leading characters of a name that are examined; names of template kernels can reach 300 kB."""
 
 _LIBRARIES = re.compile(
     r"(?<![a-z])(?:p?nccl|rccl|hccl|oneccl|xccl|lccl|mscclp*|uccl|bkcl|flagcx|hcom|ctran|nvshmem|nvshmemx|roc_?shmem|ishmem)"
     r"|(?<![a-z0-9_])ccl(?:::|_)|(?<![a-z])ucc_|(?<![a-z0-9])(?:ncclx|mori_shmem|ibgda)|(?<![a-z])nixl(?:_?ucx)?(?![a-z]|_ep)"
 )
-"""Libraries whose name anywhere in that of a kernel, its parameters included, says that it communicates."""
+"""Names of communication libraries: a kernel communicates if its name, including its parameters, contains one
+of them.
+"""
 
 _WORDS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|multimem|userbuffers|quick_?reduce_?(?:one|two)_?shot"
@@ -34,19 +37,19 @@ _WORDS = re.compile(
     r"|(?<![a-z])ep_?(?:dispatch|combine)|(?:deep|nixl)_?ep_?(?:dispatch|combine|notify)|(?<![a-z])lamport"
     r"|aicpu_?kfc|kfc_?server|aicpu_?rpc_?srv"
 )
-"""Words in the name of a kernel without its templates and parameters."""
+"""Words that mark a kernel as communication if its name, without templates and parameters, contains one of them."""
 
 _NAMESPACES = re.compile(
     r"(?<![a-z0-9_])(?:(?:deep_?ep|nixl_ep|hybrid_ep|ep|uccl|mori|mega_?moe)::(?=.*(?:dispatch|combine|notify|barrier|clean|send|recv|sync))"
     r"|(?:pplx|pplx_kernels|mscclpp|c10d|gloo)::)"
 )
-"""Namespaces that hold kernels of communication."""
+"""Namespaces that contain communication kernels."""
 
 _LOCAL = re.compile(
     r"layout|(?<!broad)cast|quant|permut|convert|scan|copy|fill|memset|zero|elementwise|check_?for_?nan|preprocess|histogram"
     r"|norm|softmax|index|top_?k|sort|rope|rotary|silu|gelu|(?<![a-z])(?:add|mul|sum|max)(?![a-z])"
 )
-"""Words of kernels in a namespace of communication that stay on their device."""
+"""Words that mark a kernel in a communication namespace as local to its device."""
 
 _COMPUTES = re.compile(
     r"gemm|gemv|mat_?mul|(?<![a-z])(?:b?mm|addmm|linear)(?![a-z])|grouped_?mm|attention|attn|flash_?(?:fwd|bwd|decod)"
@@ -56,31 +59,37 @@ _COMPUTES = re.compile(
     r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
     r"|^triton_(?:poi|red|per|tem|for|mm|bmm|unk)_"
 )
-"""What computes whatever else its name holds: fused products, which hide their own communication; reductions within a
-block; libraries that stay on a device; and what inductor names after ops before and after it."""
+"""Names of kernels that compute, whatever other words they contain.
+
+These are fused products, which hide their own communication; reductions within a block; kernels of libraries that stay
+on one device; and kernels that Inductor names after the ops before and after a collective.
+"""
 
 _LAYERS_ACROSS_DEVICES = re.compile(
     r"mega_?moe(?!.*(?:rout|top_?k|gat(?:e|ing)|layout|quant|cast|pre_?dispatch|prepare|init|weight|transform))"
     r"|dispatch_?(?:ffn|gmm|gmm_?swiglu)_?combine"
 )
-"""Layers of experts in one kernel that sends tokens to other devices and back. They multiply as well, but run only with
-all ranks and wait for the slowest one, unlike a fused product."""
+"""Names of kernels that run a whole mixture-of-experts layer and send tokens to other devices and back.
+
+These kernels also multiply, but unlike a fused product they run only together with all ranks and wait for the slowest
+rank.
+"""
 
 _NPU_TASKS = re.compile(
     r"notify[ _]?(?:wait|record)|write[ _]?value|s?rdma(?:[ _]?send)?|sdma|reduce[ _]?(?:inline|tbe)|rdma[ _]?\w+"
 )
-"""Whole names of the tasks that HCCL makes of a collective."""
+"""Complete names of the tasks into which HCCL splits a collective."""
 
 _MARKS = re.compile(
     r"(?:p?nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl):(?!:)|hccl|hcom_|mpi_(?:i?all|reduce|bcast|i?send|i?recv|barrier)"
 )
-"""How the marks that a back-end makes of its collectives begin."""
+"""Prefixes of the annotations with which back-ends mark their collectives."""
 
 _OP_NAMESPACES = re.compile(
     r"c10d|_?c10d_functional(?:_autograd)?|_dtensor|symm_mem|_C_custom_ar|nvshmem|torchcomms|mscclpp|nixl"
 )
 _OP_NAMESPACES_WITH_LAYOUTS = re.compile(r"deep_ep|nixl_ep|hybrid_ep|mori|pplx|uccl|mega_?moe")
-"""Namespaces of communication with ops that stay on their device: layouts, casts."""
+"""Namespaces of communication libraries that also contain local ops, such as layouts and casts."""
 _OP_WORDS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(?<![a-z])a2a(?![a-z])|ncclx|nccl_|send_?recv"
     r"|moe_?distribute_?(?:dispatch|combine)|(?:intra|inter)node_(?:dispatch|combine)|low_latency_(?:dispatch|combine)"
@@ -88,16 +97,17 @@ _OP_WORDS = re.compile(
     r"|(?<![a-z])(?:dispatch|combine)_prefill"
 )
 _LIBRARY_OPS = frozenset(("aten", "prims", "prim", "torchvision", "torchaudio", "autograd", "torch"))
-"""Namespaces without communication, whatever their ops are called."""
+"""Namespaces without communication, regardless of their op names."""
 _MANGLED_PART = re.compile(r"(\d+)")
 
 
 @lru_cache(maxsize=65536)
 def is_communication(kernel: str) -> bool:
-    """Whether a device task exchanges data with other devices, or waits for them, as far as its name tells.
+    """Check whether a device task exchanges data with other devices, or waits for them, judging by its name.
 
     The name may be mangled, or demangled with its return type, templates and parameters. A fused product
-    ("AllGatherMatmul") computes; a layer of experts across devices in one kernel ("MegaMoe") communicates.
+    ("AllGatherMatmul") counts as computation; a mixture-of-experts layer across devices in one kernel ("MegaMoe")
+    counts as communication.
     """
     text = kernel[:_MOST_CHARACTERS]
     if _NPU_TASKS.fullmatch(text.strip().lower()) or _MARKS.match(text.lower()):
@@ -115,9 +125,10 @@ def is_communication(kernel: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def is_communication_op(name: str) -> bool:
-    """Whether an op ("c10d::allreduce_", "vllm::all_reduce") or a mark ("gloo:broadcast") stands for communication.
+    """Check whether an op ("c10d::allreduce_", "vllm::all_reduce") or an annotation ("gloo:broadcast") is
+    communication.
 
-    A fused product ("symm_mem::fused_all_gather_matmul") does not: its kernels tell what each does.
+    A fused product ("symm_mem::fused_all_gather_matmul") is not; each of its kernels is classified by its own name.
     """
     if name == "record_param_comms" or _MARKS.match(name.lower()):
         return True

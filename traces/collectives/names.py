@@ -22,7 +22,9 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 EXPERTS = "moe_distribute_"
-"""In names of ops that send tokens to their experts' ranks ("npu_moe_distribute_dispatch"), or back ("combine")."""
+"""Prefix in names of ops that send tokens to the ranks of their experts ("npu_moe_distribute_dispatch") or back
+("combine").
+"""
 
 WORDS: tuple[tuple[str, Kind | Literal["send_recv"]], ...] = (
     ("moedistributedispatch", "all_to_all"),
@@ -46,7 +48,7 @@ WORDS: tuple[tuple[str, Kind | Literal["send_recv"]], ...] = (
     ("receive", "recv"),
     ("send", "send"),
 )
-"""What a name holds, without its signs and in lower case → operation; the first that fits counts."""
+"""(Word contained in a name, operation); the first match counts. Names are compared in lower case and letters only."""
 
 _NOT_ONE = re.compile(
     r"wait|^init|work|coalescingmanager|startcoalescing|endcoalescing|^coalesced$|rank|pg|processgroup|destroy"
@@ -55,11 +57,11 @@ _NOT_ONE = re.compile(
 
 
 def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
-    """Return the operation that a name stands for, "send_recv" for a kernel of any that sends; None if it moves no
-    data.
+    """Return the operation for a recorded name, "send_recv" for the kernel that all sending operations share; None if
+    it moves no data.
 
-    Examples: "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce", "hcom_allReduce__868_0_1",
-    "all_to_allv".
+    Recognised names are, for example, "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce",
+    "hcom_allReduce__868_0_1" and "all_to_allv".
     """
     plain = re.sub(r"[^a-z]", "", name.split("(")[0].rpartition("::")[2].rpartition(":")[2].lower())
     if not plain or _NOT_ONE.search(plain.removeprefix("hcom").removeprefix("hccl")):
@@ -68,11 +70,11 @@ def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
 
 
 def is_wait(name: str) -> bool:
-    """Check whether an op waits for a collective ("_c10d_functional::wait_tensor"), and does no work itself."""
+    """Check whether an op only waits for a collective ("_c10d_functional::wait_tensor")."""
     return name.endswith("::wait_tensor")
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return the operation that a name stands for; the sending one if there are several."""
+    """Return the operation for a recorded name; "send" for the kernel that all sending operations share."""
     operation = operation_of(name)
     return "send" if operation == "send_recv" else operation

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compute how many elements of which dtype a collective moves, from the tensors of ops with a known signature."""
+"""Compute how many elements a collective moves and of which dtype, from the tensors of ops with a known signature."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _DTYPES = {
     "int": "int32", "long": "int64", "complexhalf": "complex32", "complexfloat": "complex64",
     "complexdouble": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
-"""Names of dtypes as `record_param_comms` and HCCL write them, in lower case → torch's."""
+"""dtype name as written by `record_param_comms` or HCCL, in lower case → torch dtype name."""
 _WITH_PRODUCT = re.compile(r"(^|_)(g?mm|matmul)(_|$)")
-"""Names of ops that multiply matrices as well ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
+"""Pattern of op names that include a matrix product ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
 _OUT_FIRST = ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "_out", "reg_all_gather_into_tensor")
-"""Ends of names of ops whose first tensor is the result and whose second goes in."""
+"""Suffixes of op names whose first tensor is the output and whose second tensor is the input."""
 _LISTS_OUT_FIRST = (
     "c10d::alltoall_",
     "c10d::allgather_into_tensor_coalesced_",
     "c10d::reduce_scatter_tensor_coalesced_",
 )
-"""Ops that take a list of results, then a list of what goes in."""
+"""Prefixes of ops that take a list of outputs followed by a list of inputs."""
 
 Sizes = tuple[int | None, int | None, str, tuple[int, ...]]
-"""(elements in, elements out, dtype, elements of each tensor), None for what is not recorded."""
+"""(input elements, output elements, dtype, elements of each tensor); None for values that are not recorded."""
 
 
 def dtype_named(recorded: str) -> str | None:
@@ -69,7 +69,7 @@ def _sizes(dims: object) -> tuple[int, ...]:
 
 
 def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Return sizes and dtype from the tensors of an op with a known signature."""
+    """Return the sizes and the dtype of a collective from the tensors of an op with a known signature."""
     sizes = sizes_of_tensors(kind, signature)
     return sizes if sizes is not None and sizes[2] else None
 
@@ -89,8 +89,9 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
 
 
 def _of_form(kind: Kind, name: str, dtype: str, parts: Sequence[tuple[int, ...]]) -> Sizes | None:
-    """Return sizes from the op's name, which says which tensors are inputs and outputs; `parts` are elements of
-    each.
+    """Return the sizes from the op's name, which determines which tensors are inputs and outputs.
+
+    `parts` lists the elements of the tensors of each argument.
     """
     totals = list(map(sum, parts))
     if name.endswith(_OUT_FIRST) or name.startswith(_LISTS_OUT_FIRST):
@@ -110,19 +111,24 @@ def with_product(name: str) -> bool:
 
 
 def sends_operand(name: str) -> bool:
-    """Check whether an op with a product communicates before it multiplies ("npu_all_to_all_matmul")."""
+    """Check whether an op that includes a matrix product communicates before it multiplies
+    ("npu_all_to_all_matmul").
+    """
     plain = name.rpartition("::")[2]
     found = _WITH_PRODUCT.search(plain)
     return found is not None and operation_of(plain[: found.start()]) is not None
 
 
 def is_turned(inner: int, second: Sequence[int]) -> bool:
-    """Check whether the second operand of a product is (N, K), as its sizes allow no other reading."""
+    """Check whether the second operand of a product must be (N, K), because its sizes allow no other reading."""
     return second[-1] == inner != second[-2]
 
 
 def _of_product(signature: OpSignature) -> Sizes | None:
-    """Return sizes for a product of (..., K) with (K, N) or (N, K): of the operand or of the result, as is sent."""
+    """Return the sizes of the operand or the result of a product, whichever the op sends.
+
+    The product is (..., K) times (K, N) or (N, K).
+    """
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) > 1]
     if len(shapes) < 2 or not shapes[0][1]:
         return None
@@ -133,7 +139,7 @@ def _of_product(signature: OpSignature) -> Sizes | None:
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:
-    """Return sizes for tokens (T, H), each sent to or from as many experts as its row of ids (T, k) names."""
+    """Return the sizes for tokens (T, H), each sent to or from the experts in its row of ids (T, k)."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) == 2]
     hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
     ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One reader per kind of profile; a new kind is a file with a `Dialect` and a row in `kinds`."""
+"""Readers of profiles, one per file kind; a new kind needs a file with a `Dialect` and an entry in `kinds`."""
 
 from opreplay.traces.dialects.kinds import CHAKRA, DIALECTS, EXECUTION_TRACE, TRACE_EVENTS
 

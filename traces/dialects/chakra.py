@@ -26,17 +26,17 @@ BLOCK_BYTES = 1 << 20
 NODES_TOGETHER = 1000
 NO_PARENT = -1
 KERNEL_IDS = 1 << 64
-"""Beyond the ids of a file: of kernels that are made of nodes."""
+"""First node id that no file uses; kernels created from nodes get ids from here on."""
 _VERSION_TEXT = re.compile(rb"[\w.+-]{1,40}")
 SOURCE = "opreplay"
-"""`source` of files that `replay.export.chakra` wrote."""
+"""Value of `source` in files that `replay.export.chakra` wrote."""
 _CALL = re.compile(r"[A-Za-z_]\w*::\w+")
 _MEMORY_WORK = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
-"""How names of copies and sets on a device begin, in lower case → Kineto's category."""
+"""Lower-case prefix of the names of device copies and memsets → Kineto category."""
 
 
 class NodeType(IntEnum):
-    """`NodeType` of the schema."""
+    """The schema's `NodeType`."""
 
     INVALID = 0
     METADATA = 1
@@ -49,7 +49,7 @@ class NodeType(IntEnum):
 
 
 class CollectiveType(IntEnum):
-    """`CollectiveCommType` of the schema."""
+    """The schema's `CollectiveCommType`."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -64,13 +64,14 @@ class CollectiveType(IntEnum):
 
 
 _COLUMNS = {1: "values", 2: "shapes", 3: "types"}
-"""Fields of `IOInfo`."""
+"""Field number of `IOInfo` → column name."""
 _VALUES: dict[int, tuple[type, Callable[[Any], Any]]] = {
     3: (int, double), 5: (int, single), 7: (int, signed), 9: (int, signed), 11: (int, int), 13: (int, int),
     27: (int, bool), 29: (bytes, lambda text: text.decode(errors="replace")),
 }  # fmt: skip
-"""Fields of `AttributeProto`'s value, the type on the wire and how it is read: double, float, int32, int64, uint32,
-uint64, bool and string."""
+"""Field number of a value in `AttributeProto` → (type on the wire, decoder): double, float, int32, int64, uint32,
+uint64, bool and string.
+"""
 
 
 def is_chakra(head: bytes) -> bool:
@@ -113,13 +114,13 @@ def _is_attribute(value: bytes) -> bool:
 
 
 _PLAUSIBLE: dict[int, Callable[[bytes], bool]] = {1: _is_version, 2: _is_attribute}
-"""Fields of `GlobalMetadata`."""
+"""Checks of the fields of `GlobalMetadata`, by field number."""
 _LONGEST_METADATA = 32 << 20
-"""Bytes: Chakra's text converter writes its whole input file as an attribute."""
+"""Maximum size of the metadata in bytes; Chakra's text converter writes its whole input file as an attribute."""
 
 
 class ChakraStream:
-    """Iterates over lists of nodes, in bounded memory; afterwards `header` and `losses` are complete."""
+    """Iterate over lists of nodes in bounded memory; `header` and `losses` are complete after the iteration."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -129,7 +130,7 @@ class ChakraStream:
         self._held = b""
 
     def __iter__(self) -> Iterator[list[Node]]:
-        """Yield lists of nodes; a node that cannot be read is counted and skipped. Raises TooLarge."""
+        """Yield lists of nodes; nodes that cannot be read are counted and skipped. Raises TooLarge."""
         nodes: list[Node] = []
         for number, message in enumerate(self._messages()):
             try:
@@ -161,7 +162,7 @@ class ChakraStream:
             self._held = self._held[begin + length :]
 
     def _fill(self, wanted: int) -> bool:
-        """Read until this many bytes are buffered, and return whether there were enough."""
+        """Read until `wanted` bytes are buffered; return whether the file had that many."""
         parts, have = [self._held], len(self._held)
         while have < wanted:
             block = bytearray(max(BLOCK_BYTES, wanted - have))
@@ -205,10 +206,10 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
 
 
 def _nodes(message: bytes, *, ours: bool) -> list[Node]:
-    """Return the node of a message; a call that ran on a device becomes an op and its kernel. Raises Malformed.
+    """Return the nodes for one message; a call that ran on a device becomes an op and its kernel. Raises Malformed.
 
     `ours` means that opreplay wrote the file. Chakra's converter writes one node for the op and one for each of its
-    kernels, which repeats the op's arguments.
+    kernels; the kernel nodes repeat the op's arguments.
     """
     node, attrs = _decoded(message)
     inputs: dict[str, Any] = dict(node.inputs or ())
@@ -234,8 +235,8 @@ def _nodes(message: bytes, *, ours: bool) -> list[Node]:
 
 
 def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours: bool) -> bool:
-    """Check whether a node on a device is a call with its kernel, rather than one kernel of a call with its own
-    node.
+    """Check whether a device node represents an op together with its kernel, rather than one kernel of an op with its
+    own node.
     """
     schema = attrs.get("op_schema")
     if ours:
@@ -246,7 +247,7 @@ def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours:
 
 
 def _columns(message: bytes) -> dict[str, Any]:
-    """Decode an `IOInfo`, whose texts are lists."""
+    """Decode an `IOInfo`, whose fields are lists written as text."""
     columns: dict[str, Any] = {name: [] for name in _COLUMNS.values()}
     for number, _, value in fields(message):
         if number in _COLUMNS and isinstance(value, bytes):
@@ -258,13 +259,13 @@ _NODE: dict[int, tuple[str, type, Callable[[Any], Any]]] = {
     1: ("id", int, int), 2: ("name", bytes, lambda text: text.decode(errors="replace")), 6: ("ts", int, int),
     7: ("dur", int, int), 8: ("inputs", bytes, _columns), 9: ("outputs", bytes, _columns),
 }  # fmt: skip
-"""Fields of `Node`: what they are here, the type on the wire and how it is read."""
+"""Field number of `Node` → (attribute name here, type on the wire, decoder)."""
 _COMMUNICATION = frozenset({NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL})
 _POINT_TO_POINT: dict[object, str] = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}
 
 
 def _list_of(text: str) -> Any:
-    """Parse a list in Python or JSON notation; [] for an empty text."""
+    """Parse a list in Python or JSON notation; return [] for an empty text."""
     import msgspec
 
     if not text:
@@ -276,7 +277,7 @@ def _list_of(text: str) -> Any:
 
 
 def _unquoted(value: Any) -> Any:
-    """Remove the quotes of Python's repr from texts."""
+    """Remove the quotes that Python's repr puts around strings."""
     if isinstance(value, list):
         return [_unquoted(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
@@ -284,7 +285,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Return name and value of an `AttributeProto`; None for values other than numbers and texts."""
+    """Return the name and value of an `AttributeProto`; the value is None unless it is a number or a string."""
     name, attribute = "", None
     for number, _, value in fields(message):
         if number == 1 and isinstance(value, bytes):

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Read the collectives described by attributes of Chakra nodes: `comm_type`, `comm_size`, the group, both ends."""
+"""Read the collectives that attributes of Chakra nodes describe: `comm_type`, `comm_size`, the group, source and
+destination.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ _NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduc
 
 
 def listed_collective(node: Node, row: int) -> ListedCollective | None:
-    """Return the collective that a node describes; None if it describes none or the values are invalid.
+    """Return the collective that a node describes; None if it describes none or its values are invalid.
 
-    Nodes give bytes: for reductions they are read as float32 if the number is divisible by 4, otherwise as bytes.
+    Nodes only give bytes. Reductions are read as float32 if the size is divisible by 4; everything else is read as
+    bytes.
     """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Definition of a file kind: its name, how its first bytes are recognised, and how it is read."""
+"""Define a file kind: its name, how its first bytes are recognised, and how it is read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Read = TypeVar("Read", covariant=True)
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read besides the columns that are always read, and how."""
+    """Options for reading a file: which optional columns to read, and how."""
 
     columns: frozenset[Column] = frozenset()
     processes: int = 1
     progress: Progress | None = None
     block_bytes: int | None = None
-    """Text decoded at a time; None for what suits the dialect."""
+    """Bytes of text to decode at a time; None for the dialect's default."""
 
 
 class Dialect(msgspec.Struct, Generic[Read], frozen=True):
@@ -31,6 +31,6 @@ class Dialect(msgspec.Struct, Generic[Read], frozen=True):
 
     name: str
     sniff: Callable[[Opening], bool]
-    """Whether a file that begins so is of this kind; raises nothing."""
+    """Check whether a file with this beginning is of this kind; raises nothing."""
     read: Callable[[Source, Want], Read]
-    """What an open file holds, from its first byte. Raises TraceError."""
+    """Read an open file from its first byte and return its contents. Raises TraceError."""

@@ -1,4 +1,4 @@
-"""Record in which memory each tensor of each ExecutionTrace node lies; `et_signature` handles the arguments
+"""Record which memory holds each tensor of each ExecutionTrace node; `et_signature` handles the arguments
 themselves.
 """
 
@@ -26,14 +26,14 @@ class MemoryColumn:
         self._bounds = array("q", [0])
 
     def add(self, node: Node) -> None:
-        """Add a row: the node's arguments, then its results. Invalid entries count as unknown."""
+        """Add a row with the node's arguments, followed by its results. Invalid entries count as unknown."""
         for column, types in ((node.inputs, node.input_types), (node.outputs, node.output_types)):
             if isinstance(column, dict):
                 column, types = column.get("values"), column.get("types")
             self._add(column, types)
 
     def table(self) -> TensorMemories | None:
-        """Return the column; None if no node names a storage."""
+        """Return the collected columns; None if no node names a storage."""
         if not self._numbers:
             return None
         return TensorMemories(ids=np.array(self._ids, dtype=np.int64), bounds=np.array(self._bounds, dtype=np.int64))
@@ -47,7 +47,8 @@ class MemoryColumn:
     def _number(self, value: Any) -> int:
         """Return a number for the storage and offset in [tensor, storage, offset, numel, itemsize, device].
 
-        Query, key and value inside one packed projection share a storage but are three tensors.
+        The offset is included because query, key and value in one packed projection share a storage but are three
+        tensors.
         """
         if not isinstance(value, list) or len(value) < 5 or type(value[1]) is not int or value[1] <= 0:
             return UNKNOWN

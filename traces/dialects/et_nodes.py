@@ -1,8 +1,8 @@
 # pyright: strict
 """Stream the nodes of an ExecutionTrace in bounded memory: split, decode and repair them, without interpreting them.
 
-The text is cut where one node ends and the next begins; a piece that decodes confirms its cuts. A piece that does not
-decode is processed node by node, with repairs if possible; losses and repairs are counted.
+The text is cut between nodes. If a piece decodes, its cuts were right; otherwise the piece is processed node by node
+and repaired if possible. Losses and repairs are counted.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*"(\w{1,64})"\s*:')
 _SECOND_KEY = re.compile(rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"(\w{1,64})"\s*:')
 _ARRAY_END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*[,}])")
 _MOST_JOINED = 64
-"""Pieces that are tried together when a cut fell inside a node."""
+"""Maximum number of pieces that are joined if a cut fell inside a node."""
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One recorded node with the fields of both generations, unchecked: a wrong type must not lose neighbouring
-    nodes.
+    """One recorded node with the fields of both schema generations.
+
+    Types are not checked, because a wrong type in one node must not lose its neighbours.
     """
 
     id: Any = None
     name: Any = ""
     ctrl_deps: Any = None
     data_deps: Any = ()
-    """Ids of nodes whose results this one takes; Chakra files only."""
+    """Ids of the nodes whose results this node uses; Chakra files only."""
     communicates: Any = False
-    """Whether its type is one of communication; Chakra files in protobuf only."""
+    """Whether the node type is a communication type; Chakra protobuf files only."""
     parent: Any = None
     inputs: Any = ()
     input_shapes: Any = ()
@@ -66,7 +67,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def duration(self) -> Any:
-        """Return the duration including callees, if it is recorded."""
+        """Return the duration including callees, if recorded."""
         return self.dur if self.inclusive_dur is None else self.inclusive_dur
 
 
@@ -83,17 +84,20 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True, kw_only=True)
 class NodeStream:
-    """Iterates over lists of nodes; afterwards `header`, `losses` and `repairs` are complete."""
+    """Iterate over lists of nodes; `header`, `losses` and `repairs` are complete after the iteration."""
 
     source: Source
     header: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Keys beside "nodes": schema, pid, time, start_ts, finish_ts."""
+    """Top-level keys except "nodes": schema, pid, time, start_ts, finish_ts."""
     losses: Counter[str] = field(default_factory=Counter[str])
     repairs: Counter[str] = field(default_factory=Counter[str])
     block_bytes: int = BLOCK_BYTES
 
     def __iter__(self) -> Iterator[list[Node]]:
-        """Yield lists of nodes. Raises UnknownDialect or Malformed without an array of nodes, TooLarge over a limit."""
+        """Yield lists of nodes.
+
+        Raises UnknownDialect or Malformed if there is no array of nodes, TooLarge if a limit is exceeded.
+        """
         rest = self._head(self.source.limits)
         separator: re.Pattern[bytes] | None = None
         max_bytes = self.source.limits.event_bytes
@@ -173,7 +177,9 @@ class NodeStream:
         return nodes
 
     def _salvage(self, body: bytes, starts: list[int], stops: list[int], at: int) -> tuple[int, Node | None]:
-        """Return (pieces used, node) for the piece `at`: unchanged, joined with following pieces, or repaired."""
+        """Return (number of pieces used, node) for piece `at`: unchanged, joined with the following pieces, or
+        repaired.
+        """
         for used in range(1, min(_MOST_JOINED, len(starts) - at) + 1):
             node = _one(body[starts[at] : stops[at + used - 1]])
             if node is not None:
@@ -188,7 +194,7 @@ class NodeStream:
         return 1, None
 
     def _tail(self, rest: bytes, separator: re.Pattern[bytes]) -> list[Node]:
-        """Return the last nodes, and read what follows the array."""
+        """Return the last nodes and read the text after the array."""
         max_bytes = self.source.limits.metadata_bytes + self.source.limits.event_bytes
         if len(rest) > max_bytes:
             raise too_large("metadata_bytes", max_bytes, len(rest), "bytes in and behind the last node")
@@ -213,9 +219,7 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """Return the node at the start of a piece if the following node is too damaged to be recognised by its first
-    key.
-    """
+    """Return the node at the start of a piece whose next node is too damaged to be recognised by its first key."""
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
     except (ValueError, RecursionError):
@@ -238,7 +242,10 @@ def _header(text: bytes) -> dict[str, Any] | None:
 
 
 def _array_end(rest: bytes) -> int | None:
-    """Return the position of the "]" that closes the array of nodes in which `rest` begins; None if it is cut off."""
+    """Return the position of the "]" that closes the array of nodes; None if the array is cut off.
+
+    `rest` begins inside the array.
+    """
     text = "[" + rest.decode("latin-1")  # one character a byte, so that positions stay
     first: int | None = None
     with suppress(ValueError, RecursionError):
@@ -252,9 +259,9 @@ def _array_end(rest: bytes) -> int | None:
 
 
 def _separator(text: bytes) -> re.Pattern[bytes] | None:
-    """Return the pattern between two nodes: "}" and "{" with the first key of a node, and the second key if needed.
+    """Return the pattern between two nodes: "}", then "{" with the first key of a node, and its second key if needed.
 
-    Return None until the text holds the beginning of the first node.
+    Return None until the text contains the beginning of the first node.
     """
     first = _FIRST_KEY.match(text)
     if first is None:
@@ -264,7 +271,7 @@ def _separator(text: bytes) -> re.Pattern[bytes] | None:
 
 
 def _separator_for(first: bytes, second: bytes | None = None) -> re.Pattern[bytes]:
-    """Return the pattern for these keys; the comma is optional, since some torch versions omit it."""
+    """Return the separator pattern for these keys; the comma is optional because some torch versions omit it."""
     then = b'"' + first + b'"\\s*:'
     if second is not None:
         then += rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"' + second + rb'"\s*:'

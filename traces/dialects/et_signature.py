@@ -16,7 +16,9 @@ _SCALARS = frozenset({"Int", "Double", "Bool", "SymInt", "SymFloat", "SymBool", 
 _UNDEFINED = "nullptr (uninitialized)"
 _OVERLOAD = re.compile(r"[\w:]{1,500}?(?:\.(\w{1,200}))?\(")
 _ALIGNMENT_BYTES = 512
-"""Of CUDA's caching allocator; a view's offset below that decides how kernels can load it."""
+"""Alignment of CUDA's caching allocator in bytes; the offset of a view modulo this alignment decides how kernels can
+load it.
+"""
 
 
 class BrokenArguments(Exception):
@@ -36,7 +38,9 @@ class _Tensor:
 
     @property
     def extent(self) -> int:
-        """Return the elements from the first to the last one, including gaps between strides; 0 for an empty tensor."""
+        """Return the number of elements from the first to the last one, including gaps between strides; 0 for an empty
+        tensor.
+        """
         if 0 in self.shape:
             return 0
         if len(self.strides) == len(self.shape):
@@ -46,7 +50,7 @@ class _Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class _Arguments:
-    """Entries per argument, in the form of `OpSignature`."""
+    """The columns of an `OpSignature`, with one entry per argument."""
 
     dims: list[Dims] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
@@ -73,8 +77,9 @@ class _Arguments:
 def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
     """Return the signature of a node; raises BrokenArguments if its argument lists do not match.
 
-    Types are spelled as in Kineto. In addition, an ExecutionTrace gives the values of strings and of lists longer than
-    30, the tensors in a `Tensor?[]` (a "TensorList" here) and their types, and which tensors share storage.
+    Types are spelled as in Kineto. Unlike Kineto, an ExecutionTrace also gives the values of strings and of lists
+    longer than 30, the tensors of a `Tensor?[]` (here a "TensorList") with their types, and which tensors share
+    storage.
     """
     values, shapes, types, strides = _columns(node)
     if not types:  # as in Kineto, where nothing is recorded of an op without arguments
@@ -97,7 +102,7 @@ def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
 
 
 def _result_columns(node: Node) -> list[Any] | None:
-    """Return values, shapes and types of the results, as lists of equal length; None if none are recorded."""
+    """Return the values, shapes and types of the results as lists of equal length; None if none are recorded."""
     columns: list[Any] = [node.outputs, node.output_shapes, node.output_types]
     if isinstance(node.outputs, dict):
         columns = [node.outputs.get(name) for name in ("values", "shapes", "types")]
@@ -126,13 +131,15 @@ def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | N
 
 
 def overload_of(op_schema: object) -> str | None:
-    """Return the overload name from the text before the first "(", the only part of a recorded schema that is used."""
+    """Return the overload name from a recorded schema, of which only the text before the first "(" is used."""
     match = _OVERLOAD.match(op_schema) if isinstance(op_schema, str) else None
     return (match[1] or "") if match else None
 
 
 def _columns(node: Node) -> tuple[list[Any], list[Any], list[Any], list[Any] | None]:
-    """Return values, shapes, types and strides of either generation, checked to be lists of equal length."""
+    """Return the values, shapes, types and strides in either schema generation, after checking that they are lists of
+    equal length.
+    """
     if isinstance(node.inputs, dict):
         get = node.inputs.get
         strides = get("strides")
@@ -200,7 +207,10 @@ def _split(text: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Format a value as Kineto does; an ExecutionTrace writes inf and nan as text and floats with six decimals."""
+    """Format a value as Kineto does.
+
+    An ExecutionTrace writes inf and nan as text, and floats with six decimals.
+    """
     if isinstance(value, list) and all(not isinstance(item, list | dict) for item in value):
         return format_literal([parse_literal(item) if isinstance(item, str) else item for item in value])
     if isinstance(value, str):
@@ -215,7 +225,10 @@ def _ints(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
-    """Return one tensor; None if undefined or absent. `value`: [tensor, storage, offset, numel, itemsize, device]."""
+    """Return one tensor; None if it is undefined or absent.
+
+    `value` is [tensor, storage, offset, numel, itemsize, device].
+    """
     element = type_.removeprefix("Tensor(").removesuffix(")")
     if type_ == "None" or element == _UNDEFINED:
         return None
@@ -229,7 +242,7 @@ def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
 
 
 def _place(value: Any) -> dict[str, Any]:
-    """Return storage, offset and element size of a recorded tensor; empty if they are invalid."""
+    """Return the storage, offset and element size of a recorded tensor; empty if they are invalid."""
     known = isinstance(value, list) and len(value) >= 5 and all(type(item) is int for item in value[:5])
     if not known or value[1] <= 0 or value[2] < 0 or value[4] <= 0:
         return {}
@@ -270,7 +283,7 @@ def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[
 def _shared_parts(tensors: list[_Tensor]) -> dict[int, int]:
     """Map each tensor's `id` to the first byte of the storage range that it shares with overlapping tensors.
 
-    Views of one storage that do not overlap are independent, so replaying them needs no memory between them.
+    Views that do not overlap are independent even in one storage, so a replay does not need the memory between them.
     """
     parts: dict[int, int] = {}
     key, begin, end = None, 0, 0

@@ -1,8 +1,9 @@
-"""Build a `Trace` from PyTorch ExecutionTrace and Chakra files; `et_nodes` splits them, this module interprets nodes.
+"""Build a `Trace` from PyTorch ExecutionTrace and Chakra files: `et_nodes` splits them, this module interprets the
+nodes.
 
-Generations: 1.0.x has flat nodes (`input_shapes`, `rf_id`, `parent`); 1.1.x-chakra has `inputs.{values,shapes,types}`,
-since 1.1.1 also strides, and `attrs`; a Chakra file that was linked with Kineto adds `ts`, durations and device nodes.
-Each node is classified by its fields, not by the version text.
+There are three generations. 1.0.x has flat nodes (`input_shapes`, `rf_id`, `parent`). 1.1.x-chakra has
+`inputs.{values,shapes,types}` and `attrs`, and since 1.1.1 also strides. A Chakra file that was linked with Kineto adds
+`ts`, durations and device nodes. Each node is classified by its fields, not by the schema version in the file.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from opreplay.traces.times.placed import FAR_NS
 Column = npt.NDArray[Any]
 
 Nodes = NodeStream | ChakraStream
-"""Lists of nodes, from JSON or from protobuf, and what was lost on the way."""
+"""Stream of node lists from a JSON or protobuf file, with its losses."""
 _USER_SCOPE = 7
-"""c10's RecordScope::USER_SCOPE: an annotation; all other scopes are ops to Kineto (ATen/record_function.h)."""
+"""c10's RecordScope::USER_SCOPE, an annotation; Kineto treats all other scopes as ops (ATen/record_function.h)."""
 _DEVICE_CATEGORIES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
 _ATTRIBUTES = frozenset({"rf_id", "scope", "tid", "op_schema"})
 _VENDORS: dict[str, Literal["ascend", "mtia", "intel"]] = {"npu": "ascend", "mtia": "mtia", "xpu": "intel"}
@@ -63,8 +64,8 @@ def _read(stream: Nodes) -> Trace:
     """Build the trace from the nodes of a file.
 
     Ops are in file order (children before parents) with `OpTable.parent` set; start and duration are 0 unless the file
-    was linked with times. User annotations become annotations. Raises UnknownDialect for JSON without such nodes,
-    Malformed for a file that is not JSON, TooLarge over a limit.
+    was linked with times. User scopes become annotations. Raises UnknownDialect for JSON without ExecutionTrace nodes,
+    Malformed for a file that is not JSON, TooLarge if a limit is exceeded.
     """
     builder = _Builder(limits=stream.source.limits, has_phases=isinstance(stream, ChakraStream))
     for nodes in stream:
@@ -79,12 +80,12 @@ def _read(stream: Nodes) -> Trace:
 
 
 def read_execution_trace(source: Source, want: Want) -> Trace:
-    """The nodes of a JSON file."""
+    """Build the trace from a JSON file."""
     return _read(NodeStream(source=source, block_bytes=want.block_bytes or BLOCK_BYTES))
 
 
 def read_chakra(source: Source) -> Trace:
-    """The nodes of a protobuf file."""
+    """Build the trace from a protobuf file."""
     return _read(ChakraStream(source))
 
 
@@ -94,7 +95,7 @@ class _Builder:
 
     limits: Limits
     has_phases: bool = False
-    """Names of ops may end in the number of a phase: "aten::add(1)"."""
+    """Whether op names may end in a phase number: "aten::add(1)"."""
     nodes: int = 0
     ids: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Node id → (row of the op or -1, id of the parent node)."""
@@ -110,15 +111,15 @@ class _Builder:
     kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     """(name, category, start, duration, stream, device)."""
     launchers: list[tuple[int, list[int]]] = field(default_factory=list)
-    """Of each kernel: id of the parent node, and ids of the nodes whose results it takes."""
+    """For each kernel: the id of its parent node, and the ids of the nodes whose results it uses."""
     transfers: list[tuple[int, Node]] = field(default_factory=list)
-    """Rows of kernels whose nodes are of a type of communication, and these nodes."""
+    """(row of the kernel, node) for each kernel whose node has a communication type."""
     on_device: set[int] = field(default_factory=set)
-    """Rows of ops that take tensors on an accelerator."""
+    """Rows of ops with accelerator tensors as inputs."""
     added_kernels: int = 0
-    """Kernels that have no node of their own."""
+    """Number of kernels without a node of their own."""
     phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
-    """(name, thread, number of the call) of an op that a converter cut into phases → (last phase, row of the call)."""
+    """(name, thread, call number) of an op that a converter split into phases → (last phase, row of the call)."""
     repairs: Counter[str] = field(default_factory=Counter)
     kernel_names: dict[str, int] = field(default_factory=dict)
     annotations: list[Annotation] = field(default_factory=list)
@@ -128,7 +129,7 @@ class _Builder:
     losses: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
-        """Add one node and count what it lacks."""
+        """Add one node, and count its defects as losses."""
         self.nodes += 1
         if self.nodes > self.limits.events:
             raise too_large("events", self.limits.events, self.nodes, "nodes in the ExecutionTrace")
@@ -157,8 +158,9 @@ class _Builder:
         self.ids[node.id] = (owner, parent)
 
     def _take_phase(self, node: Node) -> int | None:
-        """Return the phase of an op that Chakra's converter split where its kernels start, and remove it from the
-        name.
+        """Return the phase number of a node and remove it from the node's name.
+
+        Chakra's converter splits an op into phases where its kernels start.
         """
         match = _PHASE.fullmatch(node.name) if self.has_phases else None
         if match is None:
@@ -185,7 +187,7 @@ class _Builder:
         return row
 
     def _add_collective(self, node: Node, row: int) -> None:
-        """Add what a Chakra node says about communication; a kernel has no row."""
+        """Add the collective that a Chakra node describes; the row is -1 for a kernel."""
         collective = listed_collective(node, row)
         if collective is not None:
             self.collectives.append(collective)
@@ -263,7 +265,7 @@ class _Builder:
         return accelerated
 
     def trace(self, stream: Nodes) -> Trace:
-        """Return the finished trace."""
+        """Return the finished trace, built from all added nodes."""
         self._own_transfers()
         self._time_computing()
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
@@ -297,9 +299,9 @@ class _Builder:
         )
 
     def _settle_starts(self, ops: OpTable, kernels: KernelTable) -> bool:
-        """Return whether the file has times, and count nodes without a start as losses.
+        """Count nodes without a start as losses, and return whether the file has times.
 
-        If other nodes have a start, a node without one begins at the end of the previous row.
+        If other nodes have a start, a node without one gets the end of the previous row as its start.
         """
         starts = ops.start_ns, kernels.start_ns
         missing = [start == _NO_START for start in starts]
@@ -318,7 +320,7 @@ class _Builder:
         return True
 
     def _collectives(self) -> tuple[ListedCollective, ...]:
-        """Return the collectives with the group sizes that the file describes."""
+        """Return the collectives, with group sizes from the process groups in the file."""
         sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
         return tuple(
             collective
@@ -337,14 +339,16 @@ class _Builder:
         return -1
 
     def _launcher(self, parent: int, takes: list[int]) -> int:
-        """Return the row of the op that launched a kernel: its parent, else an op whose result it reads; -1 if none."""
+        """Return the row of the op that launched a kernel: its parent, otherwise an op whose result it uses; -1 if
+        there is none.
+        """
         row = self._owner(parent)
         return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
 
     def _own_transfers(self) -> None:
-        """Create an op for each communication node on a device that no communication op launched.
+        """Create an op for each communication node on a device that was not launched by a communication op.
 
-        An op whose result such a node reads only provides data; it did not launch it.
+        An op that only provides the data of this node did not launch it.
         """
         listed = {collective.row for collective in self.collectives if collective.row >= 0}
         kinds = [class_of_op(signature.name) for signature in self.signatures]
@@ -364,8 +368,8 @@ class _Builder:
             self.added_kernels += 1
 
     def _time_computing(self) -> None:
-        """Give ops on accelerator tensors a kernel of the op's length if a Chakra file has only communication on the
-        device.
+        """If a Chakra file has only communication on the device, give each op on accelerator tensors a kernel of the
+        op's duration.
         """
         if not self.has_phases or not self.transfers or len(self.transfers) < len(self.kernels):
             return
@@ -425,7 +429,9 @@ class _Builder:
 
 
 def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_]) -> None:
-    """Set each missing start to the end of the previous row; starts before the first known one become equal to it."""
+    """Set each missing start to the end of the previous row, and missing starts before the first recorded one to that
+    start.
+    """
     known = np.flatnonzero(~missing)
     if not len(known):
         return
@@ -435,7 +441,7 @@ def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_
 
 
 def _attributes(node: Node) -> dict[str, Any]:
-    """Return rf_id, scope, tid and op_schema, from `attrs` or from the node itself."""
+    """Return rf_id, scope, tid and op_schema from `attrs` or from the node itself."""
     attributes: dict[str, Any] = {
         "rf_id": node.rf_id,
         "scope": node.scope,
@@ -455,7 +461,7 @@ def _int32(number: object) -> int:
 
 
 def _nanoseconds(microseconds: object) -> int:
-    """Convert recorded microseconds to whole nanoseconds; 0 if none were recorded."""
+    """Convert recorded microseconds to whole nanoseconds; return 0 if none were recorded."""
     if not isinstance(microseconds, int | float) or not abs(microseconds) < 2**63 / 1000:
         return 0
     return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
@@ -466,7 +472,9 @@ def _start_ns(node: Node) -> int:
 
 
 class _ProcessGroup(msgspec.Struct):
-    """The used fields of an entry in the text that torch.distributed attaches to `## process_group:init ##`."""
+    """An entry of the text that torch.distributed attaches to `## process_group:init ##`, with only the fields used
+    here.
+    """
 
     group_size: int
     backend_config: str = ""
@@ -488,7 +496,7 @@ def _level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
 
 
 def _vendor(devices: set[str]) -> Literal["ascend", "mtia", "intel", "cpu"] | None:
-    """Return the vendor from the devices of recorded tensors; "cuda" may be NVIDIA's or AMD's."""
+    """Return the vendor from the devices of recorded tensors; None for "cuda", which may be NVIDIA's or AMD's."""
     for device, vendor in _VENDORS.items():
         if device in devices:
             return vendor

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Read the kernel tables of the Ascend profiler (kernel_details.csv, op_summary.csv, tables of means), row by row.
+"""Read the kernel tables of the Ascend profiler row by row: kernel_details.csv, op_summary.csv and tables of means.
 
-Owns the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are bounded,
-nothing in it is evaluated, and invalid rows are counted, not guessed.
+This module defines the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are
+bounded, no text in it is evaluated, and invalid rows are counted instead of guessed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from opreplay.traces.model import TensorSpec
 
 MAX_ROWS = 5_000_000
 MAX_LINE = 1 << 20
-"""Characters of one line; a longer one is read in pieces, which are no rows."""
+"""Maximum characters of one line; a longer line is read in pieces, which are not valid rows."""
 MAX_TENSORS = 4096
 MAX_SIZE = 1 << 48
-"""Bound on one dimension; a larger one makes the row broken."""
+"""Maximum size of one dimension; a row with a larger one is invalid."""
 MAX_DURATION_US = 1e12
-"""Eleven days."""
+"""Maximum duration of a task, eleven days."""
 MAX_NAME = 4096
 MAX_SPELLING = 64
-"""Characters of a data type or format."""
+"""Maximum characters of a data type or format name."""
 _CACHED_CHARS = 2048
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -56,11 +56,13 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "count": ("Count", "Counts"),
     "held_out": ("HeldOut", "Held Out"),
 }
-"""What is read → the column's names in kernel_details.csv and op_summary.csv, and of tables of means; the first one
-that is there counts. Case, spaces and underscores make no difference, and a time's unit is read from its name."""
+"""Field → names of its column in kernel_details.csv, op_summary.csv and tables of means; the first name found is used.
+
+Case, spaces and underscores are ignored, and the unit of a time is read from the column's name.
+"""
 
 UNITS: dict[str, int] = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
-"""What stands in brackets behind a column's name → nanoseconds."""
+"""Time unit in brackets after a column's name → nanoseconds."""
 TIMES: tuple[str, ...] = ("duration", "start", "wait")
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?\Z")
 _UNIT = re.compile(r"\((\w+)\)\Z")
@@ -105,11 +107,13 @@ DTYPES: dict[str, str] = {
     "INT4": "int8",
     "FLOAT4_E2M1": "int8",
 }
-"""Data type as CANN, its tools and torch spell it, without "DT_" or "torch." → torch dtype name (types of four bits as
-the byte that holds two of them)."""
+"""Data type as spelled by CANN, its tools or torch, without "DT_" or "torch." → torch dtype name.
+
+A four-bit type maps to the type of the byte that holds two elements.
+"""
 
 FORMATS: dict[str, str] = {"NZ": "FRACTAL_NZ", "FZ": "FRACTAL_Z", "5HD": "NC1HWC0"}
-"""Short names of formats."""
+"""Abbreviated format name → full name."""
 
 _HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
 _LATEST_NS = Decimal(2**63)
@@ -125,19 +129,19 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec | None, ...]
     duration_us: float | None
-    """None where the table is blank."""
+    """Duration in µs; None if the cell is blank."""
     wait_ns: int | None = None
     start_ns: int | None = None
-    """On the clock of the trace; None where the table has no such column."""
+    """Start on the clock of the trace; None if the table has no start column."""
     count: int = 1
-    """Launches that the row stands for."""
+    """Number of launches that the row represents."""
     held_out: bool = False
     index: int = 0
-    """Place in the file."""
+    """Position of the row in the file."""
 
     @property
     def communication(self) -> bool:
-        """Whether it is a collective: several tasks, measured as a whole."""
+        """Whether the row is a collective: several tasks, measured as a whole."""
         return self.core.upper() in ("COMMUNICATION", "HCCL") or self.type.lower().startswith("hcom_")
 
 
@@ -155,7 +159,7 @@ class TableRows:
         self.columns = frozenset(self._places)
         """Keys of `COLUMNS` that the table has."""
         self.dropped: Counter[str] = Counter()
-        """Reason → number of rows that were left out so far."""
+        """Reason → number of rows dropped so far."""
 
     def __iter__(self) -> Iterator[TableRow]:
         places = self._places
@@ -172,8 +176,8 @@ class TableRows:
 def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Generator[TableRows, None, None]:
     """Open a table and yield its rows.
 
-    Raises TraceError if it cannot be read, Malformed if it is not such a table, TooLarge for too many rows, here and
-    while the rows are iterated.
+    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, and TooLarge for too many rows,
+    both here and during the iteration.
     """
     try:
         with open(path, "rb") as binary, _as_text(binary, path) as file:
@@ -185,7 +189,9 @@ def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Generator[Table
 
 
 def _as_text(binary: BufferedReader, path: str | Path) -> TextIO:
-    """Decode as UTF-8, with or without a byte order mark, or as UTF-16 if the file starts with its mark."""
+    """Decode the file as UTF-8, with or without a byte order mark, or as UTF-16 if it starts with a UTF-16 byte order
+    mark.
+    """
     if binary.peek(2)[:2] == b"\x1f\x8b":
         raise Malformed(f"{path}: this kernel table is compressed", hint="gunzip it first.")
     wide = binary.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -197,14 +203,14 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _delimiter(header: str) -> str:
-    """Return the column separator: a comma, unless the header has none but tabs or semicolons."""
+    """Return the column separator: a comma, or else the more frequent of tab and semicolon in the header."""
     return "," if "," in header else max(",\t;", key=header.count)
 
 
 def dtype_of(text: str) -> str | None:
-    """Return the torch dtype name of a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor.
+    """Return the torch dtype name for a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor.
 
-    Unknown spellings are returned in lower case. Raises ValueError for a text that is too long.
+    Unknown spellings are returned in lower case. Raises ValueError if the text is too long.
     """
     name = text.strip().strip("'\"").upper().removeprefix("TORCH.").removeprefix("DT_")
     if name in _NOT_THERE:
@@ -215,10 +221,10 @@ def dtype_of(text: str) -> str | None:
 
 
 def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
-    """Return the tensors that three joined columns describe.
+    """Return the tensors that the three columns of shapes, types and formats describe.
 
-    Lists may differ in length: the last type or format applies to the remaining tensors. Raises ValueError for invalid
-    sizes.
+    The lists may differ in length: the last type or format applies to the remaining tensors. Raises ValueError for
+    invalid sizes.
     """
     if len(shapes or "") + len(types or "") + len(formats or "") > _CACHED_CHARS:
         return _tensors_of.__wrapped__(shapes, types, formats)
@@ -226,7 +232,7 @@ def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tu
 
 
 def _layout(text: str) -> str:
-    """Return a format as kernels use it; ND if none is given."""
+    """Return the full name of a format; ND if none is given."""
     name = text.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
     return "ND" if name in _NOT_THERE else FORMATS.get(name, name)
 
@@ -274,10 +280,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _nanoseconds(text: str | None, unit: int) -> int | None:
-    """Convert a time from text to whole nanoseconds, exactly; None for an invalid time, since the row is useful without
-    one.
+    """Convert a time from text to whole nanoseconds, exactly.
 
-    `unit` is in nanoseconds.
+    Return None for an invalid time, because the row is useful without it. `unit` is in nanoseconds.
     """
     try:
         value = Decimal((text or "").strip()[:64])
@@ -321,8 +326,9 @@ def _plain(name: str) -> str:
 
 
 def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return (index of the column for each field of `COLUMNS`, unit of each time in nanoseconds). The first duplicate
-    counts.
+    """Return (column index by field of `COLUMNS`, unit of each time in nanoseconds).
+
+    If a column occurs twice, the first one counts.
     """
     present: dict[str, int] = {}
     units: dict[str, int] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The kinds of profiles, in a row; readers of kinds that are rare are imported when a file is theirs."""
+"""List the supported kinds of profiles; readers of rare kinds are imported only when a file of that kind is read."""
 
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.dialects.trace_events import TRACE_EVENTS
@@ -36,5 +36,7 @@ def _execution_trace(source: Source, want: Want) -> Trace:
 CHAKRA = Dialect("chakra", sniff=_is_chakra, read=_chakra)
 EXECUTION_TRACE = Dialect("execution_trace", sniff=_is_execution_trace, read=_execution_trace)
 DIALECTS = (CHAKRA, EXECUTION_TRACE, TRACE_EVENTS)
-"""In the order in which they are asked whether a file is theirs; the last takes what is left, and says what is wrong
-with a file that is no profile."""
+"""The dialects in the order in which they are tried.
+
+The last one accepts any remaining file, and reports the error for a file that is not a profile.
+"""

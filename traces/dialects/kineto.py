@@ -1,4 +1,4 @@
-"""Read facts about the profiled run (device, vendor, torch version, rank) from the keys around the events."""
+"""Read facts about the profiled run (device, vendor, torch version, rank) from the trace's top-level keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ERAS: dict[str, str] = {
     "E": ">=2.3",
     "F": ">=2.4",
 }
-"""Era → range of torch versions; counted over 96 public traces (docs/trace-reading.md)."""
+"""Era → range of torch versions, derived from 96 public traces (docs/trace-reading.md)."""
 
 _VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
     (re.compile("nvidia|tesla|geforce|quadro", re.IGNORECASE), "nvidia"),
@@ -35,7 +35,7 @@ _VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Facts from the keys around the events; None for missing ones."""
+    """Facts from the trace's top-level keys; None for missing facts."""
 
     device_names: tuple[str, ...]
     vendor: Vendor | None
@@ -48,7 +48,7 @@ class RunFacts:
 
 
 def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, ascend: bool) -> RunFacts:
-    """Return facts about the run; values of an unexpected form count as missing."""
+    """Return the facts about the run; values of an unexpected type count as missing."""
     values = {key: _decode(raw) for key, raw in keys.items() if len(raw) < 8 << 20}
     devices = [d for d in _list(values.get("deviceProperties")) if isinstance(d, dict)]
     names = tuple(dict.fromkeys(name for device in devices if (name := _name_of(device))))
@@ -72,12 +72,14 @@ _UNNAMED = {
     ((9, 4), 304, 192): "AMD Instinct MI300X by its properties",
     ((9, 4), 304, 256): "AMD Instinct MI325X by its properties",
 }
-"""(compute capability, compute units, GiB of memory) → what a device is that ROCm gave no name; as the data sheets have
-them, and as traces have that name such a device."""
+"""(compute capability, compute units, memory in GiB) → name of a device to which ROCm gave none.
+
+The properties come from data sheets and from traces that do name such a device.
+"""
 
 
 def _name_of(device: dict[str, Any]) -> str:
-    """Return a device's recorded name, or the only name that its properties allow; else ""."""
+    """Return a device's recorded name, the only name that fits its properties, or ""."""
     name, memory = device.get("name"), device.get("totalGlobalMem")
     if isinstance(name, str) and name:
         return name[:200]
@@ -89,7 +91,7 @@ def _name_of(device: dict[str, Any]) -> str:
 
 
 def _process_groups(listed: object) -> int:
-    """Return how many of the listed groups have different members; 0 if none are listed."""
+    """Return the number of listed groups with distinct members; 0 if none are listed."""
     members = (group.get("ranks", group.get("pg_name")) for group in _list(listed) if isinstance(group, dict))
     return len({msgspec.json.encode(group) for group in members})
 
@@ -121,7 +123,7 @@ def _vendor(
 
 
 def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, level: MetadataLevel) -> str | None:
-    """Return the letter of the torch era, inferred from what its profiler writes; None if unknown."""
+    """Return the letter of the torch era, inferred from what the profiler wrote; None if unknown."""
     if op_category == "Operator":
         return "A"
     if "event index" in features:
@@ -136,7 +138,7 @@ def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, leve
 
 
 def metadata_level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
-    """Return the most detailed argument metadata that any op of the trace has."""
+    """Return the most detailed level of argument metadata that any op of the trace has."""
     if any(s.strides is not None for s in signatures):
         return "full"
     if any(s.concrete is not None for s in signatures):

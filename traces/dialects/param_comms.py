@@ -1,5 +1,5 @@
 # pyright: strict
-"""Read PARAM's communication traces: a JSON list of collectives, as its commsTraceReplay accepts."""
+"""Read PARAM communication traces: JSON lists of collectives, as accepted by PARAM's commsTraceReplay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.traces.limits import Limits, too_large
 MAX_BYTES = 512 << 20
 MAX_ENTRIES = 2_000_000
 MARKS = ("init", "wait", "barrier_init", "destroy")
-"""Entries that set up or wait, and move nothing."""
+"""Entries that only set up or wait and move no data."""
 
 
 class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,16 +26,16 @@ class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     entries: tuple[ListedCollective, ...]
     marks: int
-    """Entries that move nothing."""
+    """Number of entries that move no data."""
     losses: dict[str, int]
     world_size: int | None = None
 
 
 def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTrace:
-    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; sizes in
+    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; sizes are in
     elements.
 
-    Raises Malformed for any other content, TooLarge over a limit.
+    Raises Malformed for any other content, TooLarge if a limit is exceeded.
     """
     entries = _entries(path, min(MAX_ENTRIES, (limits or Limits()).events))
     groups = _groups(entries)
@@ -56,7 +56,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
 
 
 def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
-    """Return the objects of the list. Raises as `read_comms_trace`."""
+    """Return the objects of the list. Raises like `read_comms_trace`."""
     try:
         entries = msgspec.json.decode(read_regular(path, MAX_BYTES), type=list[dict[str, Any]])
     except OSError as error:
@@ -101,7 +101,7 @@ def _duration_us(entry: dict[str, Any]) -> float:
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of the groups that `init` entries name by `pg_id`."""
+    """Return the ranks of each group that an `init` entry defines, by `pg_id`."""
     ranks_by_group: dict[int, tuple[int, ...]] = {}
     for entry in entries:
         number = _count(entry.get("pg_id"))

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Kineto's trace events, of any vendor, as a linked `Trace`: owns the order of the steps from a scan to its tables.
+"""Build a linked `Trace` from Kineto trace events of any vendor; this module defines the order of the steps.
 
-Also moves the kernels of launches that torch_npu records as ops up to the op around them.
+If torch_npu recorded a launch as an op, its kernels are assigned to the enclosing op.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _NOT_AN_OP = ("autograd::", "torch::")
 def owners_above_launches(
     owner: npt.NDArray[np.int64], ops: OpTable, signatures: Sequence[OpSignature]
 ) -> npt.NDArray[np.int64]:
-    """Move owner rows from CANN launches ("aclnnMm", "Conv2D") up to the enclosing torch op, if there is one.
+    """Replace owners that are CANN launches ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
 
-    torch_npu records the call into CANN as one more op inside `aten::mm`; it has no shapes and could not be replayed.
+    torch_npu records the call into CANN as another op inside `aten::mm`; that op has no shapes and cannot be replayed.
     """
     if not (owner >= 0).any():
         return owner
@@ -81,7 +81,7 @@ def _read(source: Source, want: Want) -> Trace:
 
 
 def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
-    """Return the events of the file, each once."""
+    """Return the events of the file without duplicates."""
     scanned = _scan_all(source, want, arrows=arrows)
     scanned.tally.losses.update(drop_copies(scanned.collector))
     return scanned
@@ -183,7 +183,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
 
 
 def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tuple[str, str], ...]) -> Collided:
-    """Return the device work without a certain owner, and whose ids are to blame."""
+    """Return the device work whose owner is uncertain, and the processes or threads whose ids collide."""
     of_threads = Collided(
         events=stats.repeated_ids,
         device_us=stats.repeated_ids_device_ns / 1e3,
@@ -202,7 +202,7 @@ def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tu
 
 
 def _count_losses(got: Collector, losses: Counter[str]) -> None:
-    """Count the times and durations that the tables could not read."""
+    """Count the times and durations that could not be read as losses."""
     for name, table in got.tables.items():
         losses[f"event without a readable time ({name})"] += table.dropped
         losses[f"unreadable duration ({name})"] += table.zeroed
@@ -248,8 +248,9 @@ def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> R
 
 
 def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], Any]:
-    """Return (tracks sorted, new index by old index), because their order depends on how the file was cut into
-    blocks.
+    """Return (sorted tracks, new index by old index).
+
+    The original order of tracks depends on how the file was cut into blocks.
     """
     order = sorted(range(len(texts)), key=lambda i: [(len(text), text) for text in texts[i]])
     remap = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.uint32)
@@ -258,7 +259,7 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Convert values by old track index to values by new track index; -1 for tracks added since."""
+    """Convert values indexed by old track to values indexed by new track; -1 for tracks added since."""
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):
         out[int(track_remap[old])] = value
@@ -321,7 +322,9 @@ def _kernels(
 
 
 def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
-    """Return the grid of each kernel: its own (CUDA), or that of the runtime call with its correlation id (ROCm)."""
+    """Return the grid of each kernel: its own (CUDA), or the grid of the runtime call with its correlation id
+    (ROCm).
+    """
     own, wanted, ids = (column.astype(np.int64) for column in (table["grid"], table["corr"], launches["corr"]))
     if not len(ids):
         return own
@@ -331,7 +334,7 @@ def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
-    """Return the device rows without those that have no time, or a time far from everything that the host recorded."""
+    """Return the device rows without those that have no time or a time far from everything recorded on the host."""
     host_start = np.concatenate([ops.start_ns, launches["start"]])
     host_end = np.concatenate([ops.start_ns + ops.dur_ns, launches["start"]])
     found = misplaced(table["start"], table["dur"], host_start, host_end)
@@ -344,7 +347,7 @@ def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], 
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
-    """Return the device rows without waits and marks; data movement counts as a copy."""
+    """Return the device rows without waits and markers; data movement counts as a copy."""
     waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
     copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
     is_work = ~waits[table["name"]]

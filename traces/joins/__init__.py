@@ -1,2 +1,2 @@
 # pyright: strict
-"""Complete one file with data from a second one."""
+"""Complete one file with data from another."""

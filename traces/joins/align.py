@@ -1,8 +1,8 @@
 # pyright: strict
-"""Align two sequences of op names, one of which repeats the other in part. Works on tokens, not ops or shapes.
+"""Align two sequences of op names, one of which partly repeats the other. Works on tokens, not ops or shapes.
 
-A profile spans many iterations, its ExecutionTrace often one. So each run of the long sequence is looked up in the
-short one: the longest match wins, continuing where the last run ended if possible; ambiguous matches are marked.
+A profile often contains many iterations and its ExecutionTrace one. So each run of the long sequence is looked up in
+the short one: the longest match wins, continuing where the last run ended if possible. Ambiguous matches are marked.
 """
 
 from __future__ import annotations
@@ -17,26 +17,31 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int64]
 
 GRAM = 6
-"""Tokens that a run must have in common where nothing before it tells the place."""
+"""Minimum number of consecutive equal tokens needed to locate a run that does not continue a previous run."""
 MOST_CANDIDATES = 64
-"""Places of one gram that are looked at."""
+"""Maximum number of positions examined per gram."""
 WINDOW = 32
-"""Tokens that may be missing or added between two runs that belong together."""
+"""Maximum number of missing or added tokens between two consecutive runs."""
 _LEAST_RESUMED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`length` tokens from `start` of the long sequence, equal to those at each of `places` in the short one."""
+    """`length` tokens from position `start` of the long sequence that are equal to the tokens at each of `places` in
+    the short one.
+    """
 
     start: int
     length: int
     places: tuple[int, ...]
-    """One place, or all that fit equally well."""
+    """The position in the short sequence, or all positions that match equally well."""
 
 
 class Aligner:
-    """Finds runs in one short sequence; separate its parts with tokens that occur nowhere else."""
+    """Find runs in one short sequence.
+
+    Parts of the short sequence must be separated by tokens that occur nowhere else.
+    """
 
     def __init__(self, short: Tokens) -> None:
         self._short = short
@@ -73,7 +78,9 @@ class Aligner:
         return Run(start=at, length=longest, places=tuple(p for p, length in lengths.items() if length == longest))
 
     def _resume(self, long: Tokens, tokens: list[int], at: int, expected: int) -> Run | None:
-        """Return the run that continues where the last one stopped, skipping a few tokens of either sequence."""
+        """Return the run that continues where the last one stopped, allowing for a few skipped tokens in either
+        sequence.
+        """
         if expected < 0:
             return None
         pair = tokens[at : at + _LEAST_RESUMED]
@@ -83,7 +90,7 @@ class Aligner:
         return None
 
     def _common(self, long: Tokens, at: int, place: int) -> int:
-        """Return how many tokens agree from these positions on."""
+        """Return how many tokens are equal from these positions on."""
         done, step = 0, 64
         longest = min(len(long) - at, len(self._short) - place)
         while done < longest:

@@ -1,6 +1,6 @@
 """Add argument metadata to the ops of a trace from an ExecutionTrace of the same run.
 
-Decides which op corresponds to which, and what is copied; `align` aligns the sequences.
+Decides which ops correspond and what is copied; `align` aligns the sequences.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
 _LISTS = ("TensorList", "OptionalTensorList")
 _LEAST_AGREEING = 0.9
-"""Share of equal record function ids whose names must agree, or the ids are of different runs."""
+"""Minimum share of equal record function ids whose names agree; below it, the ids are from different runs."""
 
 
 def join_shapes(trace: Trace, donor: Trace) -> Trace:
-    """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts by evidence.
+    """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts ops by evidence.
 
-    Evidence, best first: equal record function ids with equal names; a run of ops with the same names in both (each
-    iteration of the trace is found in the donor's); the same neighbours, if the donor has only one signature for them.
-    Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if the donor
-    is not an ExecutionTrace or records no arguments.
+    Evidence, best first: equal record function ids with equal names; a run of ops with the same names in both files
+    (each iteration of the trace is looked up in the donor); the same neighbours, if the donor has only one signature
+    for them. Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if
+    the donor is not an ExecutionTrace or records no arguments.
     """
     if donor.info.dialect != "execution_trace":
         raise UsageError(
@@ -64,7 +64,7 @@ def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]
 
 
 def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
-    """Return a number for each row's name, equal in both."""
+    """Return a number for the name of each row; equal names have equal numbers in both traces."""
     numbers: dict[str, int] = {}
     out = []
     for side in (trace, donor):
@@ -74,7 +74,7 @@ def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
 
 
 def _sequences(ops: OpTable) -> list[Rows]:
-    """Return the rows of each track, enclosing ops before their contents."""
+    """Return the rows of each track, with enclosing ops before the ops inside them."""
     if ops.parent is None:
         order = np.lexsort((-ops.dur_ns.astype(np.int64), ops.start_ns, ops.track))
     else:
@@ -84,7 +84,7 @@ def _sequences(ops: OpTable) -> list[Rows]:
 
 
 def _preorder(parent: Rows) -> Rows:
-    """Return the rows of a forest, parents first, siblings in table order."""
+    """Return the rows of a forest in preorder, with siblings in table order."""
     children: dict[int, list[int]] = {}
     for row, above in enumerate(parent.tolist()):
         children.setdefault(above, []).append(row)
@@ -97,7 +97,7 @@ def _preorder(parent: Rows) -> Rows:
 
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Fill the rest of `match` by runs of names, then by neighbours; return a mask for each."""
+    """Fill the rest of `match` by runs of names, then by neighbours; return one mask of matched rows for each."""
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
     for number, rows in enumerate(_sequences(donor.ops)):
@@ -145,7 +145,7 @@ def _match_neighbours(
 
 
 def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
-    """Yield each token with its neighbours; -1 beyond the ends."""
+    """Yield (previous, current, next) for each token; -1 beyond the ends."""
     values = tokens.tolist()
     return zip([-1, *values[:-1]], values, [*values[1:], -1], strict=True)
 
@@ -203,7 +203,7 @@ class _Joined:
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Return the memories of tensors, only for calls that are the same as the donor's and not merely similar."""
+        """Return the memories of tensors, only for calls that are the donor's own and not just similar."""
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))
 
@@ -229,10 +229,10 @@ class _Joined:
 
 
 def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
-    """Return our signature completed with what only the donor has; None if they contradict each other.
+    """Return our signature completed with metadata that only the donor has; None if they contradict each other.
 
-    An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of more than 30 tensors, of which only the type
-    is recorded) is copied from the donor as a whole.
+    If Kineto leaves an argument blank and records only its type (`Tensor?[]`, a string, a list of more than 30
+    tensors), the whole argument is copied from the donor.
     """
     blank = _left_blank(ours, other)
     if blank is None:
@@ -271,5 +271,5 @@ def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
 
 
 def _kind(recorded: str) -> str:
-    """Return the type of an argument, with different builds' dtype spellings unified."""
+    """Return the type of an argument, with a single spelling for the dtypes of different builds."""
     return torch_dtype_name(recorded) or recorded

@@ -1,7 +1,7 @@
 """Assign the kernels of replayed CUDA and HIP graphs to the ops that launched them during graph capture.
 
-During capture, launches are recorded below their ops but run nothing; during replay, kernels run below no op. Both have
-the same order. Decides which capture a launch replays, and merges the tables.
+During capture, launches are recorded inside their ops but run nothing; during replay, kernels run outside any op. Both
+have the same order. This module decides which capture a launch replays, and merges the tables.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _KINDS = (
     (re.compile(r"(cuda|hip|cu)Memcpy"), "memcpy"),
     (re.compile(r"(cuda|hip|cu)Memset"), "memset"),
 )
-"""Runtime call → category of the device work that it becomes a node for."""
+"""(Pattern of a runtime call, category of the device work in the graph node that it creates)."""
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
-"""How servers mark a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
+"""How servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
 HINT = "give the recording of the capture with --set capture=FILE"
 MAX_BESIDE = 64
-"""Files beside a trace that are looked at for its captures."""
+"""Maximum number of files next to a trace that are searched for captures."""
 MAX_SHOWN = 3
-"""Captures, or recordings of them, that one line names."""
+"""Maximum number of captures or capture files named in one line."""
 MAX_ADDED_ROWS = 20_000_000
-"""Calls that replays of graphs add to a trace; beyond, only those that own device time are added."""
+"""Maximum number of calls added for graph replays; above it, only calls that own device time are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +63,21 @@ class Capture:
 
     source: Trace
     size: int | None
-    """Tokens of the batches that it is for, where an annotation tells."""
+    """Maximum number of tokens in a batch of this graph, if an annotation gives it."""
     rows: Rows
-    """Ops of `source` inside the capture, by start."""
+    """Ops of `source` inside the capture, sorted by start."""
     owners: Rows
     """Position in `rows` of the op that made each launch, or -1."""
     kinds: tuple[str, ...]
-    """Category of each launch's work."""
+    """Category of the device work of each launch."""
     names: tuple[str | None, ...]
-    """Kernel of each launch; None where the runtime call does not say, as CUDA's do not."""
+    """Kernel name of each launch; None if the runtime call does not record it, as with CUDA."""
     grids: Rows
-    """Of each launch, -1 where the runtime call does not say."""
+    """Grid of each launch; -1 if the runtime call does not record it."""
 
     @property
     def named(self) -> bool:
-        """Whether every kernel's name is known."""
+        """Whether the names of all kernels are known."""
         return all(name is not None for name, kind in zip(self.names, self.kinds, strict=True) if kind == "kernel")
 
     def ops(self) -> tuple[OpSignature | None, ...]:
@@ -87,7 +87,10 @@ class Capture:
 
 
 def captures_of(trace: Trace) -> list[Capture]:
-    """Return the captures in a trace read with `calls=True`, in order of time."""
+    """Return the captures in a trace read with `calls=True`, in order of time.
+
+    Raises ValueError for a trace read without runtime calls.
+    """
     calls = trace.calls
     if calls is None:
         raise ValueError("the trace was read without its runtime calls")
@@ -98,12 +101,12 @@ def captures_of(trace: Trace) -> list[Capture]:
 
 
 def _next_after(number: int, numbers: Sequence[int]) -> int:
-    """Return the smallest larger number, or else the first of all."""
+    """Return the smallest larger number, or the first number if there is none."""
     return next((n for n in numbers if n > number), numbers[0])
 
 
 def _captures_on(track: int, trace: Trace, calls: RuntimeCalls, kinds: list[str]) -> Iterator[tuple[int, Capture]]:
-    """Yield (start, capture) of each capture on one thread that holds launches."""
+    """Yield (start, capture) for each capture on one thread that contains launches."""
     here = np.flatnonzero(calls.track == track)
     here = here[np.argsort(calls.start_ns[here], kind="stable")]
     on_track = np.flatnonzero(trace.ops.track == track)
@@ -123,7 +126,7 @@ def _captures_on(track: int, trace: Trace, calls: RuntimeCalls, kinds: list[str]
 
 
 def _kind(name: str) -> str:
-    """Return the role of a runtime call in a capture; "" for none."""
+    """Return the role of a runtime call in a capture: "begin", "end", or a category of device work; "" for none."""
     if _BEGIN.match(name):
         return "begin"
     if _END.match(name):
@@ -134,7 +137,10 @@ def _kind(name: str) -> str:
 def _capture(
     trace: Trace, on_track: Rows, start: int, stop: int, launches: Sequence[int], kinds: Sequence[str]
 ) -> Capture:
-    """Return the ops that overlap the capture, including enclosing ones, and which op made each launch."""
+    """Return the capture between two times: the ops that began in it, and which op made each launch.
+
+    An op that began before the capture encloses it and is not part of the graph.
+    """
     calls, ops = trace.calls, trace.ops
     assert calls is not None
     begins = ops.start_ns[on_track]
@@ -159,7 +165,7 @@ def _capture(
 
 
 def _size_at(trace: Trace, when: int) -> int | None:
-    """Return the size named by the shortest annotation around a time."""
+    """Return the size given by the shortest annotation around a time."""
     around = [note for note in trace.annotations if note.start_ns <= when <= note.start_ns + note.dur_ns]
     for note in sorted(around, key=lambda note: note.dur_ns):
         if match := _SIZE.match(note.name[:80]):
@@ -168,12 +174,13 @@ def _size_at(trace: Trace, when: int) -> int | None:
 
 
 def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
-    """Return the trace with the ops of each replayed graph, as calls at the time of the graph's launch.
+    """Return the trace with the ops of each replayed graph added as calls at the time of the graph's launch.
 
-    Such a call takes no host time: the launch of the whole graph stands for all. A launch is recognised by its kernels:
-    their names in order if the capture has them (ROCm), otherwise their number and kinds and the names of generated
-    kernels. Of captures that fit equally well, the one for the smallest batch that holds the iteration's is used; if
-    they still differ in their ops, none. `info.graphs` says how many were recognised.
+    These calls take no host time, because one launch starts the whole graph. A launch is matched to a capture by its
+    kernels: by their names in order if the capture has names (ROCm), otherwise by their number, their kinds and the
+    names of generated kernels. If several captures match equally well, the one for the smallest batch that holds the
+    iteration's tokens is used; if their ops still differ, none is used. `info.graphs` says how many launches were
+    matched.
     """
     graphs = trace.graphs
     if graphs is None:
@@ -200,15 +207,15 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
 
 
 def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, ...]:
-    """Return a few captures, those with a similar number of launches first."""
+    """Return a few captures, sorted by how close their number of launches is to `kernels`."""
     graphs = {(printable(capture.source.info.path), len(capture.kinds)) for capture in captures}
     ordered = sorted(graphs, key=lambda graph: (abs(graph[1] - kernels), graph))[:MAX_SHOWN]
     return tuple(CapturedGraph(source=source, kernels=count) for source, count in ordered)
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
-    """Return the capture that each launch replays, or None; how many by name; and how many fit several different
-    ones.
+    """Return the capture that each launch replays or None, the number matched by name, and the number of ambiguous
+    launches.
     """
     known = _Known(captures)
     tokens = _tokens_at(trace, graphs.start_ns)
@@ -242,16 +249,16 @@ class _Known:
                 self._by_kinds[capture.kinds].append(number)
 
     def fitting(self, kinds: Sequence[str], names: Sequence[str]) -> tuple[list[int], bool]:
-        """Return captures whose launches may have become these kernels, and whether names confirm it."""
+        """Return the captures whose launches may have produced these kernels, and whether kernel names confirm it."""
         if named := self._by_names.get(_key(kinds, names)):
             return named, True
         return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
 
     def meant_by(self, fits: Sequence[int], last: int) -> int | None:
-        """Return which of the fitting captures is replayed, given the previous one, `last`; None if that is ambiguous.
+        """Return which of the matching captures is replayed, given the previous one, `last`; None if that is ambiguous.
 
-        Captures with equal ops are interchangeable. Otherwise the one captured after `last` is chosen if all are for
-        one known batch size: the graphs of a model's parts run in the order of their capture.
+        Captures with equal ops are interchangeable. Otherwise, if all are for one known batch size, the one captured
+        after `last` is chosen, because the graphs of a model's parts run in the order of their capture.
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
         if len(ops) <= 1:
@@ -266,20 +273,21 @@ class _Known:
 
 
 def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return kernel names regardless of order: streams inside a graph may overtake each other."""
+    """Return the kernel names regardless of order, because streams inside a graph may overtake each other."""
     return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
 def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
-    """Return category and name of each kernel."""
+    """Return the category and name of each kernel."""
     kernels = trace.kernels
     kinds = [KERNEL_CATEGORIES[at] for at in kernels.category[rows].tolist()]
     return kinds, [trace.kernel_names[at] for at in kernels.name[rows].tolist()]
 
 
 def _plausible(capture: Capture, names: Sequence[str]) -> bool:
-    """Check whether kernels can be, in order, those of a capture without names: generated kernels contain their op's
-    name.
+    """Check whether kernels could be those of a capture without names, in order.
+
+    The name of a generated kernel contains the name of its op.
     """
     for signature, name in zip(capture.ops(), names, strict=True):
         op = "" if signature is None else signature.name
@@ -315,12 +323,12 @@ def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
 
 
 def _new_tokens(batch: BatchContext) -> int | None:
-    """Return the new tokens of an iteration, or None."""
+    """Return the number of new tokens of an iteration, or None."""
     return batch.scheduled_tokens or (batch.prefill_tokens or 0) + (batch.decode_tokens or 0) or None
 
 
 def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]) -> Trace:
-    """Return the trace with the chosen captures' ops appended, which own the graphs' kernels."""
+    """Return the trace with the ops of the chosen captures appended as owners of the graphs' kernels."""
     rows = sum(len(capture.rows) for capture in chosen if capture is not None)
     owners_only = rows > MAX_ADDED_ROWS
     table = _Table(trace)
@@ -346,7 +354,7 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
 
 
 def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
-    """Return the capture's launch for each kernel: by name if names are known, otherwise by order."""
+    """Return the capture's launch for each kernel: by name if names are known, otherwise by position."""
     if not capture.named:
         return np.arange(len(kernels))
     kinds, names = _work(trace, kernels)
@@ -385,7 +393,7 @@ class _Table:
         self._around: dict[int, Rows] = {}
 
     def add(self, capture: Capture, start_ns: int, track: int, *, owners_only: bool) -> Rows:
-        """Append one launch's calls; return the new row of each of the capture's rows, -1 for those left out."""
+        """Append the calls of one launch; return the new row of each row of the capture, -1 for rows left out."""
         signature, parents = self._of.get(id(capture)) or self._of.setdefault(id(capture), self._prepared(capture))
         selected = np.ones(len(capture.rows), dtype=bool)
         if owners_only:
@@ -427,7 +435,7 @@ class _Table:
         return of[part.signature] if len(of) else np.empty(0, np.int64), innermost_parent(part)
 
     def made(self) -> OpTable:
-        """Return all rows as a table; calls of graphs have no host time of their own."""
+        """Return all rows as a table; calls inside graphs have no host time of their own."""
         ops = self._trace.ops
         added = [
             np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
@@ -447,7 +455,9 @@ class _Table:
 
 
 def capture_files(named: str | Path) -> list[Path]:
-    """Return the files that the setting names: one file, or those of a folder. Raises UsageError if there is none."""
+    """Return the files that the setting names: one file, or the files of a folder. Raises UsageError if there
+    is none.
+    """
     path = Path(named)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
@@ -460,7 +470,7 @@ def capture_files(named: str | Path) -> list[Path]:
 
 
 def files_beside(trace: Trace) -> list[Path]:
-    """Return files next to a trace whose names suggest a capture, those named most like the trace first."""
+    """Return files next to a trace whose names suggest a capture, sorted by similarity to the name of the trace."""
     trace_file = Path(trace.info.path)
     if not trace_file.is_file():
         return []
@@ -509,7 +519,7 @@ def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
 
 
 def _missed_text(join: GraphJoin) -> str:
-    """Return why no launch of a graph has ops."""
+    """Return the reason why no graph launch was matched to ops."""
     if join.read_captures and not join.ambiguous:
         read = dict.fromkeys(_shown(Path(capture.source).name) for capture in join.read_captures)
         return f"are unknown: {', '.join(read)} {'records' if len(read) == 1 else 'record'} other graphs"
@@ -518,7 +528,7 @@ def _missed_text(join: GraphJoin) -> str:
 
 
 def join_text(join: GraphJoin) -> str:
-    """Return one line: how much device time graphs took, and how much of it has ops now."""
+    """Return one line with the device time of graphs and how much of it is now assigned to ops."""
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
     if not join.told_launches:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Join torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
 
-Decides which row is which task, and where a table may lie. `kernel_table` reads the table; the trace says which op owns
-a task. A file that the trace names is never opened.
+Decides which row describes which task, and where a table may lie. `kernel_table` reads the table; the trace determines
+which op owns a task. A path that the trace contains is never opened.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from opreplay.traces.model import KERNEL_CATEGORIES, DetailsJoin, KernelDetails,
 
 NAME = "kernel_details.csv"
 SUMMARIES = "op_summary*.csv"
-"""The tables that msprof writes, of which there may be several."""
+"""File name pattern of the tables that msprof writes; there may be several."""
 MAX_ENTRIES = 10_000
-"""Entries of the trace's folder that are looked at."""
+"""Maximum number of entries of the trace's folder that are examined."""
 SAME_START_NS = 1_000
-"""Two writers round one start differently; no two launches of a kernel begin this close."""
+"""Maximum difference of equal start times, because two writers round differently; no two launches of a kernel start
+this close.
+"""
 SAME_OFFSET_NS = 1_000_000
-"""Spread of the differences between two clocks over one profile."""
+"""Maximum variation of the offset between two clocks over one profile."""
 SAME_DURATION = 0.01
 Pair = tuple[int, int]
 _TASK = KERNEL_CATEGORIES.index("task")
 
 
 def _summaries(folder: Path) -> list[str]:
-    """Return names of op_summary*.csv; empty for a folder that cannot be listed, whose tables can be named
-    explicitly.
+    """Return the names of op_summary*.csv files in a folder.
+
+    Return an empty list if the folder cannot be listed; its tables can still be named explicitly.
     """
     try:
         with os.scandir(folder) as entries:
@@ -49,10 +52,10 @@ def _summaries(folder: Path) -> list[str]:
 
 
 def table_beside(path: str) -> str | None:
-    """Return the table in the folder of a trace: kernel_details.csv, else the only op_summary*.csv; None if there is
+    """Return the table in the folder of a trace: kernel_details.csv, or the only op_summary*.csv; None if there is
     none.
 
-    Raises UsageError if there are several op_summary*.csv, since they are of several devices or runs.
+    Raises UsageError if there are several op_summary*.csv, because they belong to different devices or runs.
     """
     if path == "-" or not os.path.isfile(path):
         return None
@@ -85,9 +88,9 @@ def with_table_beside(trace: Trace) -> Trace:
 
 
 def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:
-    """Return the trace with types, shapes, formats and waiting times of its tasks, and the table's durations.
+    """Return the trace with the types, shapes, formats, waiting times and durations of its tasks from the table.
 
-    Raises UsageError for a trace without NPU tasks, TraceError for a file of another format or another run.
+    Raises UsageError for a trace without NPU tasks, TraceError for a file in another format or from another run.
     """
     if trace.info.dialect != "ascend":
         raise UsageError("a kernel table completes a trace of torch_npu, which this is not", hint="Leave it out.")
@@ -137,7 +140,7 @@ def _informed(trace: Trace, joined: DetailsJoin) -> Trace:
 
 
 def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
-    """Return the rows of `Trace.kernels` that are NPU tasks, by name, in order of their start."""
+    """Return the rows of `Trace.kernels` that are NPU tasks, by name, sorted by start."""
     kernels = trace.kernels
     tasks = np.flatnonzero(kernels.category == _TASK)
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -147,7 +150,7 @@ def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
 
 
 class _Rows:
-    """The few numbers of each table row that the join needs, only for kernels in the trace."""
+    """The few numbers of each table row that the join needs, stored only for kernels in the trace."""
 
     def __init__(self) -> None:
         self.count = self.communication = 0
@@ -159,7 +162,7 @@ class _Rows:
         self.wait_ns: list[int] = []
 
     def add(self, row: TableRow, *, known: bool) -> None:
-        """Count a row, and keep it if it may be a task of the trace; -1 stands for missing values."""
+        """Count a row, and keep it if it may be a task of the trace; missing values are -1."""
         self.count += 1
         if not known:
             self.communication += row.communication
@@ -172,10 +175,10 @@ class _Rows:
         self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
 
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
-        """Return (row, task) pairs with equal starts, and pairs in order for names with equally many rows and tasks
-        left.
+        """Return (row, task) pairs with equal starts, and pairs matched by order.
 
-        Rows with a start are paired by order only if all of them are shifted by the same time, as by another clock.
+        Pairs are matched by order for names with equal numbers of remaining rows and tasks. Rows with a start are
+        matched by order only if all of them are shifted by the same time, as between two clocks.
         """
         timed: list[Pair] = []
         ordered: list[Pair] = []
@@ -210,8 +213,8 @@ class _Rows:
 
 
 def join_text(joined: DetailsJoin) -> str:
-    """Return one line: which table, how many of its rows matched and how, what did not, and whose durations are
-    used.
+    """Return one line: which table was joined, how many rows matched and how, what did not match, and whose durations
+    are used.
     """
     where = "beside the trace" if joined.discovered else "as named"
     if joined.problem is not None:

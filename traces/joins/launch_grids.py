@@ -1,5 +1,5 @@
 # pyright: strict
-"""Launch grids of a trace's kernels, read in a second pass over the file, for the few traces that need them."""
+"""Read the launch grids of a trace's kernels in a second pass over the file, for the few traces that need them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from opreplay.traces.reader import read_trace
 from opreplay.traces.times.kernel_classes import is_layer_of_experts
 
 SMALL = 64 << 20
-"""Bytes of a file that is read twice without being asked for."""
+"""Maximum bytes of a file that is read a second time without being asked for."""
 
 
 def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = None) -> Trace:
-    """Return the trace with the grids of its launches if it has layers of experts, whose sizes only grids show.
+    """Return the trace with launch grids if it has mixture-of-experts layers, whose sizes only the grids show.
 
-    The trace is returned as it is if it has no such layer, or if its file cannot be read again or is larger than
-    `most_bytes`.
+    The trace is returned unchanged if it has no such layer, if its file cannot be read again, or if the file is larger
+    than `most_bytes`.
     """
     path, kernels = Path(trace.info.path), trace.kernels
     layers = [at for at, call in enumerate(trace.signatures) if "::" in call.name and is_layer_of_experts(call.name)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Collectives of several ranks of one job that were matched with each other, as values."""
+"""Values for the collectives of several ranks of one job that were matched with each other."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ How = Literal["sequence", "order", "overlap"]
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's clock was aligned with the job's."""
+    """How one rank's clock was aligned with the job's clock."""
 
     rank: int
     shift_us: float
-    """Added to the rank's times, beyond what its base time says."""
+    """Time added to the rank's times, in addition to the offset from its base time."""
     corrected: bool
-    """False: as recorded."""
+    """Whether the clock was shifted; False if times are used as recorded."""
     by: int
-    """Collectives that ended on this rank and on the one it was compared with."""
+    """Number of collectives shared with the reference rank."""
     spread_us: float
-    """By how much their ends still differ, median; 0 without any."""
+    """Median remaining difference between the ends of the shared collectives; 0 if there are none."""
     against: int | None = None
-    """The rank it was compared with; None for the first of those that share collectives."""
+    """Reference rank; None for the first rank of each set of ranks that share collectives."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of a collective, ns on the job's clock."""
+    """One rank's part of a collective; times are in ns on the job's clock."""
 
     rank: int
     call: int
-    """Position in the rank's calls."""
+    """Index into the rank's calls."""
     start_ns: int
     end_ns: int
     waiting_us: float
-    """Until the last of the known members had begun."""
+    """Time until the last known member began."""
     transfer_us: float
-    """The rest."""
+    """Duration of the call without the waiting time."""
 
 
 class Matched(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +50,12 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int | None
     sequence: int | None
     elements: int | None
-    """That the first known member hands in."""
+    """Input elements of the first known member."""
     dtype: str | None
     how: How
-    """"sequence" is recorded; "order" within the group and "overlap" in time are inferred."""
+    """How the members were matched: by recorded sequence number, or inferred from their "order" within the group or
+    "overlap" in time.
+    """
     members: tuple[Member, ...]
 
     @property
@@ -84,19 +86,19 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> int:
-        """Return how many members of the group have no trace here; the last one to start may be among them."""
+        """Return how many members of the group have no trace here; the last member to start may be one of them."""
         return max(0, (self.group_size or 0) - len(self.members))
 
 
 class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
-    """A property that the members of one collective should share and do not."""
+    """A property that should be equal for all members of a collective and is not."""
 
     collective: int
-    """Position in `JobCollectives.matched`."""
+    """Index into `JobCollectives.matched`."""
     what: str
-    """"operation", "dtype", "elements in", "elements out", "group size", "splits"."""
+    """Property that differs: "operation", "dtype", "elements in", "elements out", "group size" or "splits"."""
     values: dict[str, str]
-    """By rank."""
+    """Recorded value by rank."""
 
 
 class JobCollectives(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,27 +106,27 @@ class JobCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
     clocks: tuple[Clock, ...]
     matched: tuple[Matched, ...]
-    """By the start of the last member."""
+    """Matched collectives, sorted by the start of their last member."""
     disagreements: tuple[Disagreement, ...]
     unmatched: dict[int, int]
-    """Rank → calls without a counterpart."""
+    """Rank → number of calls without a counterpart."""
 
 
 class RankSum(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of several collectives, µs."""
+    """Totals over several collectives for one rank; times are in µs."""
 
     rank: int
     collectives: int
     waiting_us: float
     transfer_us: float
     late: int
-    """Collectives that it began last."""
+    """Number of collectives that this rank began last."""
     late_us: float
-    """How much later than all others it began those."""
+    """Total time by which this rank began those collectives later than all others."""
 
 
 def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:
-    """Return how long one rank waits, and how long it makes others wait."""
+    """Return how long one rank waits for others, and how long it makes others wait."""
     mine = [(collective, member) for collective in matched for member in collective.members if member.rank == rank]
     late = [collective for collective, _ in mine if collective.late_rank == rank and collective.late_us > 0.0]
     return RankSum(

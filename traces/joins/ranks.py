@@ -1,7 +1,8 @@
 # pyright: strict
-"""Match the collectives of several ranks of one job: align clocks, find who waits for whom, and what disagrees.
+"""Match the collectives of several ranks of one job: align clocks, find which rank waits for which, and list
+disagreements.
 
-Pure: takes the calls of each rank and returns matches. Reads no file.
+Takes the calls of each rank and returns matches; it reads no files.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from opreplay.traces.joins.matched import Clock, Disagreement, How, JobCollectiv
 from opreplay.traces.links.collectives import PAIRED, RankCall
 
 SAME_IN = frozenset(("all_reduce", "broadcast", "reduce", "all_gather", "gather"))
-"""Kinds of which each member hands in as much as every other."""
+"""Kinds in which all members have the same input size."""
 SAME_OUT = frozenset(("all_reduce", "reduce_scatter", "broadcast"))
 TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
-"""Kinds that end on no member before the last one has begun: their ends tell how clocks differ."""
+"""Kinds that cannot end on any member before the last member has begun, so that their ends show clock differences."""
 ENOUGH = 3
-"""Fewer collectives of two devices do not tell how their clocks differ."""
+"""Minimum number of shared collectives from which the clock difference of two devices is estimated."""
 MOST_SHIFTS = 4000
 MOST_SPLIT = 512
 _MEET = 0.9
-"""Share of calls that must run at the same time on both ranks for their order to tell."""
+"""Minimum share of calls that must run at the same time on both ranks for them to be matched by order."""
 _WRONG_SIZES = 0.1
-"""Share of calls whose sizes may disagree where order alone matches them: more, and they are not the same calls."""
+"""Maximum share of calls matched by order alone whose sizes disagree; above it, they are not the same calls."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,23 +41,23 @@ class RankCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     calls: tuple[RankCall, ...]
-    """By start, on the rank's own clock."""
+    """Calls sorted by start, with times on the rank's own clock."""
     origin_ns: int = 0
-    """What the clock's zero is on the clock that all ranks should share (the trace's base time)."""
+    """Time on the shared clock at which the rank's clock is zero (the trace's base time)."""
 
 
 Known = dict[int, tuple[RankCall, ...]]
-"""The calls of each rank, on the clock that all should share."""
+"""The calls of each rank, with times on the shared clock."""
 _Group = tuple[str | None, str | None, int]
-"""Name, members as recorded, stream where neither is known."""
+"""(group name, members as recorded, stream if neither is known)."""
 
 
 def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """Match the collectives of several ranks. Raises ValueError if two traces have the same rank.
 
-    Within a group, calls are matched by recorded sequence number; without one by order, with the shift at which their
-    ends are closest (recordings begin and end at different calls); if kinds or sizes then differ, only calls that
-    overlap in time are matched.
+    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order, with the
+    shift at which their ends are closest, because recordings begin and end at different calls. If kinds or sizes then
+    differ, only calls that overlap in time are matched.
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
@@ -76,13 +77,13 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
 
 
 def _unmatched(matched: Iterable[Matched], known: Known) -> dict[int, int]:
-    """Return how many calls of each rank belong to no collective."""
+    """Return the number of calls of each rank that belong to no matched collective."""
     used = Counter(member.rank for entry in matched for member in entry.members)
     return {rank: len(calls) - used[rank] for rank, calls in known.items()}
 
 
 def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
-    """Return the calls of a rank on the clock that all ranks should share."""
+    """Return the calls of a rank with times on the shared clock."""
     origin = calls.origin_ns
     return tuple(
         msgspec.structs.replace(call, start_ns=call.start_ns + origin, end_ns=call.end_ns + origin)
@@ -91,7 +92,7 @@ def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Calls that belong together, as (rank, position), and how they were matched."""
+    """Calls of one collective as (rank, index), and how they were matched."""
 
     calls: tuple[tuple[int, int], ...]
     how: How
@@ -103,9 +104,10 @@ def _is_unnamed(call: RankCall) -> bool:
 
 
 def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
-    """Return group → rank → positions of its calls, in order of request.
+    """Return group → rank → indices of its calls, in order of request.
 
-    A device's stream stands for an unnamed group if ranks use the same streams; host threads stand for nothing.
+    An unnamed group is identified by the device stream if all ranks use the same streams; host threads do not identify
+    a group.
     """
     streams = {frozenset(call.stream for call in calls if _is_unnamed(call)) for calls in known.values()}
     same = len(streams - {frozenset()}) <= 1
@@ -119,7 +121,7 @@ def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
 
 
 def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
-    """Sort by time of request if all calls have one, otherwise by start."""
+    """Sort by time of request if all calls have one, otherwise keep the order of starts."""
     issued = {at: calls[at].issued_ns for at in places}
     if any(when is None for when in issued.values()):
         return places
@@ -127,7 +129,7 @@ def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
 
 
 def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Return the rows of one group."""
+    """Return the matched rows of one group."""
     rows = _pairs(group, known)
     rest = {
         rank: [at for at in places if known[rank][at].kind not in PAIRED and known[rank][at].kind]
@@ -142,7 +144,7 @@ def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match point-to-point messages by order, if both ends name their peer and have equally many."""
+    """Match point-to-point messages by order if both ends name their peer and have equal numbers of messages."""
     sent: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     got: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
@@ -161,7 +163,7 @@ def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by sequence number; several with one number (coalesced) by order."""
+    """Match calls by sequence number; several calls with one number (coalesced) are matched by order."""
     by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
         seen: defaultdict[int, int] = defaultdict(int)
@@ -174,7 +176,7 @@ def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by position among those of the rank with the most calls."""
+    """Match calls by order with the calls of the rank that has most."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
     how: How = "order"
@@ -194,13 +196,12 @@ def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
-    """Return the shift of the second rank's calls relative to the first's at which all kinds agree and ends are
-    closest.
+    """Return the shift between two ranks' calls at which all kinds agree and their ends are closest.
 
-    Nearly all calls must overlap once clocks are moved by the median, otherwise calls are missing in between. Of the
-    shifts at which nearly all known sizes agree, prefer one at which the profiler's steps agree, then the one with the
-    smallest median distance of ends: clocks of machines differ by milliseconds at most, and steps take longer. Return
-    None if sizes agree at no shift: the calls are different ones.
+    Nearly all calls must overlap after the clocks are aligned by the median, otherwise calls are missing in between. Of
+    the shifts at which nearly all known sizes agree, prefer one at which the profiler's steps agree, then the one with
+    the smallest median distance of ends: clocks of machines differ by milliseconds at most, and steps take longer.
+    Return None if sizes agree at no shift, which means that the calls are different.
     """
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(call.kind for call in (*calls, *others)))}
     a, b = _columns(calls, kinds), _columns(others, kinds)
@@ -229,7 +230,9 @@ def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
 
 
 def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
-    """Return rows of kind, size (-1 if unknown or different per member), start, end, and step (or -1) of each call."""
+    """Return columns of kind, size (-1 if unknown or different per member), start, end, and step (or -1) of
+    the calls.
+    """
     rows = [
         (kinds[call.kind], _size(call), call.start_ns, call.end_ns, -1 if call.step is None else call.step)
         for call in calls
@@ -238,14 +241,14 @@ def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
 
 
 def _size(call: RankCall) -> int:
-    """Return the elements that all members have in common, or -1."""
+    """Return the number of elements that is equal on all members, or -1."""
     if call.kind in SAME_IN and call.elements is not None:
         return call.elements
     return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
 
 
 def _agree(first: RankCall, second: RankCall) -> bool:
-    """Check that no record says that the two calls have different sizes."""
+    """Check that the recorded sizes of two calls do not contradict each other."""
     sizes = _size(first), _size(second)
     return min(sizes) < 0 or sizes[0] == sizes[1]
 
@@ -253,7 +256,9 @@ def _agree(first: RankCall, second: RankCall) -> bool:
 def _overlapping(
     places: Sequence[int], calls: Sequence[RankCall], others: Sequence[int], other_calls: Sequence[RankCall]
 ) -> list[tuple[int, int]]:
-    """Match calls of one kind and compatible sizes that run at the same time, in order, each once."""
+    """Match calls of one kind and compatible sizes that run at the same time, in order; each call is matched at most
+    once.
+    """
     out: list[tuple[int, int]] = []
     begin = 0
     others = sorted(others)  # by start
@@ -271,7 +276,7 @@ def _overlapping(
 
 
 def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
-    """Return rank → other rank → positions, in either, of the collectives in which both wait for each other."""
+    """Return rank → other rank → index pairs of the collectives in which both ranks wait for each other."""
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         (first_rank, at), *others = row.calls
@@ -285,12 +290,13 @@ def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaul
 
 
 def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
-    """Return one clock per rank, going from rank to rank along those that share most collectives.
+    """Return one clock per rank, aligning each rank with an aligned rank that shares most collectives with it.
 
-    Members of a collective in which all wait for all end within microseconds of each other on devices. A clock is moved
-    by the median difference of ends if that is more than chance, and if the recorded times are impossible (one member
-    ends before another begins). Ends on the host vary too much for more. Members that were matched by inference and
-    whose sizes disagree may belong to two collectives, so they are ignored.
+    On devices, all members of a collective in which all wait for all end within microseconds of each other. A clock is
+    shifted by the median difference of ends if the difference is more than chance, or if the recorded times are
+    impossible (one member ends before another begins). Ends on the host vary too much, so only impossible times shift
+    those clocks. Members that were matched by inference and whose sizes disagree are ignored, because they may belong
+    to two collectives.
     """
     shared = _shared_calls(rows, known)
     out: dict[int, Clock] = {}
@@ -313,7 +319,9 @@ def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[
 
 
 def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], moved_ns: int) -> Clock:
-    """Return the clock of a rank from ends shared with a rank whose clock is known and was moved by `moved_ns`."""
+    """Return the clock of a rank from the ends of collectives shared with an aligned rank, whose clock was shifted by
+    `moved_ns`.
+    """
     differences = np.array([(known.end_ns + moved_ns - other.end_ns) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - middle)))
@@ -359,7 +367,7 @@ def _matched(row: _Row, known: Known, moved_ns: dict[int, int]) -> Matched:
 
 
 def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement]:
-    """Return the contradictions between the members' own records."""
+    """Return the contradictions between the records of the members."""
     calls = {member.rank: known[member.rank][member.call] for member in matched.members}
     kinds = {call.kind for call in calls.values()}
     out: list[Disagreement] = []
@@ -386,9 +394,9 @@ def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement
 
 
 def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
-    """Return where one rank's send split differs from the receive split of its peer, if both are recorded.
+    """Return the cases where one rank's send split differs from its peer's receive split, if both are recorded.
 
-    Every pair is compared, so collectives with more than `MOST_SPLIT` known members are skipped.
+    Every pair of ranks is compared, so collectives with more than `MOST_SPLIT` known members are skipped.
     """
     members = _members(next(iter(calls.values())).ranks)
     if members is None or len(calls) > MOST_SPLIT:
@@ -409,7 +417,7 @@ def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
 
 
 def _members(text: str | None) -> list[int] | None:
-    """Parse the members of a group; None if the text is cut short or missing."""
+    """Parse the members of a group; return None if the text is truncated or missing."""
     try:
         return msgspec.json.decode(text or "", type=list[int])
     except (msgspec.DecodeError, UnicodeError, RecursionError):

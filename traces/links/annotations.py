@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parse iteration annotations, which describe an inference server's batch; and the table of all annotations."""
+"""Parse iteration annotations, which describe an inference server's batch, and define the table of all annotations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """One iteration's batch by phase. "q" counts new tokens, "k" tokens attended to; None if not recorded."""
+    """The batch of one iteration, by phase.
+
+    "q" is the number of new tokens of a sequence, "k" the number of tokens attended to; None if not recorded.
+    """
 
     prefill_sequences: int
     prefill_tokens: int | None = None
     decode_sequences: int
     decode_tokens: int | None = None
     prefill_k: int | None = None
-    """Sum over the prefill sequences of the context length."""
+    """Sum of the context lengths of the prefill sequences."""
     prefill_qq: int | None = None
-    """Sum of q² over the prefill sequences: tells one long from many short ones."""
+    """Sum of q² over the prefill sequences; distinguishes one long sequence from many short ones."""
     prefill_qk: int | None = None
     decode_k: int | None = None
     decode_qq: int | None = None
@@ -37,16 +40,14 @@ class BatchContext:
 
     @property
     def prefill_seen(self) -> int | None:
-        """Return `prefill_k`; if it is missing and Σ new · seen exceeds any possible Σ new², return an estimate of
-        it.
-        """
+        """Return `prefill_k`, or an estimate of it if it is missing and Σ q·k exceeds any possible Σ q²."""
         if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
             return self.prefill_k
         return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
 
     @property
     def decode_seen(self) -> int | None:
-        """Return the same for the decoding sequences."""
+        """Return `decode_k`, or an estimate of it if it is missing and Σ q·k exceeds any possible Σ q²."""
         if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
             return self.decode_k
         return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
@@ -66,8 +67,10 @@ _PART = rf"{_N}\({_N}(?:_{_N})?\)"
 _SHORT = re.compile(rf"execute_(?:{_N}_)?context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _KEYED = re.compile(r"(?:step\[(DECODE|EXTEND|PREFILL|IDLE|MIXED)[ ,]|(prefill|decode|mixed)\[)([^\[\]]*)\]\Z")
-"""SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]", with sums of the context's sequences (c_) and of those that generate
-(g_), and ATOM's "prefill[bs=4 ...]"."""
+"""SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]" and ATOM's "prefill[bs=4 ...]".
+
+SGLang's sums cover the context sequences (c_) and the generating sequences (g_).
+"""
 _KEY = re.compile(rf"([a-z][a-z0-9_]{{0,30}})={_N}\Z")
 _NEAR_MISS = re.compile(
     r"(?:execute_(?:\d|context|generation|new|diffusion)|step\[|(?:prefill|decode|mixed)\[bs|capture_\d)"
@@ -79,8 +82,8 @@ _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 def batch_context(name: str) -> BatchContext | None:
     """Return the batch that an annotation describes, or None.
 
-    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`; vLLM's `capture_32_FULL` is a graph
-    including attention, captured for 32 sequences that decode one token each.
+    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`. vLLM's `capture_32_FULL` is a graph that
+    includes attention, captured for 32 sequences that decode one token each.
     """
     if len(name) > 400:
         return None
@@ -113,7 +116,10 @@ def _of_capture(match: re.Match[str]) -> BatchContext:
 
 
 def _of_keys(match: re.Match[str]) -> BatchContext | None:
-    """Return the batch from "key=number" pairs; None if they lack the sequences per phase or contradict each other."""
+    """Return the batch from "key=number" pairs.
+
+    Return None if the pairs lack the number of sequences per phase or contradict each other.
+    """
     pairs = [_KEY.match(text) for text in re.split(r"[ ,]+", match[3].strip())]
     keys = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
     if len(keys) < len(pairs) or "bs" not in keys:
@@ -150,16 +156,18 @@ _BATCHES = (
     (_CAPTURE, _of_capture),
     (_KEYED, _of_keys),
 )
-"""What an annotation that matches says of the batch."""
+"""(Pattern of an annotation, function that returns its batch)."""
 
 
 def is_unread(name: str) -> bool:
-    """Check whether an annotation looks like a server's iteration although no batch could be parsed from it."""
+    """Check whether an annotation looks like a server's iteration, although no batch could be parsed from it."""
     return _NEAR_MISS.match(name) is not None and batch_context(name) is None
 
 
 class _Products(NamedTuple):
-    """What the second number of a phase says about its sequences; None for what it does not say."""
+    """Sums over the sequences of a phase, derived from the phase's second number; None for sums that it does not
+    determine.
+    """
 
     k: int | None = None
     qq: int | None = None
@@ -167,13 +175,13 @@ class _Products(NamedTuple):
 
 
 def _products(sequences: int, tokens: int, said: int | None) -> _Products:
-    """Interpret the second number of "N(tokens_said)": a sum over N sequences of new tokens squared or times seen
+    """Interpret the second number of "N(tokens_said)" as a sum over N sequences: new tokens squared, or new times seen
     tokens.
 
     It is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544.
-    A value between the smallest and the largest sum of N squares is both, since without cached tokens the two are
-    equal. A larger value is new times seen tokens, which determines the seen tokens of one sequence, or of sequences
-    with one new token each. A smaller value is neither and is ignored.
+    A value between the smallest and the largest sum of N squares counts as both sums, because they are equal without
+    cached tokens. A larger value is new times seen tokens; it determines the seen tokens if there is one sequence or
+    each sequence has one new token. A smaller value is neither and is ignored.
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()
@@ -186,17 +194,17 @@ def _products(sequences: int, tokens: int, said: int | None) -> _Products:
 
 
 def step_number(name: str) -> int | None:
-    """Return N of torch.profiler's "ProfilerStep#N"."""
+    """Return N of torch.profiler's "ProfilerStep#N"; None for other names."""
     match = _STEP.match(name[:40])
     return int(match[1]) if match else None
 
 
 class AnnotationTable(Sequence[Annotation]):
-    """Annotations in file order, created from columns on demand: a long trace has hundreds of thousands."""
+    """Annotations in file order, created from columns on demand, because a long trace has hundreds of thousands."""
 
     def __init__(self, names: tuple[str, ...], name: Any, start: Any, dur: Any, track: Any) -> None:
         self.names = names
-        """Distinct names."""
+        """Distinct annotation names."""
         self.name: npt.NDArray[Any] = name
         self.start_ns: npt.NDArray[Any] = start
         self.dur_ns: npt.NDArray[Any] = dur
@@ -204,7 +212,7 @@ class AnnotationTable(Sequence[Annotation]):
 
     @classmethod
     def of(cls, notes: Sequence[Annotation]) -> AnnotationTable:
-        """Return the table of any annotations; a table is returned unchanged."""
+        """Convert annotations to a table; a table is returned unchanged."""
         if isinstance(notes, AnnotationTable):
             return notes
         numbers: dict[str, int] = {}
@@ -242,7 +250,7 @@ class AnnotationTable(Sequence[Annotation]):
 
 
 def unread_annotations(notes: Sequence[Annotation]) -> dict[str, int]:
-    """Count annotations by name that look like a server's iterations although no batch could be parsed from them."""
+    """Count, by name, the annotations that look like a server's iterations but could not be parsed as a batch."""
     table = AnnotationTable.of(notes)
     counts = np.bincount(table.name.astype(np.int64), minlength=len(table.names)).tolist()
     return {name: count for name, count in zip(table.names, counts, strict=False) if count and is_unread(name)}

@@ -1,9 +1,9 @@
 # pyright: strict
 """Find calls that autocast intercepts, casts the arguments of, and calls again.
 
-The profiler sees a call first as the program made it, then, inside it, `aten::to` for each argument that autocast casts
-without a cached copy, and the same op again in the types that it computes in: with other tensors, or, for a softmax or
-sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
+The profiler first records the call as the program made it. Inside it, there is an `aten::to` for each argument that
+autocast casts without a cached copy, and the same op again in the types in which it computes: with other tensors or,
+for a softmax or sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows of `trace.ops` that only cast: they hold `aten::to` calls, possibly none, and the same op
-    once.
+    """Return a mask of rows of `trace.ops` that only cast and then call the same op again.
 
-    `parents` [rows]: the enclosing row of each, or -1. The inner call must have the outer one's shapes, and other
-    floating types, a scalar for an absent argument, or, if types are not recorded (lists of tensors), preceding casts.
+    Such a row contains any number of `aten::to` calls and the same op once. `parents` [rows] is the enclosing row of
+    each row, or -1. The inner call must have the outer call's shapes. It must also have other floating-point types, a
+    scalar for an absent argument or, if types are not recorded (lists of tensors), preceding casts.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)
@@ -55,7 +55,9 @@ _NEITHER, _SAME, _OTHER = 0, 1, 2
 
 
 def _change(outer: OpSignature, inner: OpSignature) -> int:
-    """Return how the types of the inner call differ from the outer's: not at all, only in floats, or otherwise."""
+    """Return how the types of the inner call differ from the outer call's: not at all, only in floating-point types, or
+    otherwise.
+    """
     if outer.dims is None or outer.dims != inner.dims or outer.types is None or inner.types is None:
         return _NEITHER
     if len(outer.types) != len(inner.types):
@@ -67,5 +69,7 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
 
 
 def _is_cast(outer: str, inner: str) -> bool:
-    """Check whether autocast could make the second type from the first: another float, or the `dtype` left open."""
+    """Check whether autocast could make the second type from the first: another floating-point type, or an open `dtype`
+    filled in.
+    """
     return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find the calls that autograd recorded, from the sequence numbers of a trace."""
+"""Find the calls that autograd recorded, using the sequence numbers of a trace."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class AutogradCalls(NamedTuple):
     recorded: npt.NDArray[np.bool_]
     """Autograd recorded a node: gradients were on, and an input required them."""
     assumed: npt.NDArray[np.bool_]
-    """Gradients were on, and nothing tells whether an input required them; not in `recorded`."""
+    """Gradients were on, but the trace does not show whether an input required them; excludes calls in `recorded`."""
 
 
 def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
     """Find the calls for which autograd recorded a node.
 
     A call with gradients on gets the number of the next node of its thread (`at::sequence_number::peek()` in
-    `c10::Dispatcher`); others get none, -1 in `sequence`. So the next call's number is larger if nodes were recorded in
-    this one. Nothing follows the last calls of a thread. They count as recorded if the backward pass has a node with
-    their number, which no call of another thread has; otherwise they count like most calls with the same arguments.
-    Without such calls, they are assumed to require no gradients.
+    `c10::Dispatcher`); others get none, -1 in `sequence`. So the next call's number is larger if this call recorded
+    nodes. The last calls of a thread have no next call. They count as recorded if the backward pass has a node with
+    their number and no call of another thread has that number. Otherwise they count like most calls with the same
+    arguments. Without such calls, they are assumed to require no gradients.
     """
     forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
     out, assumed = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
@@ -68,10 +68,12 @@ def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: S
 
 
 def _on_another_track(ops: OpTable, sequence: npt.NDArray[Any], rows: npt.NDArray[np.int64], row: int) -> bool:
-    """Check whether one of `rows` has the number of `row` on another thread: each thread counts separately."""
+    """Check whether one of `rows` has the same number as `row` on another thread, because each thread counts
+    separately.
+    """
     return bool(np.any((sequence[rows] == sequence[row]) & (ops.track[rows] != ops.track[row])))
 
 
 def _is_forward(name: str) -> bool:
-    """Check whether a name is an op's, not that of a node or a label."""
+    """Check whether a name belongs to an op, not to an autograd node or a label."""
     return "::" in name and not name.startswith(_OF_BACKWARD)

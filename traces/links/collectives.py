@@ -1,5 +1,5 @@
 # pyright: strict
-"""List the collectives that one rank ran, in order, with group and time, from device work, spans or host marks.
+"""List the collectives that one rank ran, in order, with group and time, from device work, spans or host annotations.
 
 Decides what counts as a collective in a trace and which record describes it; other ranks are not considered.
 """
@@ -27,9 +27,9 @@ from opreplay.traces.model import Trace
 Ints = npt.NDArray[np.int64]
 
 PAIRED = frozenset(("send", "recv"))
-"""Kinds in which one rank talks to one other."""
+"""Kinds in which one rank communicates with exactly one other rank."""
 _HCCL = re.compile(r"__(\d+)_(\d+)_\d+$")
-"""How HCCL's names end: the group's number and that of the collective in it."""
+"""Suffix of HCCL's names: the group number and the number of the collective in that group."""
 _OPS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 
 
@@ -37,30 +37,32 @@ class RankCall(Collective, frozen=True, kw_only=True):
     """One collective as one rank ran it, with its recorded facts."""
 
     kind: str
-    """"all_reduce", "all_to_all", ..., "send_recv" for a kernel that is any of the latter, "" where nothing tells."""
+    """"all_reduce", "all_to_all", ..., "send_recv" for the kernel that all sending operations share, "" if unknown."""
     start_ns: int
     end_ns: int
-    """On the rank's own clock, with the waiting for others."""
+    """End on the rank's own clock; the duration includes waiting for other ranks."""
     stream: int = -1
     kernel: int = -1
-    """Row in `Trace.kernels`, where it ran on a device."""
+    """Row in `Trace.kernels` if the collective ran on a device, otherwise -1."""
     span: int = -1
-    """Row in `Activity.spans`, for an NPU's."""
+    """Row in `Activity.spans` for an NPU collective, otherwise -1."""
     note: int = -1
-    """Position among the host's own collectives (gloo), by start."""
+    """Index among the collectives that the host ran (gloo), sorted by start; otherwise -1."""
     op: int = -1
-    """Row in `Trace.ops` of the call that asked for it."""
+    """Row in `Trace.ops` of the call that requested the collective."""
     issued_ns: int | None = None
-    """When a host's own collective was asked for: threads of a back-end may begin two the other way round."""
+    """Time at which a host collective was requested; a back-end's threads may start two collectives in
+    reverse order.
+    """
     step: int | None = None
-    """N of the ProfilerStep#N in which it was asked for."""
+    """N of the ProfilerStep#N in which the collective was requested."""
 
 
 def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
-    """Return every collective that ran on the trace's device, or else on its host, by start.
+    """Return every collective that ran on the trace's device or, if there are none, on its host, sorted by start.
 
-    The trace must have been read with its activity. A device's kernel is described by its own arguments, else by
-    torch's record of the call that launched it, else by its name and the sizes of the op that requested it.
+    The trace must have been read with its activity. A device kernel is described by its own arguments, otherwise by
+    torch's record of the call that launched it, otherwise by its name and the sizes of the op that requested it.
     """
     activity = trace.activity
     if activity is None:
@@ -72,7 +74,7 @@ def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
 
 
 def _in_steps(trace: Trace, calls: list[RankCall]) -> list[RankCall]:
-    """Return the calls with the profiler's step in which each was requested, if steps are marked."""
+    """Return the calls with the profiler step in which each was requested, if steps are marked."""
     notes = AnnotationTable.of(trace.annotations)
     if not len(notes):
         return calls
@@ -128,9 +130,9 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 
 
 def host_collectives(trace: Trace) -> list[RankCall]:
-    """Return collectives that a back-end ran on the host and marked ("gloo:all_reduce"), by start.
+    """Return the collectives that a back-end ran on the host and annotated ("gloo:all_reduce"), sorted by start.
 
-    Each belongs to the op that requested it, by operation, size and order, if there are equally many of both.
+    Each is matched to the op that requested it by operation, size and order, if there are equally many of both.
     """
     notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
@@ -153,9 +155,10 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 
 
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
-    """Map the position of a mark to the row of the op that requested it, for kinds with equally many marks and ops.
+    """Map the index of an annotation to the row of the op that requested it, for kinds with equally many annotations
+    and ops.
 
-    For other kinds, the recording began or ended in between, so the correspondence is unknown.
+    For other kinds the recording began or ended in between, so the correspondence is unknown.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -175,9 +178,10 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
 
 
 def with_host_collectives(trace: Trace) -> Trace:
-    """The trace with the collectives that its host ran as spans, launched by the ops that asked for them.
+    """Add the collectives that the host ran as spans, launched by the ops that requested them.
 
-    Of a trace without device work; any other is returned as it is, and so is one without such collectives.
+    Only traces without device work are changed; any other trace, or one without host collectives, is returned
+    unchanged.
     """
     activity = trace.activity
     host_calls = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
@@ -215,7 +219,7 @@ def with_host_collectives(trace: Trace) -> Trace:
 
 
 def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> CallTable:
-    """The calls, and one for each of these ops, which launches the span of its id."""
+    """Return the calls with one added call per given op, which launches the span with the given id."""
     calls, ops, none = activity.calls, trace.ops, np.zeros(len(rows), np.int64)
     return CallTable(
         name=np.append(calls.name, np.full(len(rows), len(activity.names), np.uint32)),
@@ -242,7 +246,9 @@ def _asking_ops(trace: Trace) -> list[int]:
 
 
 def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
-    """Return, per kernel owner, the c10d op that it is or lies in, else the owner itself; -1 without an owner."""
+    """Return, for each kernel owner, the c10d op that it is or lies in, otherwise the owner itself; -1 without an
+    owner.
+    """
     if not (owners >= 0).any():
         return owners
     asks = np.array([signature.name.startswith(_OPS) for signature in trace.signatures], bool)[trace.ops.signature]
@@ -251,7 +257,9 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
 
 
 def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
-    """Return, per kernel owner, the index of the collective that torch recorded at it or around it; -1 for none."""
+    """Return, for each kernel owner, the index of the collective that torch recorded for it or for an op around it; -1
+    for none.
+    """
     if not (owners >= 0).any():
         return owners
     above = of_rows(owners, innermost_of(innermost_parent(trace.ops), activity.op_collective >= 0))
@@ -269,14 +277,17 @@ def _completed(record: Collective, fallback: Collective) -> Collective:
 
 
 def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
-    """Return the call from its record, or else from its name."""
+    """Return the call described by its record, or otherwise by its name."""
     kind = operation_of(record.name) if record is not None else None
     recorded = {} if record is None else msgspec.structs.asdict(record)
     return RankCall(**recorded, kind=kind or operation_of(name) or "", start_ns=start_ns, end_ns=end_ns)
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
-    """Return the collective that a kernel's arguments describe, completed by the op's record; indices, -1 for none."""
+    """Return the collective that a kernel's arguments describe, completed from the op's record.
+
+    `described` and `recorded` are indices, -1 for none.
+    """
     record = activity.collectives[recorded] if recorded >= 0 else None
     if described < 0:
         return record

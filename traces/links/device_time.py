@@ -1,8 +1,8 @@
 # pyright: strict
-"""Find the op that owns each piece of device time.
+"""Find the op that owns each device event.
 
-By External id, else by correlation id or flow to the launch and the op around it. Works on columns collected by
-`collect`.
+Ops are found by External id, otherwise by correlation id or flow to the launch and then the op around it. Works on
+columns collected by `collect`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
 _JITTER_NS = 1000
-"""By which clocks of host and device that agree may differ; no launch takes less."""
+"""Maximum difference between host and device clocks that agree; no launch takes less time."""
 _NOT_OF_CLOCKS_NS = 1_000_000
-"""Time before their launch by which kernels start that clocks in step with most others cannot explain."""
+"""Minimum lead of a kernel over its launch that clock differences cannot explain while most kernels have no
+such lead.
+"""
 _FEW_EARLY = 0.1
-"""Share of the launched kernels below which kernels before their launch are not a matter of clocks."""
+"""Share of launched kernels below which kernels that start before their launch are not explained by clock
+differences.
+"""
 _NEVER = np.iinfo(np.int64).max
 _SAMPLE = 1 << 12
-"""Kernels that are looked at first: ids that are given to many kernels show in them."""
+"""Number of kernels sampled first, to detect ids that are shared by many kernels."""
 _MANY_SHARING = 8
-"""Kernels of one id from which it was not given out by that many runs of a profiler, recorded into one file."""
+"""Minimum number of kernels that share an id; one file does not contain that many profiler runs that reuse it."""
 _FEWEST_SHARING = 3
 _EXAMPLES = 3
-"""Ids that are named where many collide."""
+"""Maximum number of ids named if many collide."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkInput:
-    """Columns with one row per op, kernel, launch or end of a flow; ids are -1 if absent."""
+    """Columns with one row per op, kernel, launch or flow end; ids are -1 if absent."""
 
     op_start: Array
     op_dur: Array
@@ -56,7 +60,7 @@ class LinkInput:
     launch_track: Array
     launch_corr: Array
     launch_starts: Array
-    """`fields.call_kind`."""
+    """`fields.call_kind` of each launch."""
     flow_start: Array
     flow_track: Array
     flow_id: Array
@@ -64,7 +68,7 @@ class LinkInput:
 
 
 def link(data: LinkInput) -> tuple[Array, LinkStats]:
-    """Return (row of the owning op by kernel, or -1; how each link was found)."""
+    """Return (row of the owning op for each kernel, or -1; statistics of how the links were found)."""
     n = len(data.kernel_ext)
     owner = np.full(n, NONE, np.int64)
     if not n:
@@ -122,10 +126,10 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
 
 
 def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> Array:
-    """Return the correlation ids that do not tell which launch started which kernel, since a writer gave them to many.
+    """Return the correlation ids that do not identify a launch, because the writer gave each of them to many kernels.
 
-    Calls that launch one kernel each have such an id, no graph launch has it, and more kernels than a file has runs of
-    a profiler share it.
+    Calls that launch one kernel each have such an id, no graph launch has it, and more kernels share it than one file
+    contains profiler runs.
     """
     corr = kernel_corr.astype(np.int64)
     sample = corr[:: max(1, len(corr) // _SAMPLE)]
@@ -140,7 +144,7 @@ def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> 
 
 
 def _minutes_apart(delay: Array) -> int:
-    """Return the median of launch delays (ns) if it is longer than any queue can hold work, else 0."""
+    """Return the median launch delay in ns if it is longer than any queue can hold work, otherwise 0."""
     if not len(delay) or int(delay.max()) < FAR_NS:
         return 0
     median = int(np.partition(delay, len(delay) // 2)[len(delay) // 2])
@@ -148,7 +152,7 @@ def _minutes_apart(delay: Array) -> int:
 
 
 def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
-    """Return how many calls launch kernels or graphs, and for how many of them no device work is recorded.
+    """Return how many calls launch kernels or graphs, and how many of them have no recorded device work.
 
     Return (0, 0) if device work has no correlation ids; all launches count if there is no device work.
     """
@@ -162,9 +166,10 @@ def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
 def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Array) -> Array:
     """Return a mask of the kernels without a launch that were launched before the recording began.
 
-    Those that start before all that the host recorded. A stream works in order and ids count up, so also those that
-    start before the first kernel of their stream with a launch, with an id below all ids of the thread that launched
-    that one. None where no kernel has a launch: the file does not say which launched what.
+    These are kernels that start before everything recorded on the host. Because a stream works in order and ids
+    increase, they also include kernels that start before the first kernel with a launch on their stream and have a
+    lower id than all ids of the thread that launched that kernel. The mask is empty if no kernel has a launch, because
+    the file then does not link kernels to launches.
     """
     launched = np.flatnonzero(launch >= 0)
     if not len(launched) or not unlaunched.any():
@@ -184,7 +189,7 @@ def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Ar
 
 
 def first_ids(ids: Array) -> tuple[int, ...]:
-    """Return the lowest few of the ids that are known, each once."""
+    """Return the few lowest distinct ids that are not negative."""
     return tuple(distinct_values(ids[ids >= 0].astype(np.int64))[:_EXAMPLES].tolist())
 
 
@@ -227,7 +232,7 @@ def _at(column: Array, rows: Array) -> Array:
 def _long_before_launch(data: LinkInput, launch: Array) -> Array:
     """Return a mask of kernels that ran milliseconds before their launch while most did not.
 
-    The launch with their id belongs to another process, whose profile was merged into the file.
+    The launch with their id belongs to another process whose profile was merged into the file.
     """
     launched = launch >= 0
     early = launched & (_at(data.launch_start, launch) - data.kernel_start > _NOT_OF_CLOCKS_NS)
@@ -235,9 +240,7 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 
 
 def _mixed_tracks(data: LinkInput) -> Array:
-    """Return a mask of threads that belong to two processes at once, so that neither ids nor times identify their
-    ops.
-    """
+    """Return a mask of threads shared by two processes, so that neither ids nor times identify their ops."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
     ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
     mixed = mixed_tracks(ids, start, track, tracks)
@@ -248,7 +251,7 @@ def _mixed_tracks(data: LinkInput) -> Array:
 
 
 def _outer_calls(data: LinkInput) -> Array:
-    """Return a mask of launches without the driver calls inside runtime calls, which have the same id.
+    """Return a mask of launches without the driver calls inside runtime calls that have the same id.
 
     Of two consecutive calls on a thread that share one kernel, the first counts.
     """
@@ -263,9 +266,9 @@ def _outer_calls(data: LinkInput) -> Array:
 
 
 def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:
-    """Return the row of the runtime call that launched each kernel, by correlation, or -1.
+    """Return the row of the runtime call that launched each kernel, by correlation id, or -1.
 
-    Also return a mask of kernels with several possible calls on threads of two processes.
+    Also return a mask of kernels with several possible calls on threads shared by two processes.
     """
     launch = _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
     rows = np.flatnonzero(launch >= 0)
@@ -282,7 +285,7 @@ def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]
 
 
 def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, launched: Array, mixed: Array) -> Array:
-    """Remove owners on threads of two processes, unless only one op has the id and contains the launch.
+    """Remove owners on threads shared by two processes, unless only one op has the id and contains the launch.
 
     Return a mask of the kernels that lost their owner.
     """
@@ -303,10 +306,10 @@ def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, laun
 
 
 def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
-    """Return the row with the wanted key for each query, or -1; of equal keys, the last that starts no later than
+    """Return the row with the wanted key for each query, or -1; among equal keys, the last that starts no later than
     `when`.
 
-    Keys are unique within a process and repeat in its later runs, so the nearest earlier one is the likely one.
+    Keys are unique within a process but repeat in its later runs, so the nearest earlier one is the likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
     distinct = distinct_values(wanted[wanted != NONE])
@@ -336,7 +339,9 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
 
 
 def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
-    """Return (rows whose key is one of the sorted distinct ones, index of that key); in chunks, to bound memory."""
+    """Return (rows whose key occurs in the sorted array `distinct`, index of the key there), computed in chunks to
+    bound memory.
+    """
     rows: list[Array] = []
     codes: list[Array] = []
     for begin in range(0, len(keys), _CHUNK):
@@ -349,7 +354,7 @@ def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
 
 
 def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
-    """Return the row of the innermost op on each track that contains each time, or -1."""
+    """Return the row of the innermost op that contains each time on its track, or -1."""
     out = np.full(len(tracks), NONE, np.int64)
     for track in distinct_values(tracks):
         rows = np.flatnonzero(data.op_track == track)
@@ -360,7 +365,7 @@ def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
 
 
 def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
-    """Fill in owners of kernels without a launch from the arrows that end at them; return how many were found."""
+    """Set the owners of kernels without a launch from the arrows that end at them; return how many were found."""
     is_end = data.flow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(kernels) or not len(ends) or not len(begins):

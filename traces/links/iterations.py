@@ -1,7 +1,7 @@
 # pyright: strict
 """Find the batch of each recorded op: the innermost iteration annotation around its start, on any thread.
 
-Owns the search by time and the list of iterations; `annotations` parses annotation names.
+This module searches by time and lists the iterations; `annotations` parses annotation names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from opreplay.traces.model import Trace
 
 @dataclass(frozen=True, slots=True)
 class DominantBatch:
-    """The batch to which most of some calls' time belongs."""
+    """The batch to which most of the time of some calls belongs."""
 
     context: BatchContext
     share: float
-    """Of the calls' time, 0 to 1."""
+    """Share of the calls' time that belongs to the batch, 0 to 1."""
     others: int
-    """Further batches, calls outside any iteration counted as one."""
+    """Number of other batches; calls outside any iteration count as one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class BatchIndex:
         return rows[wanted[self.of_row[rows]]]
 
     def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
-        """Return the context with most weight among `rows`; None if no row lies in an iteration.
+        """Return the context with the largest weight among `rows`; None if no row lies in an iteration.
 
-        `weights` [len(rows)], e.g. device time; if all are zero, each call counts equally.
+        `weights` [len(rows)] is, for example, device time; if all weights are zero, each call counts equally.
         """
         if not self.contexts or not len(rows):
             return None
@@ -77,13 +77,13 @@ class _Span:
     process: str
     context: BatchContext
     marked_again: bool = False
-    """Another one inside it says the same of the batch, more or less fully."""
+    """Whether an inner annotation describes the same batch, in more or less detail."""
     repeats_outer: bool = False
-    """It is the first such one: both are one iteration."""
+    """Whether this is the first inner annotation that describes the outer one's batch; both are one iteration."""
 
 
 def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:
-    """Return all distinct contexts, the index of each op row's context or -1, and the iterations by time."""
+    """Return all distinct contexts, the context index of each op row (or -1), and the iterations sorted by time."""
     of_row = np.full(len(trace.ops), -1, dtype=np.int32)
     spans = _spans(trace)
     if not spans:
@@ -108,8 +108,9 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
 
 
 def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
-    """Return the process of each op in `order` if several processes mark iterations, which only apply to their own
-    ops.
+    """Return the process of each op in `order` if several processes mark iterations, otherwise None.
+
+    Iterations apply only to ops of their own process.
     """
     if len(marked) < 2 or not len(order):
         return None
@@ -118,7 +119,7 @@ def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) ->
 
 
 def _spans(trace: Trace) -> list[_Span]:
-    """Return the iteration annotations by start, outer ones before those inside them."""
+    """Return the iteration annotations sorted by start, outer annotations before inner ones."""
     notes = AnnotationTable.of(trace.annotations)
     contexts = {i: context for i, name in enumerate(notes.names) if (context := batch_context(name)) is not None}
     spans = [
@@ -134,7 +135,7 @@ def _spans(trace: Trace) -> list[_Span]:
 
 
 def _complete(spans: list[_Span]) -> None:
-    """Fill in each context's missing values from the enclosing one, and vice versa, unless they contradict each
+    """Fill in missing values of each context from the enclosing context and vice versa, unless the two contradict each
     other.
     """
     around: list[_Span] = []

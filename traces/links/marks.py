@@ -1,8 +1,8 @@
 # pyright: strict
-"""Match marks of collectives on a back-end's own threads ("gloo:all_reduce") to the calls that requested them.
+"""Match annotations of collectives on a back-end's own threads ("gloo:all_reduce") to the calls that requested them.
 
-gloo starts requests in order on whichever thread is free, so the operation, the number of elements and the order
-identify a call; threads do not.
+gloo starts requests in order on whichever thread is free, so operation, number of elements and order identify a call;
+threads do not.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 INSTEAD: Mapping[str, str] = {"reduce_scatter": "all_reduce"}
-"""What gloo runs, and marks, for operations that it does not have."""
+"""Operation that gloo does not have → operation that gloo runs, and annotates, in its place."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A call without a mark on its own thread."""
+    """A call that requested a collective and has no annotation on its own thread."""
 
     start_ns: int
     kind: str
     elements: frozenset[int]
-    """Any of which its mark may tell; empty where the call does not say."""
+    """Element counts that the call's annotation may give; empty if the call records none."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a back-end thread says it ran."""
+    """A collective annotated by a back-end thread."""
 
     start_ns: int
     kind: str
@@ -34,9 +34,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
-    """Map the index of each call to the index of its mark.
+    """Map the index of each call to the index of its annotation.
 
-    A mark belongs to the earliest call that began before it, has its operation and size, and has no mark yet.
+    An annotation belongs to the earliest call that began before it, has its operation and size, and has no annotation
+    yet.
     """
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(asked)), key=lambda i: asked[i].start_ns):

@@ -1,4 +1,4 @@
-"""List the kernels owned by each op name of an NPU trace; needs a trace joined with a kernel table."""
+"""List the kernels owned by each op name in an NPU trace; needs a trace joined with a kernel table."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import numpy as np
 from opreplay.traces.model import KernelDetails, KernelKind, TensorSpec, Trace, tensor_text
 
 TENSORS = 4
-"""Of each side of a kernel that are spelled out."""
+"""Maximum number of a kernel's inputs, and of its outputs, that are written out."""
 
 
 class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel type on one core type by calls of one op."""
+    """All launches of one kernel type on one core type by the calls of one op."""
 
     type: str
     core: str
     count: int
     total_us: float
     wait_us: float
-    """Time that the launches had waited for the task before them; 0 where it is not recorded."""
+    """Time that the launches waited for the preceding task, in µs; 0 if not recorded."""
     tensors: str
-    """Shapes, types and formats of the heaviest of them: "float32[8,4] ND → float32[8,4] ND"."""
+    """Shapes, types and formats of the longest launch: "float32[8,4] ND → float32[8,4] ND"."""
 
 
 class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name with their kernels, heaviest first."""
+    """All calls of one op name with their kernels, sorted by time in descending order."""
 
     op: str | None
-    """None for kernels that no op owns."""
+    """Op name; None for kernels without an owner."""
     calls: int
     device_us: float
     kernels: tuple[OwnedKernel, ...]
 
 
 def kernels_by_op(trace: Trace) -> tuple[OpKernels, ...]:
-    """Return ops by the time of their kernels, heaviest first; () for a trace without a kernel table.
+    """Return ops with their kernels by descending kernel time; () for a trace without a kernel table.
 
-    Only tasks in the table count: not copies, events and waits.
+    Only tasks in the table count, not copies, events and waits.
     """
     if trace.details is None:
         return ()
@@ -86,6 +86,6 @@ def _tensors(kind: KernelKind) -> str:
 
 
 def _side(specs: tuple[TensorSpec | None, ...]) -> str:
-    """Return the first few tensors as text: a fused kernel over all parameters has hundreds."""
+    """Format the first few tensors; a fused kernel over all parameters has hundreds."""
     shown = ", ".join(map(tensor_text, specs[:TENSORS]))
     return (shown or "-") + (f" and {len(specs) - TENSORS} more" if len(specs) > TENSORS else "")

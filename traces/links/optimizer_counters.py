@@ -1,8 +1,8 @@
 # pyright: strict
-"""Find calls that only count an optimizer's steps: torch keeps these counters on the host, even with a device.
+"""Find calls that only count an optimizer's steps; torch keeps these counters on the host even with a device.
 
-torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable, adds one to it for each
-parameter, and reads it. In a CPU trace nothing else distinguishes these calls from work of the model.
+torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable. It adds one to the scalar
+for each parameter and reads it. In a CPU trace, nothing else distinguishes these calls from the model's work.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.model import OpSignature, Trace
 
 NAMES = frozenset({"aten::add_", "aten::_foreach_add_", "aten::item", "aten::_local_scalar_dense"})
-"""What torch.optim does with a counter: one more step, and its value."""
+"""Ops that torch.optim runs on a counter to increment and read it."""
 STEP = "Optimizer.step#"
-"""How torch.optim names the range around a step."""
+"""Prefix of the name of torch.optim's range around a step."""
 
 
 def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
     """Return a mask of ops that count an optimizer's steps, judged by name, scalar arguments and enclosing range.
 
-    All False if the trace has device work: then it is known what ran on the device.
+    The mask is all False if the trace has device work, which shows what ran on the device.
     """
     counts = np.zeros(len(trace.ops), bool)
     notes = AnnotationTable.of(trace.annotations)
@@ -43,7 +43,7 @@ def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _on_scalars(signature: OpSignature) -> bool:
-    """Check whether it is one of `NAMES` on only float32 scalars."""
+    """Check whether a call is one of `NAMES` and takes only float32 scalars."""
     dims, types = signature.dims, signature.types
     if signature.name not in NAMES or not dims or not types:
         return False

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Nesting of ops in time: which op directly encloses each, per thread."""
+"""Compute the nesting of ops in time: which op directly encloses each op, per thread."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Chosen = npt.NDArray[np.bool_]
 def innermost_parent(ops: OpTable) -> Rows:
     """Return the row of the op that directly encloses each op on its track, or -1.
 
-    Intervals on one track nest by construction of the profiler; if a damaged trace has overlapping ones, an op's parent
-    is the last one opened before it and not closed at its start. Parents recorded in the file take precedence.
+    Intervals on one track nest because of how the profiler records them. If they overlap in a damaged trace, an op's
+    parent is the last op opened before it and still open at its start. Parents recorded in the file take precedence.
     """
     if ops.parent is not None:
         return ops.parent
@@ -34,7 +34,7 @@ def innermost_parent(ops: OpTable) -> Rows:
 
 
 def without_cycles(parents: Rows) -> tuple[Rows, int]:
-    """Return parents with those of rows that never lead to a root removed, and how many were removed."""
+    """Return the parents, with -1 for rows that never lead to a root, and the number of those rows."""
     above = parents.copy()
     for _ in range(len(parents).bit_length()):  # each step looks twice as far up
         above[above >= 0] = above[above[above >= 0]]
@@ -43,9 +43,9 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 
 def climbs(parents: Rows) -> Iterator[Rows]:
-    """Yield the rows 1, 2, 4, 8, ... levels above each row, or -1, until none is left; parents must be acyclic.
+    """Yield the rows 1, 2, 4, 8, ... levels above each row (or -1) until none is left; parents must be acyclic.
 
-    A value passed along each of them in turn comes from every level above, in log2(depth) rounds.
+    Passing a value along each of these arrays in turn collects it from all levels above, in log2(depth) rounds.
     """
     up = parents
     while (alive := up >= 0).any():
@@ -54,7 +54,7 @@ def climbs(parents: Rows) -> Iterator[Rows]:
 
 
 def depths(parents: Rows) -> Rows:
-    """Return how many rows enclose each row."""
+    """Return the number of rows that enclose each row."""
     out = (parents >= 0).astype(np.int64)
     for up in climbs(parents):
         out += np.where(up >= 0, out[up], 0)
@@ -62,7 +62,7 @@ def depths(parents: Rows) -> Rows:
 
 
 def rows_inside(parents: Rows) -> Rows:
-    """Return how many rows each row encloses, at any depth."""
+    """Return the number of rows that each row encloses, at any depth."""
     out = np.ones(len(parents), np.int64)
     for up in climbs(parents):
         below = up >= 0
@@ -104,12 +104,14 @@ def outermost_of(parents: Rows, chosen: Chosen) -> Rows:
 
 
 def of_rows(rows: Rows, column: Rows) -> Rows:
-    """Return the column's value at each of the rows, -1 for row -1."""
+    """Return the column's value at each row; -1 for row -1."""
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
-    """Return (rows by start, outer before inner; index of each one's parent in that order, or -1) of one track."""
+    """Return (rows of one track sorted by start, outer before inner; index of each row's parent in that
+    order, or -1).
+    """
     if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
         order = np.lexsort((-dur, start))
         rows, start, dur = rows[order], start[order], dur[order]
@@ -123,7 +125,7 @@ def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
 
 
 def _by_depth(start: Rows, end: Rows) -> Rows:
-    """Return parents of properly nested intervals: the last preceding interval one level up."""
+    """Return the parents of properly nested intervals: the last preceding interval one level up."""
     n = len(start)
     position = np.arange(n)
     closed = np.searchsorted(np.sort(end), start, side="right")
@@ -144,7 +146,7 @@ def _by_depth(start: Rows, end: Rows) -> Rows:
 
 
 def _by_stack(start: Rows, end: Rows) -> Rows:
-    """Return parents of intervals that may overlap."""
+    """Return the parents of intervals that may overlap."""
     parents = np.full(len(start), -1, np.int64)
     open_: list[int] = []
     starts, ends = start.tolist(), end.tolist()
@@ -160,7 +162,7 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
     """Return the row of the innermost interval of one track that contains each time, ends included, or -1.
 
-    If intervals overlap, it is the last one, outer before inner, that began and has not ended.
+    If intervals overlap, it is the last interval, ordered outer before inner, that has begun and not ended.
     """
     asked = np.sort(times)
     holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")
@@ -174,12 +176,12 @@ def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
 
 
 def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
-    """Return, per time, the last position up to `until` whose end is not before the time; -1 for none."""
+    """Return, for each time, the last position up to `until` whose end is not before the time; -1 for none."""
     at = until.copy()
     seeking = np.flatnonzero(at >= 0)
     seeking = seeking[end[at[seeking]] < times[seeking]]
     latest = [end]
-    """Of 1, 2, 4, ... ends in a row."""
+    """Latest end within consecutive blocks of 1, 2, 4, ... intervals."""
     while len(latest[-1]) > 1:
         below = latest[-1] if len(latest[-1]) % 2 == 0 else np.append(latest[-1], np.iinfo(np.int64).min)
         latest.append(np.maximum(below[::2], below[1::2]))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Choose the part of a trace that is one step, from the marks of the profiler or of a server."""
+"""Choose the part of a trace that is one step, using the marks of the profiler or of a server."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
 RUNTIME = CALL_KINDS.index("runtime")
 MOST_COMPARED = 32
-"""Steps of a trace that are compared with those of another, the first ones: each costs as much as a timeline."""
+"""Maximum number of steps compared with another trace, the first ones; each costs as much time as a timeline."""
 _HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The time range of one step on the host thread that marks it."""
+    """The time range of one step on the host thread that marks the step."""
 
     name: str
-    """"ProfilerStep#7", "execute_…", or "the whole trace" where nothing is marked."""
+    """"ProfilerStep#7", "execute_…", or "the whole trace" if no step is marked."""
     number: int | None
     start_ns: int
     end_ns: int
     track: int
-    """Index into `Trace.tracks`; -1 where nothing is marked."""
+    """Index into `Trace.tracks`; -1 if no step is marked."""
     marked: bool
-    """False: no step is marked, the whole trace stands for one."""
+    """Whether the step is marked; False if the whole trace counts as one step."""
 
 
 PairedBy = Literal["number", "median", "whole"]
-""""number": the i-th steps of both traces have the same number. "median": no number is in both, so only medians can be
-compared. "whole": a trace marks no steps, or some of its calls are lost, so each recording counts as one step."""
+"""How the steps of two traces are paired.
+
+"number": the i-th steps of both traces have the same number. "median": the traces have no number in common, so only
+medians can be compared. "whole": a trace marks no steps or some of its calls are lost, so each recording counts as one
+step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedSteps:
-    """The steps of two traces that are compared with each other."""
+    """The steps of two traces to compare."""
 
     by: PairedBy
     before: tuple[Step, ...]
@@ -54,7 +58,7 @@ class ComparedSteps:
 
 
 def compared_steps(before: Trace, after: Trace) -> ComparedSteps:
-    """Return which steps of two traces to compare. Raises NothingRan for a trace that contains nothing that ran."""
+    """Return the steps of two traces to compare. Raises NothingRan for a trace in which nothing ran."""
     first, second = busy_steps(before), busy_steps(after)
     lost = any(without_copies(trace.info.report.losses) for trace in (before, after))
     if not first or not second or lost:
@@ -68,7 +72,7 @@ def compared_steps(before: Trace, after: Trace) -> ComparedSteps:
 
 
 def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
-    """Return the numbered steps by number and occurrence: a number may be used again."""
+    """Return the numbered steps by (number, occurrence), because a number may be reused."""
     seen: Counter[int] = Counter()
     out: dict[tuple[int, int], Step] = {}
     for step in steps:
@@ -79,7 +83,7 @@ def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:
-    """Return all marked steps by time: the profiler's, else a server's outermost iterations."""
+    """Return all marked steps sorted by time: the profiler's steps, otherwise a server's outermost iterations."""
     marks = _marks(trace)
     profiler = [mark for mark in marks if mark.number is not None]
     if profiler:
@@ -93,10 +97,10 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
 
 
 def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
-    """Return the marks by start, keeping one of several threads' marks for the same step.
+    """Return the marks sorted by start, with one mark per step if several threads mark it.
 
-    Overlapping marks with equal numbers are one step: the mark of the thread that ran most ops in it is kept, else the
-    longest. Steps of two processes are never the same.
+    Overlapping marks with equal numbers are one step. The mark of the thread that ran most ops in the step is kept; if
+    that is a tie, the longest mark. Steps of two processes are never the same.
     """
     out: list[Step] = []
     of_track = () if trace.info.merged is None else trace.info.merged.of_track
@@ -119,16 +123,17 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
 
 
 def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], track: int) -> npt.NDArray[np.int64]:
-    """Return the start times of a thread's ops, in order; cached in `known`."""
+    """Return the sorted start times of a thread's ops; they are cached in `known`."""
     if track not in known:
         known[track] = np.sort(trace.ops.start_ns[trace.ops.track == track])
     return known[track]
 
 
 def chosen_step(trace: Trace, number: int | None = None) -> Step:
-    """Return step `number` (N of "ProfilerStep#N", else an index from 0), or the step of median length.
+    """Return step `number` (N of "ProfilerStep#N", or an index from 0), or by default the step of median length.
 
-    Steps that launch no work are not candidates if others do. Raises TraceError for a number that does not exist.
+    Steps that launch no work are not candidates for the median if others launch some. Raises TraceError for a number
+    that does not exist.
     """
     steps = steps_of(trace)
     if not steps:
@@ -146,13 +151,13 @@ def chosen_step(trace: Trace, number: int | None = None) -> Step:
 
 
 def busy_steps(trace: Trace) -> tuple[Step, ...]:
-    """Return the marked steps that launch work; all of them if none does."""
+    """Return the marked steps that launch work, or all marked steps if none does."""
     steps = steps_of(trace)
     return tuple(step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls) or steps
 
 
 def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
-    """Return how many calls in a step launch kernels or graphs, and for how many of them no device work is recorded.
+    """Return how many calls in a step launch kernels or graphs, and how many of them have no recorded device work.
 
     Return (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
     """
@@ -177,7 +182,7 @@ def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
-    """Return how many launching calls each step holds; if none does, how many ops."""
+    """Return how many launching calls each step contains, or how many ops if no step contains any."""
     starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
     activity = trace.activity
     if activity is not None and len(trace.kernels):
@@ -190,7 +195,7 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
 
 
 def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
-    """Return the annotations whose name marks a step."""
+    """Return the annotations whose names mark a step."""
     notes = AnnotationTable.of(annotations)
     wanted = np.array([_is_mark(name) for name in notes.names] or [False])
     rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
@@ -198,7 +203,9 @@ def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
 
 
 def _marks(trace: Trace) -> list[Step]:
-    """Return every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
+    """Return every annotation that marks a step or a server's iteration, and torch_npu's steps, which it records as
+    ops.
+    """
     notes = _marking_notes(trace.annotations)
     marks = [_step(note.name, note.start_ns, note.dur_ns, note.track) for note in notes]
     for index, signature in enumerate(trace.signatures):
@@ -218,7 +225,7 @@ def _step(name: str, start: int, dur: int, track: int) -> Step:
 
 
 def _whole(trace: Trace) -> Step:
-    """Return a step from the first event to the last one."""
+    """Return one step from the first event to the last."""
     starts = [trace.ops.start_ns, trace.kernels.start_ns]
     ends = [trace.ops.start_ns + trace.ops.dur_ns, trace.kernels.start_ns + trace.kernels.dur_ns]
     if trace.activity is not None:

@@ -1,10 +1,10 @@
 # pyright: strict
 """Assign every event of a merged file to the process that recorded it, working on columns.
 
-Correlation ids, External ids and flow ids start anew in each process. The process of an op, a call or an annotation is
-its process id. Device rows have their own process id; the process that launched them follows, in this order, from the
-label that a merging tool gave their ids, from arrows, from which ids and times are possible, and from the order of the
-file. If two processes remain possible, the device work has no process.
+Correlation ids, External ids and flow ids restart in each process. The process of an op, a call or an annotation is
+given by its process id. Device rows have process ids of their own. The process that launched them is derived, in this
+order, from the label that a merging tool added to their ids, from arrows, from which ids and times are possible, and
+from the order of the file. If two processes remain possible, the device work is assigned to none.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from opreplay.traces.reading.fields import GRAPH_CALL
 
 Array = npt.NDArray[Any]
 MOST_UNITS = 64
-"""Processes up to which ids and times of all pairs of a process and a device are compared."""
+"""Maximum number of processes for which the ids and times of all (process, device) pairs are compared."""
 _EXAMPLES = 3
-"""Ids that are named where many collide."""
+"""Maximum number of ids named if many collide."""
 _MOST = 0.8
-"""Share of a device's rows that its process launched in the recording; the others were launched before."""
+"""Minimum share of a device's rows that its process launched during the recording; the others were launched before."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EventColumns:
-    """Columns that distinguish processes, in file order; ids are -1 if absent, times in nanoseconds."""
+    """Columns that distinguish processes, in file order; ids are -1 if absent, times are in nanoseconds."""
 
     tracks: tuple[tuple[str, str], ...]
-    """(pid, tid) by track index."""
+    """(pid, tid) of each track."""
     op_track: Array
     op_ext: Array
     launch_track: Array
     launch_start: Array
     launch_corr: Array
     launch_starts: Array
-    """`fields.call_kind`."""
+    """`fields.call_kind` of each launch."""
     kernel_track: Array
     kernel_device: Array
     kernel_start: Array
@@ -60,13 +60,13 @@ class Assignment:
 
     names: tuple[str, ...]
     of_track: Array
-    """Index into `names` by track; -1 for tracks of device work that several processes may have launched."""
+    """Index into `names` for each track; -1 for tracks of device work that several processes may have launched."""
     of_kernel: Array
-    """Index into `names` by row of device work; -1 where it is not certain."""
+    """Index into `names` for each row of device work; -1 if uncertain."""
 
 
 def assign_processes(data: EventColumns) -> Assignment | None:
-    """Return the processes of a merged file; None for a file of one process."""
+    """Return the processes of a merged file; None for a file with one process."""
     names, of_track = _host_units(data)
     if len(names) < 2:
         return None
@@ -84,7 +84,9 @@ def assign_processes(data: EventColumns) -> Assignment | None:
 
 
 def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the lowest few ids of device work that several processes may have launched, and the names of these."""
+    """Return the few lowest ids of device work that several processes may have launched, and the names of those
+    processes.
+    """
     claims = _claims(data, assigned.of_track)
     wanted = distinct(claims.kernel_id[(assigned.of_kernel < 0) & (claims.kernel_id >= 0)])
     mine = np.isin(claims.id, wanted) & (claims.unit >= 0)
@@ -95,7 +97,7 @@ def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, 
 
 @dataclass(slots=True)
 class _Claims:
-    """Launches that may own device work with their id; ops if no device work has a correlation id."""
+    """Launches that may own device work with the same id; ops if no device work has a correlation id."""
 
     unit: Array
     id: Array
@@ -119,9 +121,9 @@ def _claims(data: EventColumns, of_track: Array) -> _Claims:
 
 
 def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
-    """Return the processes that ran ops, and each track's process index, or -1 for tracks without ops and launches.
+    """Return the processes that ran ops, and the process index of each track (-1 for tracks without ops and launches).
 
-    Processes are in the order of their ids, not in that of the tracks: the two readers number tracks differently.
+    Processes are ordered by id and not by track, because the two readers number tracks differently.
     """
     of_track = np.full(len(data.tracks), NONE, np.int64)
     with_ops = _by_id(data, distinct(data.op_track).tolist())
@@ -142,12 +144,13 @@ def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
 
 
 def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
-    """Return tracks in the order of their process and thread ids: numbers by value, short texts first."""
+    """Sort tracks by process id and thread id, shorter texts first so that numbers are in numeric order."""
     return sorted(tracks, key=lambda track: [(len(text), text) for text in data.tracks[track]])
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
-    """Return the process ids in which two threads share ids of launches and of ops, and those that share launch ids.
+    """Return the process ids in which two threads share launch ids and op ids, and those in which two threads share
+    launch ids.
 
     MTIA's runtime repeats the correlation ids of launches within one process, but its ops have unique ids.
     """
@@ -173,7 +176,7 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
 def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
     """Return a process name for each track of a process id whose threads belong to several processes.
 
-    Unless that is `sure`, only if the thread ids are labelled.
+    If it is not `sure` that there are several, tracks are only split if their thread ids are labelled.
     """
     tids = {track: data.tracks[track][1] for track in tracks}
     labels = {track: label_of(tid) for track, tid in tids.items()}
@@ -186,7 +189,7 @@ def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict
 def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
     """Return the lowest thread id of each track's process if thread ids form as many clusters as there are processes.
 
-    Unless it is `sure` that there are several, clusters must be as far apart as a tool's offsets.
+    If it is not `sure` that there are several processes, clusters must be as far apart as a tool's offsets.
     """
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
@@ -208,7 +211,7 @@ def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[i
 
 
 def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -> None:
-    """Assign tracks without ops by the labels of their process ids, else of their thread ids."""
+    """Assign tracks without ops by the labels of their process ids, or otherwise of their thread ids."""
     known = np.flatnonzero(of_track >= 0).tolist()
     others = _by_id(data, np.flatnonzero(of_track < 0).tolist())
     units = distinct(of_track[of_track >= 0]).tolist()
@@ -228,7 +231,7 @@ def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -
 
 
 def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign all device rows of one process id and device, by arrows, ids, times or the order of the file."""
+    """Assign all device rows with the same process id and device together, by arrows, ids, times or file order."""
     rows = np.flatnonzero(of_kernel < 0)
     if not len(rows) or units > MOST_UNITS:
         return
@@ -254,7 +257,7 @@ def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims
 
 
 def _only(votes: Array) -> int:
-    """Return the only process that explains a device's rows; -1 if another one also explains some."""
+    """Return the only process that explains a device's rows; -1 if another process also explains some of them."""
     order = np.argsort(-votes)
     best, second = int(votes[order[0]]), int(votes[order[1]])
     return int(order[0]) if best and second <= RARE * best else NONE
@@ -263,8 +266,10 @@ def _only(votes: Array) -> int:
 def _votes(
     data: EventColumns, rows: Array, group: Array, count: int, claims: _Claims, units: int
 ) -> tuple[Array, Array]:
-    """Return, by device and process, the rows whose id the process launched, and those that start before that
-    launch.
+    """Return two counts by device and process.
+
+    The first is the number of rows whose id the process launched; the second is the number of those rows that start
+    before that launch.
     """
     hits, late = np.zeros((count, units), np.int64), np.zeros((count, units), np.int64)
     wanted, start = claims.kernel_id[rows], data.kernel_start[rows]
@@ -284,7 +289,7 @@ def _votes(
 def _arrow_votes(
     data: EventColumns, rows: Array, group: Array, count: int, of_track: Array, units: int
 ) -> Array | None:
-    """Return, by device and process, the number of arrows from the process to the device; None without arrows."""
+    """Return the number of arrows from each process to each device, by device and process; None without arrows."""
     is_end = data.arrow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(ends) or not len(begins):
@@ -302,9 +307,10 @@ def _arrow_votes(
 
 
 def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
-    """Assign one device to each process if ids and times allow only one way.
+    """Assign one device to each process if ids and times allow exactly one assignment.
 
-    A process is impossible for a device that ran its work before the launch, or work that only others launched.
+    A process is impossible for a device that ran the process's work before its launch, or work that only other
+    processes launched.
     """
     undecided = np.flatnonzero(owner < 0).tolist()
     free = [unit for unit in range(hits.shape[1]) if unit not in owner[owner >= 0] and hits[undecided, unit].any()]
@@ -334,7 +340,7 @@ def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
 
 
 def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array, claims: _Claims, units: int) -> None:
-    """Assign devices in file order if the file holds one profile after the other."""
+    """Assign devices in file order if the file contains one profile after the other."""
     order = _units_in_file_order(claims, units)
     runs = group[np.append(True, group[1:] != group[:-1])]
     if order is None or len(runs) != len(owner) or (owner >= 0).any():
@@ -356,7 +362,7 @@ def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array,
 def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
     """Return the processes in the order of their profiles in the file.
 
-    Return None if their launches are interleaved, or so few that they may be in order by chance.
+    Return None if their launches are interleaved, or so few that their order may be chance.
     """
     runs = claims.unit[np.append(True, claims.unit[1:] != claims.unit[:-1])] if len(claims.unit) else claims.unit
     one_after_the_other = 1 < len(runs) == len(distinct(runs)) <= units
@@ -364,7 +370,7 @@ def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
 
 
 def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign single rows of a device that several processes used, if only one launch is possible."""
+    """Assign individual rows of a device that several processes used, if only one launch is possible."""
     wanted = claims.kernel_id[rows]
     launch, complete = match_launches(wanted, data.kernel_start[rows], claims.id, claims.start, claims.is_graph)
     matched = launch >= 0
@@ -374,9 +380,10 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 
 
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
-    """Return the process of each row in a file that holds one profile after the other, -1 if that is not so.
+    """Return the process of each row if the file contains one profile after the other, otherwise -1.
 
-    `complete` rows have an id with as many rows as launches: the first row belongs to the first process with that id.
+    `complete` marks rows whose id has as many rows as launches: the first row belongs to the first process with that
+    id.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)

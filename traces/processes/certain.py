@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match device work to launches with the same id if ids repeat: only unambiguous matches."""
+"""Match device work to launches with the same id if ids repeat; only unambiguous matches are made."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 NONE = -1
 FEW = 3
-"""Rows that contradict a rule by chance: lost launches, device work launched before the recording."""
+"""Number of rows that may contradict a rule by chance, for example because launches were lost or precede the
+recording.
+"""
 RARE = 0.02
-"""Share of such rows."""
+"""Share of rows that may contradict a rule by chance."""
 _NEVER = np.iinfo(np.int64).max
 
 
 def match_launches(
     wanted: Array, start: Array, launch_id: Array, launch_start: Array, is_graph: Array
 ) -> tuple[Array, Array]:
-    """Return the row of each device row's launch, or -1; and how many launches and rows share its id.
+    """Return the row of the launch of each device row, or -1, and whether its id has as many launches as rows.
 
-    A launch is certain if only it has the id, and the id has one row of device work or those of a graph. If an id has
-    as many rows as launches, each launch is certain whose row starts before the next launch. If several rows start
-    before any launch of their id, the clocks of host and device differ: then only ids with one launch and one row are
-    certain.
+    A launch is certain if no other launch has its id, and the id has one row of device work or the rows of a graph. If
+    an id has as many rows as launches, a launch is certain if its row starts before the next launch. If several rows
+    start before any launch of their id, the clocks of host and device differ; then only ids with one launch and one row
+    are certain.
 
-    `wanted` and `start` (ns) are of device work, -1 for no id; the other columns are of launches.
+    `wanted` (id, -1 for none) and `start` (ns) are columns of device work; the others are columns of launches.
     """
     out = np.full(len(wanted), NONE, np.int64)
     alike = np.zeros(len(wanted), bool)
@@ -57,7 +59,7 @@ def match_launches(
 
 
 def groups_of(values: Array, chosen: Array) -> list[Array]:
-    """Return the chosen positions for each distinct value."""
+    """Return the chosen positions, grouped by distinct value."""
     order = chosen[np.argsort(values[chosen], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1) if len(order) else []
 
@@ -65,8 +67,8 @@ def groups_of(values: Array, chosen: Array) -> list[Array]:
 def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
     """Return a mask of tracks on which ids repeat before the preceding ids are finished.
 
-    A process that records twice repeats its ids in a later run; two processes with one process and thread id repeat
-    them at the same time.
+    A process that records twice repeats its ids in a later run; two processes with the same process id and thread id
+    repeat them at the same time.
     """
     out = np.zeros(tracks, bool)
     sorted_ids = np.sort(ids)

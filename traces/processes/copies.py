@@ -1,5 +1,5 @@
 # pyright: strict
-"""Drop events that a file holds twice, as merges that read one file twice write them; on the tables of a scan."""
+"""Drop duplicate events, which occur in merges that read a file twice; works on the tables of a scan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from opreplay.traces.reading.columns import Columns
 Array = npt.NDArray[Any]
 _TASK = KERNEL_CATEGORIES.index("task")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-"""Odd multiplier of a hash of 64 bits: 2^64 divided by the golden ratio."""
+"""Odd multiplier of a 64-bit hash: 2^64 divided by the golden ratio."""
 _US = 1000
-"""Nanoseconds."""
+"""Nanoseconds per microsecond."""
 
 
 def drop_copies(got: Collector) -> Counter[str]:
-    """Drop host ops and device work that the file holds twice, and return how many of each.
+    """Drop host ops and device work that the file contains twice, and return how many of each.
 
-    A copy has the same name, arguments, times, ids and thread or stream as an event ahead of it. An op must also have
-    an id, which a process gives out once, or times finer than a microsecond: a call inside another of its name may have
-    the same times in whole microseconds. Device work must have a duration, since a stream runs one thing at a time; an
-    NPU's tasks, which may nest, must have an id. Where there are copies of these, those of launches, annotations,
-    arrows and other events go too, without being counted.
+    A copy has the same name, arguments, times, ids and thread or stream as an earlier event. An op must also have an
+    id, which a process uses once, or times finer than a microsecond, because a call inside another call of the same
+    name may have the same times in whole microseconds. Device work must have a duration, since a stream runs one task
+    at a time; an NPU's tasks, which may nest, must have an id. If such copies exist, copies of launches, annotations,
+    arrows and other events are dropped too, without being counted.
     """
     ops, work = _copied_ops(got.ops), _copied_work(got.kernels)
     counts = Counter({COPIED_OPS: len(ops), COPIED_WORK: len(work)})
@@ -67,7 +67,7 @@ def _copied_others(table: Columns) -> Array:
 
 
 def _rows_of_repeated_starts(table: Columns) -> Array:
-    """Return the rows that start when another row of the table does."""
+    """Return the rows whose start equals that of another row of the table."""
     start = table.peek("start")
     ordered = np.sort(start)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -78,7 +78,7 @@ def _rows_of_repeated_starts(table: Columns) -> Array:
 
 
 def _copies(table: Columns, rows: Array) -> Array:
-    """Return those of the rows that are equal in all columns to one ahead of them."""
+    """Return the rows that equal an earlier row in all columns."""
     if len(rows) < 2:
         return rows[:0]
     key = np.zeros(len(rows), np.uint64)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Make the ids of a merged file unique across its processes; other files are unchanged."""
+"""Make the ids of a merged file unique across its processes; other files are left unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
     (("ops", "seq"),),
     (("ops", "rf"),),
 )
-"""(table, column) of ids that are compared with each other."""
+"""Groups of (table, column) whose ids are compared with each other."""
 
 
 def separate_processes(got: Collector) -> MergedProcesses | None:
-    """Make the ids of a scan unique across its processes and return the processes; None for a file of one process.
+    """Make the ids of a scan unique across its processes and return the processes; None for a file with one process.
 
-    Device work whose process is uncertain loses the ids that several processes share, so no op owns it. Device numbers
-    that several processes use become different ones.
+    Device work whose process is uncertain loses the ids that several processes share, so that no op owns it. Device
+    numbers that several processes use are replaced by distinct numbers.
     """
     columns = _columns_of(got)
     assigned = assign_processes(columns)
@@ -53,7 +53,7 @@ def separate_processes(got: Collector) -> MergedProcesses | None:
 
 
 def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProcesses:
-    """Return the processes with the number of linked kernels that neither a process nor an op owns."""
+    """Return the processes with the number of linked kernels that belong to no process and no op."""
     unknown = [device for device, process in merged.of_device.items() if process < 0]
     rows = np.isin(kernels.device, unknown) & (kernels.owner < 0)
     time_us = float(kernels.dur_ns[rows].astype(np.int64).sum()) / 1e3
@@ -61,7 +61,7 @@ def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProc
 
 
 def needs_arrows(got: Collector) -> bool:
-    """Check whether arrows that were left out may say which process launched some device work."""
+    """Check whether skipped arrows may show which process launched some device work."""
     if not got.arrows_skipped:
         return False
     assigned = assign_processes(_columns_of(got))
@@ -127,7 +127,7 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
 
 
 def _renumber(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """Do the same as `_separate` for ids that are too large to add to, by numbering the pairs of process and id."""
+    """Do the same as `_separate` for ids that are too large to add to, by numbering the (process, id) pairs."""
     parts = [
         (_process_of_rows(got, assigned, table), got.tables[table].peek(column).astype(np.int64))
         for table, column in columns
@@ -141,7 +141,7 @@ def _renumber(got: Collector, assigned: Assignment, columns: list[tuple[str, str
 
 
 def distinct_pairs(first: Array, second: Array) -> tuple[Array, Array]:
-    """Return the distinct pairs of two columns, sorted by the second."""
+    """Return the distinct pairs of two columns, sorted by the second column."""
     order = np.lexsort((first, second))
     first, second = first[order], second[order]
     new = np.append(True, (first[1:] != first[:-1]) | (second[1:] != second[:-1])) if len(first) else np.empty(0, bool)
@@ -149,7 +149,9 @@ def distinct_pairs(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _separate_devices(got: Collector, assigned: Assignment) -> dict[int, list[int]]:
-    """Renumber devices if two processes use one number; return the devices of each process, -1 for unknown."""
+    """Renumber devices if two processes use the same number; return the devices of each process, with key -1 for
+    unknown.
+    """
     numbers = got.kernels.peek("device").astype(np.int64)
     processes, devices = distinct_pairs(assigned.of_kernel, numbers)
     if len(distinct(devices)) < len(devices):
@@ -170,7 +172,7 @@ def _separate_devices(got: Collector, assigned: Assignment) -> dict[int, list[in
 
 
 def _looked_up(table: dict[tuple[int, int], int], process: Array, device: Array) -> Array:
-    """Return the new number of each device; a device without device work keeps its own."""
+    """Return the new number of each device; a device without device work keeps its number."""
     pairs, which = np.unique(np.stack([process, device], axis=1), axis=0, return_inverse=True)
     values = [table.get((first, second), second) for first, second in pairs.tolist()]
     return np.array(values, np.int64)[which.reshape(-1)] if len(values) else device

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match process ids of device rows to those of host rows by a merging tool's labels, using only their text."""
+"""Match the process ids of device rows to those of host rows by the labels of a merging tool, using only their text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 _TOKEN = re.compile(r"[^\W\d_]+|\d+")
 _WHOLE = re.compile(r"\d{1,18}")
 LEAST_OFFSET = 1000
-"""Device ids of one process lie closer together than this; a tool that numbers ranks adds at least as much."""
+"""Minimum gap between the offsets of different ranks; device ids of one process are closer together."""
 
 
 def match_labels(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Map each other id to the host id with which it shares a label; ids that fit none or several are left out.
+    """Map each device id to the host id with which it shares a label; ids that match none or several are left out.
 
     Labels are prefixes ("[TP00] 100" and "[TP00] 0"), suffixes ("100_rank1", "0_rank1"), offsets (1000100, 1000000), or
-    the whole id if a tool gave all events of a process the same one.
+    the whole id if a tool gave all events of a process the same id.
     """
     if set(others) == set(hosts):
         return {other: other for other in others}
@@ -42,7 +42,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _shared_label(host: list[str], other: list[str]) -> int:
-    """Return how many tokens both begin or end with, if each has more tokens than that or both are equal."""
+    """Return the number of leading or trailing tokens that two ids share; 0 if either has fewer than two tokens."""
     if len(host) < 2 or len(other) < 2:
         return 0
     return max(_common(host, other), _common(host[::-1], other[::-1]))
@@ -54,7 +54,7 @@ def _common(first: list[str], second: list[str]) -> int:
 
 
 def _match_offsets(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Match numbers to which a tool added an offset for each process."""
+    """Match ids that are numbers to which a tool added an offset per process."""
     if len(hosts) < 2 or not all(_WHOLE.fullmatch(text) for text in (*hosts, *others)):
         return {}
     wanted = sorted(int(text) for text in others)

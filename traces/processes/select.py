@@ -20,9 +20,10 @@ Table = TypeVar("Table")
 
 
 def of_process(trace: Trace, name: str) -> Trace:
-    """Return the part of a trace recorded by one process, given by its name in `inspect` or a part of that name.
+    """Return the part of a trace recorded by one process.
 
-    Raises UsageError for a missing or ambiguous name, and for a trace of one process.
+    `name` is its name in `inspect`, or a part of that name. Raises UsageError for a missing or ambiguous name, and for
+    a trace of one process.
     """
     return _part(trace, _number_of(trace, name))
 
@@ -35,13 +36,15 @@ def split_processes(trace: Trace) -> list[tuple[str, Trace]]:
 
 
 def one_process(trace: Trace) -> Trace:
-    """Return the busiest process of a merged trace, because steps are those of one program; other traces unchanged."""
+    """Return the busiest process of a merged trace, because steps belong to one program; other traces are returned
+    unchanged.
+    """
     merged = trace.info.merged
     return trace if merged is None else of_process(trace, busiest_process(merged))
 
 
 def busiest_process(merged: MergedProcesses) -> str:
-    """Return the name of the process with most device time or, if none has any, with most ops."""
+    """Return the name of the process with the most device time or, if none has any, with the most ops."""
     return max(merged.processes, key=lambda process: (process.device_us, process.ops)).name
 
 
@@ -112,7 +115,10 @@ def _part(trace: Trace, number: int) -> Trace:
 
 
 def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
-    """Return what has no owner, and what the whole file tells of its clocks; the rest is counted for the file only."""
+    """Return the statistics of unowned work in this part, and the clock statistics of the whole file.
+
+    The other statistics are counted only for the file.
+    """
     unowned = kernels.owner < 0
     return LinkStats(
         unowned=int(unowned.sum()),
@@ -129,20 +135,20 @@ def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
 
 
 def _renumbered(rows: Array, count: int) -> Array:
-    """Return the new index of each old row, -1 for rows that are left out."""
+    """Return the new index of each old row, -1 for dropped rows."""
     out = np.full(count, -1, np.int64)
     out[rows] = np.arange(len(rows))
     return out
 
 
 def _rows(table: Table, rows: Array) -> Table:
-    """Return these rows of a dataclass of columns."""
+    """Return a dataclass of columns with only these rows."""
     columns = {field.name: getattr(table, field.name) for field in dataclasses.fields(cast("Any", table))}
     return type(table)(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
 
 def _on_tracks(table: Table, column: str, new_track: Array) -> Table:
-    """Return the rows of a table on kept tracks, with new track numbers."""
+    """Return the rows of a table that lie on kept tracks, with new track numbers."""
     track: Array = getattr(table, column)
     part = _rows(table, np.flatnonzero(new_track[track] >= 0) if len(track) else np.empty(0, np.int64))
     values: Array = getattr(part, column)

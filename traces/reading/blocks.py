@@ -1,7 +1,7 @@
 # pyright: strict
-"""Cut the array of events at event boundaries, in one reused buffer; knows JSON's brackets, not its events.
+"""Cut the array of events at event boundaries, in one reused buffer; handles JSON's brackets but not events.
 
-A cut is only a guess; the caller confirms it: a prefix that is closed with "]" and decodes was cut at a boundary.
+A cut is only a guess that the caller confirms: if a prefix decodes after "]" is appended, it was cut at a boundary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 ARRAY_END = re.compile(rb"\}\s*(,?)\s*\]")
 _SPACE = b" \t\r\n"
 _GAP_BYTES = 4096
-"""Longest white space looked through on either side of the comma between two events."""
+"""Maximum white space searched on either side of the comma between two events."""
 
 
 def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] | None:
@@ -37,7 +37,7 @@ def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] 
 
 
 class Buffer:
-    """The part of the array that is not decoded yet: `data[lo:hi]`; grows only if one event does not fit."""
+    """The part of the array that is not decoded yet: `data[lo:hi]`. Grows only if one event does not fit."""
 
     def __init__(self, source: Source, block_bytes: int) -> None:
         self.source = source
@@ -46,7 +46,7 @@ class Buffer:
         self.lo = 1
         self.hi = 1
         self.base = 0
-        """Offset in the trace of data[0]."""
+        """Offset of data[0] in the trace."""
         self.eof = False
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Buffer:
         return b"".join((b"[", memoryview(self.data)[self.lo : cut], b"]"))
 
     def bracket(self, cut: int) -> tuple[memoryview, tuple[int, int]]:
-        """Return data[lo:cut] as a JSON array without copying it, and what `unbracket` needs to undo that."""
+        """Return data[lo:cut] as a JSON array without copying it, and the two replaced bytes for `unbracket`."""
         data, lo = self.data, self.lo
         covered = data[lo - 1], data[cut]
         data[lo - 1], data[cut] = 0x5B, 0x5D

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Collect event structs in tables: what links, replay and reports need, and columns on request; count all events."""
+"""Collect event structs in tables, including optional columns on request; count all events.
+
+The tables contain what links, replay and reports need.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,16 @@ _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
 MAX_PROCESSES = 100_000
 _MOST_CALL_NAMES = 1 << 12
-"""Names whose kind is remembered: a runtime has some hundred calls."""
+"""Maximum number of names whose kind is cached; a runtime has a few hundred calls."""
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
-"""Kernels that all have a correlation id, after which arrows are left out: a tenth of a GPU trace."""
+"""Number of kernels, all with a correlation id, after which arrows (a tenth of a GPU trace) are skipped."""
 UNDECIDED_ARROWS = 1 << 19
-"""Arrows that are held at most (8 MB) while no kernel says whether they are needed."""
+"""Maximum number of arrows held (8 MB) until a kernel shows whether they are needed."""
 
 
 class Interned(dict[Any, int]):
-    """Maps keys to indices in order of first appearance; limited in number and in key length."""
+    """Maps keys to indices in order of first appearance; limited in the number and length of keys."""
 
     def __init__(self, limit_field: str, limit: int, what: str, max_bytes: int | None = None) -> None:
         super().__init__()
@@ -58,7 +61,10 @@ class Interned(dict[Any, int]):
 
 
 class Tracks(dict[tuple[Any, Any], int]):
-    """Maps (pid, tid) to an index; 7 and "7" are the same track. `texts` lists them as text, by index."""
+    """Maps (pid, tid) to an index; 7 and "7" are the same track.
+
+    `texts` maps the tracks, as text, to their indices.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -96,7 +102,7 @@ class _CallKinds(dict[bytes, int]):
 
 
 def _grids(args: list[Any]) -> list[int]:
-    """Return the grid of each launch as one number, see `grid_number`."""
+    """Return the grid of each launch as one number (see `grid_number`)."""
     return [grid_number(getattr(arg, "grid", None)) for arg in args]
 
 
@@ -105,7 +111,9 @@ def _hashable(value: Any) -> Any:
 
 
 def _track_text(value: Any) -> str:
-    """Return the same text for a number decoded as float or exactly; lists and objects are not ids."""
+    """Return the same text for a number whether it was decoded as float or as Decimal; lists and objects are
+    not ids.
+    """
     if isinstance(value, Decimal):
         value = float(value)
     kind = cast("type[object]", type(value))
@@ -113,7 +121,7 @@ def _track_text(value: Any) -> str:
 
 
 def _has_large_float(times: list[Any]) -> bool:
-    """Check whether a time is a float too large to be exact to the nanosecond."""
+    """Check whether any time is a float too large to be exact to the nanosecond."""
     numbers = {*map(type, times)} <= {int, float}
     if numbers and (not times or (max(times) < EXACT_LIMIT_US and min(times) > -EXACT_LIMIT_US)):
         return False
@@ -121,10 +129,12 @@ def _has_large_float(times: list[Any]) -> bool:
 
 
 class Collector:
-    """The tables of one file, or of a part of it."""
+    """The tables of one file, or of part of a file."""
 
     def __init__(self, limits: Limits, columns: frozenset[fields.Column] = frozenset()) -> None:
-        """Create empty tables; `columns` says what else to keep, where `activity` includes the numbers of ops."""
+        """Create empty tables; `columns` says which optional columns to keep; `activity` includes the numbers
+        of ops.
+        """
         self.limits = limits
         self.timed = "activity" in columns
         self.events = 0
@@ -163,14 +173,16 @@ class Collector:
         )
         self.flows = Columns(**_ENDS)
         self.arrows = Columns(**_ENDS)
-        """Flows that may prove superfluous; their tracks are told apart, as nothing else may be on them."""
+        """Flows that may turn out to be superfluous; their tracks are kept separately, because no other events may be
+        on them.
+        """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
-        """Arrows were left out, as the first kernels have correlation ids."""
+        """Whether arrows were skipped because the first kernels have correlation ids."""
         tensors: dict[str, Kind] = {"tensors": "index"} if self.timed else {}
         self.notes = Columns(**_SPAN, **tensors)
         self.uncorrelated = False
-        """Some kernel has no correlation id: only flows can link it to its launch."""
+        """Whether some kernel has no correlation id, so that only flows can link it to its launch."""
         self.calls = Columns(**_SPAN, kind="index", corr="id")
         self.whole = Columns(**_SPAN, connection="id", collective="index")
         self.waits = Columns(track="index", corr="id", stream="id", waits_for="id", record="id")
@@ -200,7 +212,7 @@ class Collector:
 
     @property
     def arrows_seem_superfluous(self) -> bool:
-        """Check whether device work read so far has enough correlation ids to skip arrows."""
+        """Check whether enough of the device work read so far has correlation ids to skip arrows."""
         enough = len(self.kernels) >= CORRELATED_KERNELS or len(self.arrows) >= UNDECIDED_ARROWS
         return enough and not self.uncorrelated
 
@@ -218,7 +230,9 @@ class Collector:
         return self.uncorrelated and self.arrows_skipped and any(self.by_category[tag] for tag in fields.ARROW_TAGS)
 
     def settle_arrows(self) -> None:
-        """At the end, turn arrows into flows if some kernel has no correlation id; otherwise drop them."""
+        """Turn the arrows into flows if some kernel has no correlation id, otherwise drop them; called after the last
+        event.
+        """
         if self.uncorrelated:
             tracks = [self.tracks.of_texts(pid, tid) for pid, tid in self.arrow_tracks.texts]
             self.flows.absorb(self.arrows, {"track": np.array(tracks, np.uint32)})
@@ -235,7 +249,7 @@ class Collector:
 
     @staticmethod
     def wants_exact(groups: dict[type[Struct], list[Any]]) -> bool:
-        """Check whether some time is a float too large to be exact to the nanosecond."""
+        """Check whether any time is a float too large to be exact to the nanosecond."""
         return any(
             name in cls.__struct_fields__ and _has_large_float(list(map(attrgetter(name), events)))
             for cls, events in groups.items()
@@ -243,7 +257,7 @@ class Collector:
         )
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
-        """Add one block's events, also given by class. Raises TooLarge."""
+        """Add the events of one block, which are also given grouped by class. Raises TooLarge."""
         wanted: dict[Any, list[type[Struct]]] = {}
         for cls, members in groups.items():
             category, handle = self._handlers.get(cls) or self._handler(cls)
@@ -298,8 +312,9 @@ class Collector:
         return category, handle
 
     def _add(self, table: Columns, events: list[Any], **values: list[Any]) -> None:
-        """Add one row per event; a column without `values` comes from the event's or its arguments' field of that
-        name.
+        """Add one row per event.
+
+        Columns that are not in `values` come from the field of that name in the event or its arguments.
         """
         for column, pending in table.pending.items():
             if column in values:
@@ -438,7 +453,9 @@ def _indexes(names: Interned, events: list[Any]) -> list[int]:
 
 
 def _numbers(values: list[Any]) -> list[Any]:
-    """The values, of text that is no number the last number in it: 1 for "cuda:1", 7 for "stream 7"."""
+    """Return the values, with text that is not a number replaced by its last number: 1 for "cuda:1", 7 for
+    "stream 7".
+    """
     if str not in set(map(type, values)):
         return values
     return [_last_number(value) if type(value) is str else value for value in values]
@@ -452,7 +469,7 @@ def _last_number(text: str) -> str:
 
 
 def _or_else(values: list[Any], sources: list[Any], name: str) -> list[Any]:
-    """Return the values, with absent ones replaced by the attribute `name` of their source."""
+    """Return the values, with absent ones replaced by the attribute `name` of the corresponding source."""
     if None not in values:
         return values
     return [getattr(s, name) if value is None else value for value, s in zip(values, sources, strict=True)]
@@ -465,12 +482,12 @@ def _collective_key(args: Any) -> bytes:
 
 
 def _complete(events: list[Any]) -> list[Any]:
-    """Return only complete events (phase X); other events of these categories have no duration."""
+    """Return only the complete events (phase X); other events of these categories have no duration."""
     if [e.ph for e in events].count("X") == len(events):
         return events
     return [e for e in events if e.ph == "X"]
 
 
 def _ends(events: list[Any]) -> list[Any]:
-    """Return both ends of arrows."""
+    """Return the start and end events of arrows."""
     return [e for e in events if e.ph == "s" or e.ph == "f"]

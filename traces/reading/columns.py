@@ -1,5 +1,7 @@
 # pyright: strict
-"""Growing tables of compact columns: Python values in, small NumPy arrays out. Knows times and ids, not events."""
+"""Growing tables of compact columns, filled from Python values and read as small NumPy arrays. Handles times and ids,
+not events.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ Kind = Literal["index", "time", "span", "id"]
 
 FLUSH_ROWS = 1 << 12
 EXACT_LIMIT_US = float(2**43)
-"""From here on, neighbouring float64 microseconds are more than a nanosecond apart (102 days; Unix time is beyond)."""
+"""Limit from which adjacent float64 microseconds are more than a nanosecond apart (102 days; Unix time is larger)."""
 _ROUNDS_ONCE_US = float(2**41)
 _MAX_US = 9_223_372_036_854_775
 INVALID = -(2**63)
-"""Stands for a time that could not be read, until the row is dropped."""
+"""Placeholder for an unreadable time until the row is dropped."""
 
 
 def to_ns(values: list[Any]) -> Array:
@@ -73,9 +75,10 @@ def _ns(value: Any) -> int:
 
 
 def to_ids(values: list[Any]) -> Array:
-    """Ids (int, text of an int or a whole float, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap.
+    """Convert ids (int, text of an int, whole float, or absent) to int64; -1 if absent; unsigned 64-bit ids wrap
+    around.
 
-    Each value is read by itself: what stands beside it in the block changes nothing.
+    Each value is converted independently of its neighbours in the block.
     """
     if set(map(type, values)) <= {int}:
         try:
@@ -104,7 +107,7 @@ def _id(value: Any) -> int:
 
 
 def smallest(array: Array, kinds: Iterable[Any]) -> Array:
-    """Return the array as the first of the integer types that holds all its values, else unchanged."""
+    """Convert the array to the first of the integer types that holds all its values, or return it unchanged."""
     if not len(array):
         return array.astype(next(iter(kinds)))
     low, high = int(array.min()), int(array.max())
@@ -116,7 +119,7 @@ def smallest(array: Array, kinds: Iterable[Any]) -> Array:
 
 
 def distinct(array: Array) -> Array:
-    """Return sorted distinct values; unlike np.unique, the first call does not import for 20 ms."""
+    """Return the sorted distinct values; unlike np.unique, the first call does not spend 20 ms on an import."""
     array = np.sort(array)
     return array[np.append(True, array[1:] != array[:-1])] if len(array) else array
 
@@ -127,7 +130,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "span": (np.uint32,),
     "id": (np.int32,),
 }
-"""Kind → types to try for each part of a column; int64 where none holds it."""
+"""Kind → integer types to try for each part of a column; int64 if none holds all values."""
 
 
 class _Growing:
@@ -162,7 +165,7 @@ class _Growing:
 
 
 class Columns:
-    """A table whose rows are collected in lists and moved to arrays from time to time."""
+    """A table whose rows are collected in lists and moved to arrays periodically."""
 
     def __init__(self, **kinds: Kind) -> None:
         self.kinds = kinds
@@ -170,18 +173,18 @@ class Columns:
         self._columns = {name: _Growing(_TYPES[kind][0]) for name, kind in kinds.items()}
         self.rows = 0
         self.dropped = 0
-        """Rows without a readable time."""
+        """Number of rows dropped because their time is unreadable."""
         self.zeroed = 0
-        """Rows whose duration could not be read, or is negative, and counts as 0."""
+        """Number of rows whose duration is unreadable or negative, and counts as 0."""
         self.inexact = False
-        """Some time was a float too large to be exact."""
+        """Whether some time was a float too large to be exact."""
         self._first = next(iter(kinds))
 
     def __len__(self) -> int:
         return self.rows + len(self.pending[self._first])
 
     def flush(self) -> None:
-        """Turn pending values into arrays."""
+        """Convert pending values to arrays."""
         n = len(self.pending[self._first])
         if not n:
             return
@@ -198,7 +201,7 @@ class Columns:
         self.dropped += n - readable
 
     def _array(self, kind: Kind, values: list[Any]) -> Array:
-        """Convert values to their stored form; INVALID for a time that cannot be read."""
+        """Convert values to their stored form; an unreadable time becomes INVALID."""
         if kind == "id":
             return to_ids(values)
         if kind == "index":
@@ -209,14 +212,17 @@ class Columns:
         return self._lasting(array) if kind == "span" else array
 
     def append(self, arrays: dict[str, Array]) -> None:
-        """Add rows that are already arrays, from another process."""
+        """Add rows from another process that are already arrays."""
         self.flush()
         for name, array in arrays.items():
             self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
 
     def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
-        """Move the rows of a table with the same columns here; `maps` gives new values by old ones, by column."""
+        """Move the rows of a table with the same columns into this one.
+
+        `maps` gives, for a column, the new value of each old value.
+        """
         self.flush()
         other.flush()
         for name in self.kinds:
@@ -229,7 +235,7 @@ class Columns:
         self.inexact |= other.inexact
 
     def _lasting(self, array: Array) -> Array:
-        """Return durations, with missing, unreadable and negative ones as 0."""
+        """Return durations, with missing, unreadable and negative values replaced by 0."""
         bad = array < 0
         if not bad.any():
             return array
@@ -237,7 +243,7 @@ class Columns:
         return smallest(np.where(bad, 0, array), _TYPES["span"])
 
     def append_integers(self, columns: Array) -> None:
-        """Add columns of integers in the order of `kinds`; times are nanoseconds, all readable."""
+        """Add integer columns in the order of `kinds`; times are in nanoseconds and all readable."""
         known = zip(self.kinds.items(), columns, strict=False)
         self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
 
@@ -247,14 +253,14 @@ class Columns:
         return self._columns[name].view()
 
     def put(self, name: str, values: Array) -> None:
-        """Replace one column by the same number of values."""
+        """Replace a column with equally many new values."""
         self.flush()
         column = _Growing(_TYPES[self.kinds[name]][0])
         column.extend(smallest(values, _TYPES[self.kinds[name]]))
         self._columns[name] = column
 
     def keep(self, rows: Array) -> None:
-        """Drop all rows but those of a mask."""
+        """Drop all rows that are not in a mask."""
         self.flush()
         for name, column in self._columns.items():
             kept = _Growing(column.view().dtype)
@@ -263,6 +269,6 @@ class Columns:
         self.rows = int(rows.sum())
 
     def take(self, name: str) -> Array:
-        """Return one whole column and remove it from the table."""
+        """Return one whole column and remove its data from the table."""
         self.flush()
         return self._columns[name].take()

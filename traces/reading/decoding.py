@@ -1,7 +1,7 @@
 # pyright: strict
-"""Decode closed JSON arrays of events to structs: fast for known categories, tolerant for everything else.
+"""Decode closed JSON arrays of events into structs: fast for known categories, tolerant for everything else.
 
-Decides which decoder is tried when; `salvage` handles text that is not JSON.
+This module decides which decoder is tried when; `salvage` handles text that is not JSON.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from opreplay.traces.reading.blocks import last_separator
 from opreplay.traces.reading.pairs import PHASES
 
 MAX_LEARNED_CATEGORIES = 64
-"""Unknown categories that get a class of their own; the rest are counted together as "other"."""
+"""Maximum number of unknown categories that get a class of their own; the others are counted together as "other"."""
 PIECE_BYTES = 16 * 1024
 SMALL_PIECE_BYTES = 2 * 1024
-"""A block with an event that the fast decoder refuses is decoded in pieces, the refused ones in smaller pieces."""
+"""Size of the smaller pieces.
+
+If the fast decoder refuses a block, the block is decoded in pieces, and refused pieces are decoded in smaller pieces.
+"""
 MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
 NPU_TASK = "npu task"
-"""What rows of torch_npu's device count as; they have no category."""
+"""Category under which device rows of torch_npu are counted; they have no category of their own."""
 
 _HCCL_COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
 
 _ENDS = (fields.Flow, fields.HostArrow, fields.Memory)
-"""Classes of events that have other phases."""
+"""Classes of events with phases other than X."""
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
 
 class EventDecoder:
-    """Decodes blocks of one file; learns unknown categories and whether most events have any."""
+    """Decodes the blocks of one file; learns unknown categories and whether most events have a category."""
 
     def __init__(self, columns: frozenset[fields.Column] = frozenset()) -> None:
         self.bases = fields.bases(columns)
         self.exact = False
         self.version = 0
-        """Rises with every change of `bases`."""
+        """Incremented with every change of `bases`."""
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self.pairs = False
-        """Begin and end events stay as they are, to be joined by `pairs`."""
+        """Whether begin and end events are left unchanged, to be joined by `pairs`."""
         self._generic_first = False
         self._streak = 0
         self._bare = 0
@@ -76,16 +79,16 @@ class EventDecoder:
         self._rebuild()
 
     def skip_arrows(self) -> None:
-        """From now on, only count arrows that are not needed if kernels have correlation ids."""
+        """From now on, only count the arrows that are superfluous if kernels have correlation ids."""
         self._use(fields.ARROW_TAGS, fields.Skipped)
 
     def use_exact_decimals(self) -> None:
-        """From now on, decode decimal numbers as Decimal: times in this file are too large for float64."""
+        """From now on, decode decimal numbers as Decimal, because times in this file are too large for float64."""
         self.exact = True
         self._rebuild()
 
     def use_pairs(self) -> None:
-        """From now on, leave begin and end events of any category unchanged, since they belong together."""
+        """From now on, leave begin and end events of any category unchanged, because they belong together."""
         self.pairs = True
 
     def use_old_spelling(self) -> None:
@@ -109,14 +112,15 @@ class EventDecoder:
         return events
 
     def passed_over(self, events: int, bare: int) -> None:
-        """Note that another reader took a sound block of this many events, of which `bare` have no category."""
+        """Record that another reader decoded an intact block of this many events, of which `bare` have no category."""
         if bare or self._generic_first:
             self._choose(events, bare)
 
     def _choose(self, events: int, bare: int) -> None:
-        """Choose which decoder is tried first after a block that the fast one did not decode by itself.
+        """Choose which decoder is tried first, after a block that the fast decoder could not decode by itself.
 
-        If most events of several consecutive blocks have no category (torch_npu), the fast one is not tried first.
+        If most events of several consecutive blocks have no category (torch_npu), the fast decoder is no longer tried
+        first.
         """
         if self._generic_first:
             self._generic_first = 5 * bare > events
@@ -147,8 +151,8 @@ class EventDecoder:
         return out
 
     def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:
-        """Decode text[lo:hi] in pieces of about `size` bytes, and those that the fast decoder refuses in smaller
-        ones.
+        """Decode text[lo:hi] in pieces of about `size` bytes; pieces that the fast decoder refuses are decoded in
+        smaller pieces.
         """
         while lo < hi:
             cut, following = hi, hi
@@ -208,7 +212,7 @@ class EventDecoder:
         return event if self.pairs and _phase(event) in PHASES else self.typed(event)
 
     def typed(self, event: fields.AnyEvent) -> Struct:
-        """Return the struct that the fast decoder would have made of an event."""
+        """Return the struct into which the fast decoder would have decoded an event."""
         cat = event.cat
         if not isinstance(cat, str):
             return self._uncategorised(event)
@@ -221,7 +225,7 @@ class EventDecoder:
         return cls(**values)
 
     def _class_for_unknown(self, cat: str) -> type[Any]:
-        """Return the class of a new category, or the shared class for all beyond the limit."""
+        """Return the class of a new category, or the shared class once the limit is reached."""
         if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
             return self.uncategorised[OTHER_CATEGORY]
         self._learned.append(cat)
@@ -244,7 +248,9 @@ class EventDecoder:
         return self.task(name=event.name, **_span(event), **more)
 
     def _bare_timed(self, event: fields.AnyEvent) -> Struct:
-        """Decode a process name, a call into CANN or a whole collective on the device, which have a connection id."""
+        """Decode an event without a category: a process name, or a call into CANN or a whole device collective with a
+        connection id.
+        """
         if event.ph == "M" and bytes(event.name) == b'"process_name"':
             return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)
         if event.ph != "X" or b'"connection_id"' not in bytes(event.args):

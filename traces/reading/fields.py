@@ -3,8 +3,8 @@
 
 Fields are in the order in which Kineto writes them, so that msgspec finds each one immediately.
 
-Scalars are `Any`, because one odd value would reject a whole block; names and argument metadata are `msgspec.Raw`,
-because most of them repeat and only unique ones are decoded (`signatures`).
+Scalars are `Any`, because one value of a wrong type would reject a whole block. Names and argument metadata are
+`msgspec.Raw`, because most of them repeat and only distinct ones are decoded (`signatures`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 Column = Literal["numbers", "calls", "activity"]
-"""Columns that are read where they are wanted: the numbers that torch and autograd gave each op, the names of runtime
-calls and the grids of launches, and what else ran when, with collectives and memory."""
+"""Optional groups of columns.
+
+"numbers": the numbers that torch and autograd gave each op. "calls": the names of runtime calls and the grids of
+launches. "activity": what else ran when, with collectives and memory.
+"""
 
 NONE = Raw(b"")
-"""The default of an absent raw field."""
+"""Default value of an absent raw field."""
 
 KERNEL_TAGS: dict[str, int] = {
     "kernel": 0,
@@ -31,16 +34,18 @@ KERNEL_TAGS: dict[str, int] = {
     "Memset": 2,
     "mtia_ccp_events": 0,
 }
-"""Device-side category → index into `model.KERNEL_CATEGORIES`; capitalised up to torch 1.10."""
+"""Device-side category → index into `model.KERNEL_CATEGORIES`; names are capitalised up to torch 1.10."""
 MTIA_CATEGORY = "mtia_ccp_events"
 MTIA_COPIES = (b'"dma_',)
 MTIA_WAITS = (b'"event_', b'"synchronize', b'"wait', b'"semaphore')
-"""How names of MTIA's device rows begin, as written, that copy, and that wait or mark and do no work."""
+"""Prefixes, as written, of MTIA device rows that wait or are markers and do no work; `MTIA_COPIES` has those
+of copies.
+"""
 DEVICE_TASK = 3
-"""Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have no category but a "Task Type"."""
+"""Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have a "Task Type" but no category."""
 
 NPU_WAITS = ("EVENT_", "NOTIFY_", "PLACE_HOLDER", "PROFILER_")
-"""Prefixes of "Task Type" (upper case) of NPU rows that wait or mark and do no work."""
+"""Prefixes of the "Task Type" (upper case) of NPU rows that wait or are markers and do no work."""
 
 OP_TAGS = ("cpu_op", "Operator")
 LAUNCH_TAGS = (
@@ -61,7 +66,7 @@ KERNEL_CALL, GRAPH_CALL, COPY_CALL = 1, 2, 3
 
 
 def call_kind(name: bytes) -> int:
-    """Return what a runtime call starts on the device, by its name: an index as above, 0 for nothing."""
+    """Return the kind of device work that a runtime call starts, judging by its name; 0 for none."""
     if b"GraphLaunch" in name:
         return GRAPH_CALL
     if b"Launch" in name:
@@ -70,7 +75,7 @@ def call_kind(name: bytes) -> int:
 
 
 ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
-"""Flows that only say again what kernels with a correlation id say: of use where some kernel has none."""
+"""Flow categories that repeat what correlation ids of kernels say; needed only if some kernel has no correlation id."""
 FLOW_TAGS = ("async_npu",)
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
@@ -97,9 +102,9 @@ SKIP_TAGS = (
 
 QUEUE_TAGS = ("enqueue", "dequeue")
 HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")
-"""In the order of `ARROW_KINDS`."""
+"""Categories in the order of `ARROW_KINDS`."""
 BACKENDS = (b'"nccl:', b'"gloo:', b'"hccl:', b'"mpi:', b'"ucc:', b'"xccl:', b'"rccl:', b'"lccl:')
-"""How names of annotations begin, as written, that a back-end of torch.distributed puts around its calls."""
+"""Prefixes, as written, of the annotations that a torch.distributed back-end puts around its calls."""
 COLLECTIVE_KEYS: dict[str, str] = {
     "collective": "Collective name",
     "elements": "In msg nelems",
@@ -116,7 +121,9 @@ COLLECTIVE_KEYS: dict[str, str] = {
     "rank": "Rank",
     "asynchronous": "Is asynchronized op",
 }
-"""What torch records of a collective, at its record of the parameters and at the device's work."""
+"""Field → key under which torch records it for a collective, in its parameter record and in the arguments of device
+work.
+"""
 
 
 class OpArgs(Struct, gc=False, frozen=True):
@@ -140,7 +147,9 @@ class OldOpArgs(Struct, gc=False, frozen=True):
 
 
 class NumberedOpArgs(OpArgs, gc=False, frozen=True):
-    """Arguments with torch's call number, for joining two files of one run, and autograd's, which shows its mode."""
+    """Arguments with torch's call number, for joining two files of one run, and autograd's number, which shows the
+    gradient mode.
+    """
 
     rf: Any = field(name="Record function id", default=-1)
     seq: Any = field(name="Sequence number", default=-1)
@@ -157,7 +166,7 @@ class KernelArgs(Struct, gc=False, frozen=True):
 
 
 class SizedKernelArgs(KernelArgs, gc=False, frozen=True):
-    """Arguments of device work with the grid of the launch, which CUDA's kernels give."""
+    """Arguments of device work with the launch grid, which CUDA kernels record."""
 
     grid: Any = None
 
@@ -169,14 +178,14 @@ class LaunchArgs(Struct, gc=False, frozen=True):
 
 
 class CallArgs(LaunchArgs, gc=False, frozen=True):
-    """Arguments with the launched kernel and its grid, which only ROCm's runtime calls give."""
+    """Arguments of a runtime call with the launched kernel and its grid, which only ROCm records."""
 
     kernel: Raw = NONE
     grid: Any = None
 
 
 class TimedCallArgs(CallArgs, gc=False, frozen=True):
-    """Arguments with the id of an NPU's task queue."""
+    """Arguments of a runtime call with the NPU task queue's id."""
 
     queue: Any = field(name="correlation_id", default=None)
 
@@ -188,9 +197,9 @@ def _with_collective(name: str, base: type[Struct], **more: str) -> type[Any]:
 
 
 RecordArgs = _with_collective("RecordArgs", NumberedOpArgs)
-"""Arguments of a host-side op; those of a collective stand at torch's record of its parameters."""
+"""Arguments of a host-side op; torch's record of a collective's parameters also has the collective's fields."""
 TimedKernelArgs = _with_collective("TimedKernelArgs", KernelArgs, connection="connection_id")
-"""Arguments of device work; the connection of an NPU's task is that of the call which launched it."""
+"""Arguments of device work; the connection id of an NPU task equals that of the call that launched it."""
 
 
 class HcclArgs(Struct, gc=False, frozen=True):
@@ -220,7 +229,7 @@ class MemoryArgs(Struct, gc=False, frozen=True):
 
 
 class NoteArgs(Struct, gc=False, frozen=True):
-    """Arguments of an annotation; those of a communication back-end include the tensors that it moves."""
+    """Arguments of an annotation; for a communication back-end they include the tensors that it moves."""
 
     dims: Raw = field(name="Input Dims", default=NONE)
     types: Raw = field(name="Input type", default=NONE)
@@ -259,7 +268,7 @@ class Kernel(_Timed, gc=False, frozen=True):
 
 
 class SizedKernel(Kernel, gc=False, frozen=True):
-    """Device work with the grid of its launch."""
+    """Device work with its launch grid."""
 
     args: SizedKernelArgs = SizedKernelArgs()
 
@@ -273,11 +282,11 @@ def _with_args(name: str, base: type[Struct], args: type[Any]) -> type[Struct]:
 
 
 RecordedOp = _with_args("RecordedOp", Op, RecordArgs)
-"""A host-side op with what it records of a collective."""
+"""A host-side op with the recorded facts about its collective."""
 TimedKernel = _with_args("TimedKernel", Kernel, TimedKernelArgs)
-"""Device work with what it records of a collective."""
+"""Device work with the recorded facts about its collective."""
 WholeCollective = _with_args("WholeCollective", Kernel, TimedKernelArgs)
-"""A collective of an NPU from its first to its last task, which are recorded too."""
+"""An NPU collective from its first to its last task; the tasks are recorded as well."""
 
 
 class SizedNote(Note, gc=False, frozen=True):
@@ -329,7 +338,7 @@ class Launch(Struct, gc=False, frozen=True):
 
 
 class Call(Launch, gc=False, frozen=True):
-    """A runtime or driver call with the kernel that it names."""
+    """A runtime or driver call with the kernel that it launches, if recorded."""
 
     args: CallArgs = CallArgs()
 
@@ -342,7 +351,7 @@ class TimedCall(Call, gc=False, frozen=True):
 
 
 class CannCall(TimedCall, gc=False, frozen=True):
-    """A call into CANN; its thread is the op's thread, but its process is not the op's."""
+    """A call into CANN; its thread id is that of the op's thread, but its process id differs from the op's."""
 
 
 class QueuePart(TimedCall, gc=False, frozen=True):
@@ -360,7 +369,7 @@ class Flow(Struct, gc=False, frozen=True):
 
 
 class Arrow(Flow, gc=False, frozen=True):
-    """One end of an arrow with one of ARROW_TAGS."""
+    """One end of an arrow whose category is in ARROW_TAGS."""
 
 
 class HostArrow(Struct, gc=False, frozen=True):
@@ -378,7 +387,7 @@ class Skipped(Struct, gc=False, frozen=True):
 
 
 class AnyEvent(Struct, gc=False, frozen=True):
-    """Any event: without a category, or of a known or unknown one."""
+    """Any event, with a known, an unknown or no category."""
 
     cat: Any = None
     name: Raw = NONE
@@ -400,7 +409,7 @@ KIND_BASES: dict[str, type[Struct]] = {
     **dict.fromkeys(NOTE_TAGS, Note),
     **dict.fromkeys(SKIP_TAGS, Skipped),
 }
-"""Category → the struct that says which fields of such an event are kept."""
+"""Category → struct with the fields to keep from its events."""
 WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
     "numbers": dict.fromkeys(OP_TAGS, NumberedOp),
     "calls": {**dict.fromkeys(LAUNCH_TAGS, Call), **dict.fromkeys(KERNEL_TAGS, SizedKernel)},
@@ -416,11 +425,13 @@ WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
         "cpu_instant_event": Memory,
     },
 }
-"""What takes its place where more is wanted; the last that is wanted counts."""
+"""Optional column → structs that replace those of `KIND_BASES`; if several columns are requested, the last one takes
+effect.
+"""
 
 
 def bases(columns: frozenset[Column]) -> dict[str, type[Struct]]:
-    """Map categories to structs if these columns are requested."""
+    """Map categories to structs for these requested columns."""
     wanted = (more for column, more in WANTED_BASES.items() if column in columns)
     return {cat: base for some in (KIND_BASES, *wanted) for cat, base in some.items()}
 
@@ -434,7 +445,7 @@ def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
 
 
 def exact_decimal(text: str) -> Decimal:
-    """Return the number exactly; infinity or 0 if its exponent exceeds the range of Decimal."""
+    """Convert text to an exact Decimal; infinity or 0 if its exponent exceeds the range of Decimal."""
     try:
         return Decimal(text)
     except InvalidOperation:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Recognise files of other programs by their first bytes: what each is, and what the user can do. Reads no file.
+"""Recognise files of other programs by their first bytes, with advice for the user. Reads no file.
 
-Called when a file turns out not to be a trace, so that the error names its kind rather than the first wrong byte.
+Called when a file turns out not to be a trace, so that the error names its kind instead of the first wrong byte.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opreplay.traces.reading.protobuf_wire import fields, read_varint
 
 HINT = "Give what torch.profiler's export_chrome_trace writes (JSON or gzip), or another file of docs/inputs.md."
 HEAD_BYTES = 1 << 16
-"""What is looked at of a file at most."""
+"""Maximum number of bytes of a file that are examined."""
 _RECORD = (
     "Record the run with torch.profiler and give what prof.export_chrome_trace writes: only that names torch's ops."
 )
@@ -24,7 +24,7 @@ _TABLES = "Of an Ascend, kernel_details.csv and op_summary_*.csv beside a trace_
 
 
 class Foreign(NamedTuple):
-    """The kind of a file, with its article, and what to do."""
+    """The kind of a file, with its article, and advice for the user."""
 
     what: str
     hint: str
@@ -66,7 +66,7 @@ def foreign_bytes(head: bytes) -> Foreign | None:
 
 
 def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:
-    """Return the kind of a file that is not a JSON trace, from its name and first decompressed bytes."""
+    """Return the kind of a file that is not a JSON trace, judging by its name and first decompressed bytes."""
     if inflated and head.startswith(_GZIP):
         return _TWICE
     if _is_tar(head):
@@ -79,7 +79,7 @@ def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None
 
 
 def python_text(head: bytes) -> Foreign | None:
-    """Return what a text is of which nothing can be read as JSON, where Python has printed it; None for others."""
+    """Return the kind of a text that Python printed and that is not JSON; None for other texts."""
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if _is_repr(text):
         return _REPR
@@ -87,7 +87,7 @@ def python_text(head: bytes) -> Foreign | None:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Check whether the first 512 bytes are a tar header, by its magic number or else its checksum."""
+    """Check whether the first 512 bytes are a tar header, by its magic number or otherwise its checksum."""
     block = head[:512]
     if len(block) < 512 or not block[0]:
         return False
@@ -119,7 +119,7 @@ def _by_suffix(head: bytes, path: str) -> Foreign | None:
 
 
 def _protobuf(head: bytes) -> Foreign | None:
-    """Recognise a sequence of messages in field 1: packets of Perfetto, or planes of XLA."""
+    """Recognise a sequence of messages in field 1: Perfetto packets or XLA planes."""
     at, packets = 0, 0
     if not head.startswith(b"\x0a"):
         return None
@@ -185,12 +185,12 @@ def _starts(*beginnings: str) -> Callable[[str], bool]:
 
 
 def _has(*words: str) -> Callable[[str], bool]:
-    """Return a check whether the examined JSON text contains all of some words."""
+    """Return a function that checks whether the examined JSON text contains all of these words."""
     return lambda text: text[:1] in ("{", "[") and all(word in text for word in words)
 
 
 def _columns(*names: str) -> Callable[[str], bool]:
-    """Return a check whether the first line of a table has some columns."""
+    """Return a function that checks whether the first line of a table has these columns."""
     return lambda text: all(name in text.partition("\n")[0].lower() for name in names)
 
 
@@ -242,4 +242,4 @@ _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
     (_columns("op name", "task"), _MSPROF_TABLE),
     (_columns("accelerator core", "duration"), _MSPROF_TABLE),
 )
-"""In the order asked; what is more special first."""
+"""(Check, file kind) in the order in which they are tried; more specific checks come first."""

@@ -1,16 +1,16 @@
 # pyright: strict
-"""Grids of kernel launches, packed into one whole number for the tables of a trace."""
+"""Grids of kernel launches, packed into one integer for the tables of a trace."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 _WIDE, _NARROW = 31, 16
-"""Bits of the first size of a grid and of the other two, which is what CUDA and HIP allow."""
+"""Bits for the first size of a grid and for each of the other two; CUDA and HIP allow no larger sizes."""
 
 
 def grid_number(sizes: Any) -> int:
-    """Return the grid [x, y, z] of a launch as one number, or -1 if it is missing or impossible."""
+    """Pack the grid [x, y, z] of a launch into one number; -1 if it is missing or impossible."""
     if not isinstance(sizes, list) or len(cast("list[Any]", sizes)) != 3:
         return -1
     x, y, z = (size if type(size) is int else -1 for size in cast("list[Any]", sizes))

@@ -1,4 +1,4 @@
-"""Find and confirm where the array of events starts, and read the keys before and after it."""
+"""Find and confirm the start of the array of events, and read the keys before and after it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _SPACE = b" \t\r\n"
 _DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
-"""How a list of events begins whose first one is damaged."""
+"""Start of a list of events whose first event is damaged."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 EXACT_DUPLICATES_BYTES = 4 << 20
-"""Text up to this size is searched for duplicate keys."""
+"""Maximum bytes of text that are searched for duplicate keys."""
 
 
 @dataclass(slots=True)
 class Head:
-    """Where the array starts, and what came before it."""
+    """The start of the array of events, and the keys before it."""
 
     layout: str
     """"object" (traceEvents is a key) or "list" (the file is the array)."""
     keys: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Top-level key → raw JSON value."""
     empty: bool = False
-    """The array has no entry; the buffer stands after its "]"."""
+    """Whether the array is empty; the buffer is then positioned after its "]"."""
 
 
 def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
@@ -68,7 +68,9 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 
 
 def no_trace(source: Source, otherwise: str) -> Malformed:
-    """Return the error for a file that is not a trace: which program wrote it, or `otherwise`."""
+    """Return the error for a file that is not a trace; it names the program that wrote the file, or says
+    `otherwise`.
+    """
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
     what, hint = found or python_text(source.opening) or (otherwise, HINT)
     return Malformed(f"{source.path} is {what}", hint=hint)
@@ -86,13 +88,13 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 
 
 _MOST_REPAIRED = 1 << 20
-"""Bytes before the array that are repaired."""
+"""Maximum bytes before the array that are repaired."""
 _SECOND_ARRAY = 1 << 20
-"""An empty traceEvents is passed over for a second one this close behind it."""
+"""Maximum bytes after an empty traceEvents within which a second one replaces it."""
 
 
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
-    """Return the head if the text up to some "traceEvents": [ decodes once it is closed."""
+    """Return the head if the text up to a "traceEvents": [ decodes after it is closed."""
     for match in _EVENTS.finditer(body):
         at = match.end()
         if at == len(body):
@@ -116,7 +118,7 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
 
 
 def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
-    """Return the keys before the array, from their text with an empty array; None if the array is not their last
+    """Return the keys before the array, given their text closed with an empty array; None if the array is not the last
     key.
     """
     decoders = (_keys_of, partial(_keys_repaired, tally=tally))
@@ -128,13 +130,13 @@ def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, by
 
 
 def _second_array(body: bytes, after: int) -> bool:
-    """Check whether another traceEvents follows an empty one: the last of equal keys counts."""
+    """Check whether another traceEvents follows an empty one, because the last of equal keys counts."""
     match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
     return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
 
 
 def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
-    """Read on after a block that ended just after the "[", to see whether the array is empty."""
+    """Continue after a block that ended just after the "[", to find out whether the array is empty."""
     while not buffer.text(buffer.lo, buffer.hi).strip(_SPACE) and buffer.fill(
         buffer.source.limits.metadata_bytes, "metadata_bytes", "white space after traceEvents"
     ):
@@ -188,7 +190,7 @@ def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict
 
 
 def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
-    """Return the keys of a tail that is cut off or followed by something else."""
+    """Return the keys of a tail that is truncated or followed by other data."""
     for loss, text in _beginnings(body):
         if (keys := _keys_of(text)) is not None:
             tally.losses[loss] += 1
@@ -199,7 +201,9 @@ def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
 
 
 def _beginnings(body: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield candidates for a complete object at the start of a damaged one, each with what is wrong with the rest."""
+    """Yield candidates for a complete object at the start of a damaged one, each with the loss to count for
+    the rest.
+    """
     after = "data after the end of the trace"
     try:
         _OBJECT.decode(body)

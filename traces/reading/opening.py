@@ -1,5 +1,5 @@
 # pyright: strict
-"""Describe how a file begins, to recognise its kind: its first bytes and the keys of its first object."""
+"""Describe the beginning of a file, to recognise its kind: its first bytes and the keys of its first object."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Literal
 
 OPENING_BYTES = 1 << 20
-"""What is looked at of a file at most."""
+"""Maximum number of bytes of a file that are examined."""
 ARRAYS = frozenset(("traceEvents", "nodes"))
-"""Keys of arrays that are nearly all of a file: what comes behind is not looked for."""
+"""Keys of arrays that make up nearly all of a file; keys after them are not searched."""
 _SPACE = " \t\r\n"
 
 

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Begin and end events (phases B and E, b and e) as complete events: which end closes which begin, and what is lost.
+"""Join begin and end events (phases B and E, b and e) into complete events, and count what is lost.
 
-Kineto writes complete events; converters and other profilers write pairs. An end closes the last open begin of its
-thread by time, of the same name where the end has one; ends of phase e, the last of their id. Pairs are made while the
-file is read, as long as the halves of a thread are in order of time or each end directly follows its begin. The halves
-of other threads are kept and sorted by time first.
+Kineto writes complete events; converters and other profilers write pairs. An end closes the last begin, by time, that
+is open on its thread and has the same name if the end has a name. An end of phase e closes the last begin with its id.
+Pairs are joined while the file is read, as long as the halves of a thread are sorted by time or each end directly
+follows its begin. The halves of other threads are kept and sorted by time first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Key = tuple[str, ...]
 class _Half:
     event: fields.AnyEvent
     time: int
-    """Nanoseconds; of an event whose time cannot be read, that of the latest half before it in the file."""
+    """Time in nanoseconds; if it is unreadable, the time of the latest earlier half in the file."""
     closed: bool = False
 
     @property
@@ -44,13 +44,13 @@ class _Half:
         return bytes(self.event.name)
 
     def lasting(self) -> _Half:
-        """Return the half without the text of the block that it stood in."""
+        """Return a copy of the half that does not refer to the text of its block."""
         name, args = self.event.name.copy(), self.event.args.copy()
         return _Half(msgspec.structs.replace(self.event, name=name, args=args), self.time)
 
 
 class _Open:
-    """Open begins of one thread or id; each begin is added and removed once, so that any order takes linear time."""
+    """Open begin events of one thread or id; each is added and removed once, so that any order takes linear time."""
 
     def __init__(self) -> None:
         self._all: list[_Half] = []
@@ -63,7 +63,7 @@ class _Open:
         self.count += 1
 
     def last(self, name: bytes) -> _Half | None:
-        """Return the last begin of this name, or of any name where it is empty; None where none is open."""
+        """Return the last open begin of this name, or of any name if `name` is empty; None if none is open."""
         begins = self._by_name.get(name) if name else self._all
         return begins[-1] if begins else None
 
@@ -81,40 +81,44 @@ class _Open:
             self._all = [each for each in self._all if not each.closed]
 
     def halves(self) -> list[_Half]:
-        """Return the open begins in the order in which they were added."""
+        """Return the open begins in the order of their addition."""
         return [each for each in self._all if not each.closed]
 
 
 @dataclass(slots=True)
 class _Thread:
-    """Halves of one thread or id."""
+    """Begin and end events (halves) of one thread or id."""
 
     open: _Open = field(default_factory=_Open)
     strays: list[_Half] = field(default_factory=list["_Half"])
-    """Ends that no begin before them fits."""
+    """Ends that match no earlier begin."""
     latest: int = INVALID
-    """Time of the latest half so far, ns."""
+    """Time of the latest half so far, in ns."""
     before: bytes | None = None
-    """Name of the half directly before, where it is a begin."""
+    """Name of the directly preceding half if it is a begin."""
     before_time: int = INVALID
     in_order: bool = True
-    """Times never fell so far."""
+    """Whether times have never decreased so far."""
     adjacent: bool = True
-    """Each begin was directly followed by its end so far."""
+    """Whether each begin has been directly followed by its end so far."""
     made_until: int = INVALID
-    """Latest end of a pair that was made, ns."""
+    """Latest end of a joined pair, in ns."""
     kept: list[_Half] | None = None
-    """Halves to be sorted by time once all are read; None while pairs are made at once."""
+    """Halves to sort by time after all are read; None as long as pairs are joined immediately."""
 
 
 class Pairs:
-    """Joins begin and end events of one file; holds what is open, and what is not in order of time."""
+    """Joins the begin and end events of one file; holds open begins, and events that are not in order of time."""
 
     def __init__(self, *, keep: bool = False) -> None:
-        """`keep`: sort the halves of all threads by time before any pair is made."""
+        """Create an empty joiner; with `keep`, the halves of all threads are sorted by time before any pair
+        is joined.
+        """
         self.losses: Counter[str] = Counter()
         self.must_keep = False
-        """Pairs were made before the file proved to be in another order: read it again with `keep`."""
+        """Whether pairs were joined before the file turned out not to be sorted; it must then be read again with
+        `keep`.
+        """
         self._keep = keep
         self._threads: defaultdict[_Key, _Thread] = defaultdict(self._thread)
 
@@ -122,7 +126,7 @@ class Pairs:
         return _Thread(kept=[] if self._keep else None)
 
     def take(self, event: fields.AnyEvent) -> fields.AnyEvent | None:
-        """Return the complete event that this event ends, or None if it begins one or has no partner yet."""
+        """Return the complete event that this event ends, or None if it is a begin or has no partner yet."""
         thread = self._threads[_key(event)]
         read = _time(event)
         half = _Half(event, thread.latest if read == INVALID else read)
@@ -144,7 +148,7 @@ class Pairs:
         return _complete(begin.event, event)
 
     def finish(self) -> list[fields.AnyEvent]:
-        """Return the events of halves that were kept; what stays open is a loss."""
+        """Return the complete events made from the kept halves; begins that stay open are counted as losses."""
         made: list[fields.AnyEvent] = []
         for thread in self._threads.values():
             halves = thread.kept or []
@@ -172,7 +176,9 @@ class Pairs:
         return made
 
     def _paired_at_once(self, halves: list[_Half], open_: _Open) -> list[fields.AnyEvent]:
-        """Return the events that halves of one time end: those that began earlier first, then those of no duration."""
+        """Return the complete events closed by halves with equal times: events that began earlier first, then those
+        with duration 0.
+        """
         made: list[fields.AnyEvent] = []
         some_begin = any(half.begins for half in halves)
         some_open = open_.count > 0
@@ -193,7 +199,7 @@ class Pairs:
 
 
 def _watch_order(thread: _Thread, half: _Half) -> None:
-    """Note how the halves of a thread are ordered; keep them all where they are in neither order."""
+    """Record how the halves of a thread are ordered; keep all of them if neither order holds."""
     rises = half.time >= thread.latest
     follows = thread.before is not None and half.name in (b"", thread.before) and half.time >= thread.before_time
     thread.in_order &= rises
@@ -204,7 +210,7 @@ def _watch_order(thread: _Thread, half: _Half) -> None:
 
 
 def _close_last(open_: _Open, end: _Half, made: list[fields.AnyEvent]) -> bool:
-    """Add the event that an end closes to those made; False where none is open."""
+    """Add the event that an end closes to `made`; return False if no matching begin is open."""
     begin = open_.last(end.name)
     if begin is None:
         return False
@@ -221,12 +227,12 @@ def _key(event: fields.AnyEvent) -> _Key:
 
 
 def _time(event: fields.AnyEvent) -> int:
-    """Return nanoseconds; the lowest number for an unreadable time."""
+    """Return the time in nanoseconds; the lowest int64 for an unreadable time."""
     return int(to_ns([event.ts])[0])
 
 
 def _complete(begin: fields.AnyEvent, end: fields.AnyEvent) -> fields.AnyEvent:
-    """Return the event from begin to end, with the arguments of both."""
+    """Return the complete event from begin to end, with the arguments of both."""
     start, stop = _time(begin), _time(end)
     duration: Any = None if INVALID in (start, stop) else (stop - start) / 1000
     return msgspec.structs.replace(begin, ph="X", dur=duration, args=_both(begin.args, end.args))

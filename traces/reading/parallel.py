@@ -1,7 +1,7 @@
 # pyright: strict
 """Read an uncompressed file with several processes: parts are cut at guessed event boundaries and confirmed in order.
 
-Owns the split, the worker process and the exact merge of tables; `scan` reads a part.
+This module handles the split, the worker process and the exact merge of tables; `scan` reads a part.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from opreplay.traces.reading.scan import Part, Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 128 << 20
-"""Of a file of fewer than two such parts, one process has read the most before another has started (0.16 s)."""
+"""Minimum size of a part; with fewer than two, one process has read most of the file before another has started (0.16
+s).
+"""
 HEAD_START_BYTES = 160 << 20
-"""What the first part is longer than the others: about what is read while a worker process starts."""
+"""Extra size of the first part: about as much as is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
-"""What an unprivileged process may ask for; a part of some 10 MB then takes fewer turns of both sides."""
+"""Pipe size that an unprivileged process may request; a part of about 10 MB then needs fewer switches between the two
+sides.
+"""
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
     "kernels": {"name": "kernel_names", "track": "tracks"},
@@ -42,11 +46,11 @@ _TABLE_INDEXES = {
     "flows": {"track": "tracks"},
     "notes": {"name": "note_names", "track": "tracks"},
 }
-"""Column → the collector's table of distinct values that it points into."""
+"""Table → column → the collector's table of distinct values into which the column points."""
 
 
 class _Job(msgspec.Struct, kw_only=True):
-    """One part of a file for a worker: bytes start to stop (None: to the end)."""
+    """One part of a file for a worker: bytes `start` to `stop` (None: to the end)."""
 
     path: str
     limits: dict[str, int]
@@ -59,7 +63,7 @@ class _Job(msgspec.Struct, kw_only=True):
 
 
 class _Part(msgspec.Struct, kw_only=True):
-    """The result of a worker; arrays as (dtype, bytes)."""
+    """The result of a worker, with arrays as (dtype, bytes)."""
 
     complete: bool
     failed: bool = False
@@ -93,8 +97,9 @@ def scan_parallel(
     arrows: bool = False,
     min_part: int = 0,
 ) -> Scanned | None:
-    """Read an uncompressed file in parts; return None if it cannot be split or a cut was wrong, to read it in one
-    process.
+    """Read an uncompressed file in parts.
+
+    Return None if it cannot be split or a cut was wrong; one process must then read it.
     """
     cuts = _guess_cuts(path, processes, min_part or MIN_PART_BYTES)
     if not cuts:
@@ -142,7 +147,10 @@ def scan_parallel(
 
 
 def most_parts(path: str, min_part: int = 0) -> int:
-    """Return into how many parts a file may be cut; 0 if it is compressed, too small, missing or not a regular file."""
+    """Return the number of parts into which a file may be cut.
+
+    Return 0 if it is compressed, too small, missing or not a regular file.
+    """
     try:
         if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
             return 0
@@ -156,7 +164,7 @@ def most_parts(path: str, min_part: int = 0) -> int:
 
 
 def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
-    """Return evenly spread offsets at which an event seems to start; empty for a small or special file."""
+    """Return evenly spaced offsets at which an event seems to start; empty for a small or special file."""
     parts = min(processes, most_parts(path, min_part))
     if not parts:
         return []
@@ -176,7 +184,7 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
 
 
 def _event_start(text: bytes) -> int | None:
-    """Return the offset of the first "{" that follows "}," and opens an event: an object with a phase."""
+    """Return the offset of the first "{" after "}," that opens an event, which is an object with a phase."""
     starts = [m.end() - 1 for m in SEPARATOR.finditer(text)]
     for n, start in enumerate(starts[:200]):
         for stop in starts[n + 1 : n + 9]:
@@ -192,7 +200,7 @@ def _event_start(text: bytes) -> int | None:
 
 
 def _layout(path: str) -> str:
-    """Return "list" if the file is an array, else "object"."""
+    """Return "list" if the file is an array, otherwise "object"."""
     with open(path, "rb") as file:
         return "list" if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else "object"
 
@@ -224,7 +232,7 @@ def _numbers(table: Any, keys: Iterable[Any]) -> np.ndarray:
 
 
 def _merge(into: Scanned, part: _Part) -> None:
-    """Append a part's rows, with indices rewritten to those of the whole, in order of first appearance."""
+    """Append a part's rows, with indices converted to those of the whole file, in order of first appearance."""
     got = into.collector
     maps: dict[str, Any] = {
         "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),
@@ -286,7 +294,10 @@ def _pack(scanned: Scanned) -> _Part:
 
 
 def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """Run a worker process: one job on stdin, one part on stdout; a failure is reported as a result, not raised."""
+    """Run a worker process: read one job from stdin and write one part to stdout.
+
+    A failure is returned as a result, not raised.
+    """
     import gc
 
     gc.disable()
@@ -307,5 +318,5 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def serve() -> None:
-    """Run a worker process."""
+    """Run a worker process on this process's stdin and stdout."""
     work(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,7 +1,9 @@
 # pyright: strict
-"""The part of protobuf's wire format that Chakra's messages need: numbers, doubles and bytes in numbered fields.
+"""Encode and decode the part of protobuf's wire format that Chakra's messages need: numbers, doubles and bytes in
+numbered fields.
 
-The encoding is at https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 says why no library is used.
+The encoding is described at https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 explains why no
+library is used.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from opreplay.traces.errors import Malformed
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 _MOST_DIGITS = 10
-"""Bytes of the longest varint."""
+"""Maximum bytes of a varint."""
 Value = int | float | bytes
 Field = tuple[int, int, "int | bytes"]
-"""Number, wire type, and what stands there: a whole number for types 0, 1 and 5, bytes for 2."""
+"""(field number, wire type, value); the value is a whole number for types 0, 1 and 5, and bytes for type 2."""
 
 
 def varint(number: int) -> bytes:
-    """Encode a whole number, negative ones in 64-bit two's complement."""
+    """Encode a whole number as a varint, negative numbers in 64-bit two's complement."""
     number &= _MASK
     digits = bytearray()
     while number > 0x7F:
@@ -31,7 +33,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: bool | int | float | bytes | str) -> bytes:
-    """Encode one field: whole numbers as varints, floats as doubles, texts as UTF-8, messages as their bytes."""
+    """Encode one field: whole numbers as varints, floats as doubles, text as UTF-8, messages as their bytes."""
     if isinstance(value, float):
         return varint(number << 3 | FIXED64) + struct.pack("<d", value)
     if isinstance(value, int):
@@ -47,7 +49,7 @@ def packed(number: int, values: Iterable[int]) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a position, 0 to 2^64-1, and the position after it. Raises Malformed."""
+    """Return the number at a position (0 to 2^64-1) and the position after it. Raises Malformed."""
     number = 0
     for digit in range(_MOST_DIGITS):
         if at >= len(data):
@@ -99,7 +101,7 @@ def single(number: int) -> float:
 
 
 def numbers(value: int | bytes) -> list[int]:
-    """Return a repeated number, packed or single."""
+    """Decode a repeated number field, packed or single."""
     if isinstance(value, int):
         return [value]
     parsed: list[int] = []

@@ -24,49 +24,49 @@ EVENT_KEYS = frozenset((
     "args", "bind_id", "bp", "cat", "cname", "dur", "flow_in", "flow_out", "id", "id2", "name", "ph", "pid", "s",
     "scope", "sf", "stack", "tdur", "tid", "ts", "tts",
 ))  # fmt: skip
-"""Keys of a trace event itself, not of its arguments."""
+"""Keys of a trace event itself, as opposed to keys of its arguments."""
 _NEXT_KEY = re.compile(r'"(?:args|cat|dur|ph|pid|tid|ts)"\s*:')
-"""Where an event goes on behind a string, or another begins: no name holds that."""
+"""Keys that continue an event after a string or begin another event; no name contains such text."""
 _OWN_KEY = re.compile(r'"(cat|name|ph|pid|tid|ts)"\s*:')
-"""Keys that arguments of an event do not have."""
+"""Keys that never occur in an event's arguments."""
 _INNER_KEY = re.compile(r'\\"\s*:')
 _KEY_END = re.compile(r'"\s*:')
 _CLOSING_QUOTE = re.compile(r'[^"]*"\s*[,:]')
-"""A string whose first inner quote ends something: the text of a name opens its quotes before it closes them."""
+"""A string whose first inner quote ends a value, because quotes inside a name are opened before they are closed."""
 _OVERWRITTEN = re.compile(r"\x00{2}|[\x00-\x20]{64}")
-"""Runs that no string of an event holds: blocks of a file that were never written, or were erased."""
+"""Runs of characters that no string of an event contains: file blocks that were never written or were erased."""
 
 UTF8 = "invalid UTF-8"
 QUOTES = "unescaped quote"
 CONTROLS = "control character in a string"
 MAX_BYTES = 1 << 20
-"""Larger broken events are dropped."""
+"""Maximum bytes of a broken event that is repaired; larger ones are dropped."""
 MAX_ENDS_OF_STRING = 256
-"""Quotes that are tried as the end of one string."""
+"""Maximum number of quotes tried as the end of one string."""
 MAX_TRIES = 150
-"""Further quotes that are taken for the end of a string before an event is given up."""
+"""Maximum number of further quotes tried as the end of a string before an event is given up."""
 MAX_DEPTH = 64
-"""Brackets inside one another."""
+"""Maximum nesting depth of brackets."""
 
 
 class Form(NamedTuple):
     """What is known about an object to repair."""
 
     keys: frozenset[str]
-    """Its own keys, not those of objects inside."""
+    """The object's own keys, without keys of nested objects."""
     stops: re.Pattern[str]
-    """Keys that no string of the object holds: where one follows, a string before it has ended."""
+    """Keys that no string of the object contains; if one follows, the preceding string has ended."""
     needs: str
-    """The key behind the name that every such object has."""
+    """The key after the name that every object of this form has."""
     quoted: str = "name"
-    """The only key whose text may hold quotes."""
+    """The only key whose value may contain quotes."""
 
 
 EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
 
 
 def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Yield repaired texts of one object, the likeliest first, each with the reasons for all changes.
+    """Yield repaired texts of one object, the most likely first, each with the reasons for all changes.
 
     The first text has only keys of `form`, each once. `form` None means that nothing is known about the object.
     """
@@ -86,10 +86,9 @@ def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes,
 
 
 def is_hole(fragment: bytes) -> bool:
-    """Check whether a broken event shows that bytes are missing or overwritten, so that more than one event may be
-    lost.
+    """Check whether a broken event shows that bytes are missing or overwritten, so that several events may be lost.
 
-    This is so if it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
+    This is the case if it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
     """
     text = fragment.decode("utf-8", "replace")
     keys = [match[1] for match in _OWN_KEY.finditer(text)]
@@ -99,7 +98,7 @@ def is_hole(fragment: bytes) -> bool:
 
 
 def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
-    """Check whether a repair merged the start of one event and the end of another into one object."""
+    """Check whether a repair merged the start of one event with the end of another."""
     if not reasons:
         return False
     if (QUOTES in reasons or CONTROLS in reasons) and _OVERWRITTEN.search(fixed):
@@ -125,14 +124,14 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Places:
-    """Where strings of a text may end."""
+    """Positions at which strings of a text may end."""
 
     def __init__(self, text: str, stops: re.Pattern[str]) -> None:
         self.text = text
         found = list(_QUOTE.finditer(text))
         self.quotes = [match.end() - 1 for match in found]
         self.escaped = [len(match[1]) % 2 == 1 for match in found]
-        """Of each quote: a backslash stands before it."""
+        """Whether each quote has a backslash before it."""
         self.next_keys = [match.start() - 1 for match in stops.finditer(text)]
         self.key_ends = [match.start() for match in _KEY_END.finditer(text)]
 
@@ -143,18 +142,20 @@ class _State:
 
     at: int = 0
     stack: str = ""
-    """Open brackets, the outermost first."""
+    """Open brackets, outermost first."""
     expect: str = "value"
-    """What comes next: "value", "item" (or the end of a list), "key" (or the end of an object), "colon", "after"."""
+    """Token expected next: "value", "item" (or the end of a list), "key" (or the end of an object), "colon",
+    "after".
+    """
     out: int = 0
-    """Pieces written so far."""
+    """Number of pieces written so far."""
     comma: bool = False
-    """A comma was read that is written before the next item."""
+    """Whether a comma was read that must be written before the next item."""
     reasons: tuple[str, ...] = ()
     key: str = ""
     """Latest key of the outermost object."""
     seen: frozenset[str] = field(default_factory=frozenset[str])
-    """Keys of the outermost object."""
+    """Keys of the outermost object so far."""
 
 
 @dataclass(slots=True)
@@ -164,17 +165,17 @@ class _Choice:
     saved: _State
     ends: Iterator[int]
     tried: bool = False
-    """The first of the ends was tried."""
+    """Whether the first possible end was tried."""
 
 
 class _Repair:
-    """Parses a text as damaged JSON; if a string may end at several quotes, the first one that fits the rest counts.
+    """Parses a text as damaged JSON; if a string may end at several quotes, the first quote that fits the rest is used.
 
     A position that led nowhere is not tried again, so the time is linear in the number of quotes.
     """
 
     def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
-        """Create a parser; with `each_once`, the outermost object has only keys of the form, each once."""
+        """Create a parser; with `each_once`, the outermost object may only have keys of the form, each once."""
         self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0
@@ -182,7 +183,7 @@ class _Repair:
         self._choices: list[_Choice] = []
 
     def run(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return the repaired text and the repairs, or None if nothing helps."""
+        """Return the repaired text and the reasons for the changes, or None if no repair works."""
         state: _State | None = _State()
         while state is not None:
             if state.expect == "end" or not self._step(state):
@@ -192,13 +193,16 @@ class _Repair:
         return None
 
     def _swallowed_nothing(self, state: _State) -> bool:
-        """Check that a name with inner quotes did not absorb keys of the event, or at least left the event its time."""
+        """Check that a name with inner quotes did not absorb keys of the event.
+
+        An event that still has its time passes.
+        """
         if self._form is None or self._form.needs in state.seen or QUOTES not in state.reasons:
             return True
         return _INNER_KEY.search("".join(self._out)) is None
 
     def _back(self) -> _State | None:
-        """Backtrack to the next possible end of the latest string; None if there is none."""
+        """Backtrack to the next possible end of the latest string; return its state, or None if there is none."""
         while self._choices:
             choice = self._choices[-1]
             end = next(choice.ends, None)
@@ -217,7 +221,7 @@ class _Repair:
         return None
 
     def _step(self, state: _State) -> bool:
-        """Parse one token; return False if no JSON can continue like this."""
+        """Parse one token; return False if the text cannot be JSON from here on."""
         text = self._text
         at = state.at
         space = _SPACE.match(text, at)
@@ -295,7 +299,7 @@ class _Repair:
         return False  # `_back` takes the first end
 
     def _ends(self, state: _State) -> Iterator[int]:
-        """Yield quotes that may end the current string, those without a preceding backslash first."""
+        """Yield the quotes that may end the current string, those without a preceding backslash first."""
         text, start = self._text, state.at + 1
         quotes, escaped = self._places.quotes, self._places.escaped
         follow = ":" if state.expect == "key" else ',}"' if state.stack[-1] == "{" else ',]"'
@@ -321,7 +325,7 @@ class _Repair:
         return stops[at] if at < len(stops) and state.expect != "key" else len(self._text)
 
     def _take_string(self, state: _State, end: int) -> bool:
-        """Write the string up to a quote; return False if it would be a key that is not allowed."""
+        """Write the string up to a quote; return False if it is a key that is not allowed."""
         body = self._text[state.at + 1 : end]
         is_key = state.expect == "key"
         if is_key and len(state.stack) == 1:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Process broken blocks event by event: keep what decodes, repair what can be repaired, and count the rest."""
+"""Process broken blocks event by event: keep events that decode, repair others if possible, and count the rest."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
 from opreplay.traces.reading.repair import EVENT_KEYS, is_hole, repairs
 
 GROUP_BYTES = 32 * 1024
-"""Fragments decoded together before they are tried one by one."""
+"""Bytes of fragments decoded together before they are tried one by one."""
 MAX_JOINED = 8
-"""Fragments joined when a string or a nested list contains the separator."""
+"""Maximum number of fragments joined if a string or a nested list contains the separator."""
 MAX_ENDS = 16
-"""Places inside one broken fragment tried as the end of the array."""
+"""Maximum number of positions inside a broken fragment tried as the end of the array."""
 
 _KEYS = b"|".join(sorted(key.encode() for key in EVENT_KEYS))
 _TAIL = re.compile(rb'\s*(?:$|\}\s*(?:$|\x00)|,\s*(?:$|"(?!(?:' + _KEYS + rb')")[^"\n]{1,100}"\s*:))')
-"""What may follow the end of the array: the end of the object, or another key of it, as far as it is there."""
+"""Text that may follow the end of the array: the end of the object or another key of it, possibly truncated."""
 GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
-"""What shows that a bracket lies in the name of an event, which goes on behind it."""
+"""Text after a bracket that shows that the bracket is part of an event's name, because the event continues after it."""
 _EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
 _DECODER = json.JSONDecoder(strict=False)
 _LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
 _CLOSED_AGAIN = re.compile(rb"\s*\}")
-"""What follows an object that has the end of another event: bytes before that end are missing."""
+"""Text after an object that contains the end of another event; the bytes before that end are missing."""
 _BETWEEN = b", \t\r\n"
 
 Decode = Callable[[bytes], "list[Any] | None"]
@@ -47,17 +47,17 @@ class Tally:
 
 @dataclass(slots=True)
 class Salvaged:
-    """The result for one broken block; offsets count from its start."""
+    """The result for one broken block; offsets are relative to its start."""
 
     events: list[Any] = field(default_factory=list[Any])
     array_end: int | None = None
-    """After the "]" that ends the array, where that was found."""
+    """Offset after the "]" that ends the array, if it was found."""
     rest: int | None = None
-    """Start of an event near the end that does not decode: more text may complete it."""
+    """Start of an event near the end that does not decode; more text may complete it."""
 
 
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
-    """Return everything that can be recovered from a part of the array that does not decode as a whole.
+    """Recover as many events as possible from a part of the array that does not decode as a whole.
 
     Unless `final`, stop at an event that later text might complete, and return its position (`rest`).
     """
@@ -91,7 +91,7 @@ def _fragment(
     *,
     final: bool,
 ) -> int:
-    """Decode, join, repair or give up on fragment i; return the index of the next one."""
+    """Decode, join, repair or give up fragment i; return the index of the next fragment."""
     n = len(starts)
     for k in range(i + 1, min(i + 1 + MAX_JOINED, n + 1)):
         got = decode(b"[" + text[starts[i] : stops[k - 1]] + b"]")
@@ -129,12 +129,12 @@ def _fragment(
 
 
 def _loss(piece: bytes) -> str:
-    """Return the reason under which a broken event is counted."""
+    """Return the reason under which a broken event is counted as a loss."""
     return HOLE if is_hole(piece) else "broken event"
 
 
 def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
-    """Accept a piece as the last event, followed by the end of the array."""
+    """Accept a piece as the last event, followed by the end of the array; return False if it does not decode."""
     for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
         if GOES_ON.match(piece, end.end()) or (repaired and not _TAIL.match(piece, end.end())):
             continue
@@ -147,7 +147,7 @@ def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salv
 
 
 def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
-    """Accept a piece that holds several events because a comma or bracket between two of them is damaged.
+    """Accept a piece that contains several events because a comma or bracket between two of them is damaged.
 
     Return False, without taking or counting anything, if none of them is complete.
     """
@@ -184,7 +184,10 @@ def _first_value(piece: bytes) -> int:
 
 
 def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
-    """Count what is wrong with the text between an event and the next one or, if `last`, the separator."""
+    """Count the damage in the text between an event and the next one.
+
+    If `last`, the text is followed by the separator.
+    """
     rest = gap.strip(_BETWEEN)
     if rest:
         if _CLOSED_AGAIN.match(rest):
@@ -198,7 +201,7 @@ def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
 
 
 def _end_of_file(piece: bytes) -> int | None:
-    """Return the offset after the "]" that ends the array, for a piece at the end of the file with broken events."""
+    """Return the offset after the "]" that ends the array, for a piece with broken events at the end of the file."""
     for match in list(_LAST_END.finditer(piece))[-MAX_ENDS:]:
         if not piece[match.end() :].strip():
             return match.end()
@@ -211,7 +214,7 @@ def _end_of_file(piece: bytes) -> int | None:
 
 
 def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool = True) -> bool:
-    """Accept one event unchanged or, if `repaired`, as changed by the first repair that decodes."""
+    """Accept one event unchanged or, if `repaired`, with the first repair that decodes."""
     got = decode(b"[" + piece + b"]")
     if got is not None:
         out.events += got

@@ -1,4 +1,4 @@
-"""One pass over a file: head, blocks of events, tail. Every cut is confirmed by decoding; linking comes later."""
+"""One pass over a file: head, blocks of events, tail. Every cut is confirmed by decoding; linking is done later."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from opreplay.traces.reading.salvage import GOES_ON, Tally, salvage
 from opreplay.traces.reading.source import Source
 
 BLOCK_BYTES = 1 << 18
-"""Text decoded at a time; larger blocks fall out of the processor's cache and are slower."""
+"""Bytes of text decoded at a time; larger blocks do not fit into the processor's cache and are slower."""
 SNIFF_BYTES = 1 << 20
-"""Events searched for duplicate keys and for features of the torch era."""
+"""Bytes of events searched for duplicate keys and for features of the torch era."""
 JUNK_EVENTS = 200_000
-"""Entries after which a file without a single trace event is given up."""
+"""Number of entries after which a file without any trace event is given up."""
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
 KNOWN_CATEGORIES = {*KIND_BASES, NPU_TASK}
 PATIENCE_BYTES = 1 << 16
-"""Text beyond two blocks in which the rest of an undecodable event is looked for."""
+"""Bytes of text beyond two blocks in which the rest of an undecodable event is searched."""
 EARLIER_CUTS = 3
-"""Earlier separators tried when a cut proves wrong, before the block counts as broken."""
+"""Number of earlier separators tried if a cut proves wrong, before the block counts as broken."""
 
 FEATURES: dict[str, bytes] = {
     "old categories": b'"Operator"',
@@ -47,7 +47,7 @@ FEATURES: dict[str, bytes] = {
     "cuda": b'"cuda',
     "mtia": b'"mtia_',
 }
-"""Feature → text that shows it, looked for in the first events."""
+"""Feature → text that indicates it, searched in the first events."""
 
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 Progress = Callable[[int, "int | None"], None]
@@ -64,9 +64,10 @@ class Scanned:
     features: set[str] = field(default_factory=set[str])
     bytes_read: int = 0
     complete: bool = True
-    """False when a part that should end at a given place did not."""
+    """False if a part did not end at its required position."""
     pairs_unsorted: bool = False
-    """Begin and end events were joined before the file proved not to be in order of time; read it again to keep them.
+    """Whether begin and end events were joined before the file turned out to be unsorted; it must be read again,
+    keeping them.
     """
 
 
@@ -75,11 +76,11 @@ class Part:
     """A part of a file's events; the whole file by default."""
 
     first: bool = True
-    """It starts with the head."""
+    """Whether the part starts with the head."""
     last: bool = True
-    """It ends with the tail, else just after an event."""
+    """Whether the part ends with the tail; otherwise it ends just after an event."""
     layout: str = "object"
-    """Of a part without the head."""
+    """File layout, for a part without the head."""
 
 
 WHOLE = Part()
@@ -100,9 +101,12 @@ class Scanner:
         timing: tuple[EventDecoder, Collector] | None = None,
         keep_pairs: bool = False,
     ) -> None:
-        """`columns`: what else to keep. `arrows`: keep them all, even where the first kernels have correlation ids.
-        `keep_pairs`: hold all begin and end events and sort them by time.
-        `timing`: decoder and tables of the caller's. The compiled half is left out where it does not fill them.
+        """Create a scanner.
+
+        `columns` are the optional columns to keep. `arrows` keeps all arrows, even if the first kernels have
+        correlation ids. `keep_pairs` holds all begin and end events and sorts them by time.
+
+        `timing` is a decoder and tables provided by the caller. The compiled part is not used if it does not fill them.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = part.first, part.last, part.layout
@@ -113,7 +117,7 @@ class Scanner:
         usable = columns <= {"numbers"} and timing is None
         self.compiled = CompiledBlocks(self.decoder, collector, usable=usable)
         self.pairs: Pairs | None = None
-        """Joins begin and end events, once one was met."""
+        """Joins begin and end events; None until the first one is read."""
         self._keep_pairs = keep_pairs
         self._sniffed = 0
         self._may_skip_arrows = not arrows
@@ -166,7 +170,7 @@ class Scanner:
         self.out.keys.update(tail)
 
     def _block(self) -> bool:
-        """Decode up to the last separator in the buffer; return True if the array (or the file) has ended."""
+        """Decode up to the last separator in the buffer; return True if the array or the file has ended."""
         buffer = self.buffer
         cut = last_separator(buffer.data, buffer.lo, buffer.hi)
         if cut is None or len(buffer) < buffer.block_bytes // 2:
@@ -196,7 +200,7 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """Do the same as `_take` for the common case: after the first megabyte, nothing to repair, no copy of the
+        """Do the same as `_take` for the common case: after the first megabyte, nothing to repair, without copying the
         text.
         """
         if self._sniffed < SNIFF_BYTES or self.pairs is not None:
@@ -246,7 +250,7 @@ class Scanner:
         self.out.collector.add(events, groups)
 
     def _joined(self, events: list[Any], pairs: Pairs) -> list[Any]:
-        """Return the events of a block with each pair joined into one event, at the position of its second half."""
+        """Return the events of a block, with each pair joined into one event at the position of its second half."""
         out: list[Any] = []
         halves = 0
         for event in events:
@@ -281,7 +285,7 @@ class Scanner:
             count_duplicates(text, self.tally)
 
     def _array_end(self) -> bool:
-        """Check whether the array ends in the buffer, by decoding up to its "]"; if so, take its last events."""
+        """Check whether the array ends in the buffer, by decoding up to its "]"; if so, add its last events."""
         buffer = self.buffer
         text = b"[" + buffer.text(buffer.lo, buffer.hi)
         end = len(text.rstrip())
@@ -308,7 +312,7 @@ class Scanner:
         return True
 
     def _rest_of_file(self) -> bool:
-        """Process the end of a file in which the array is not closed."""
+        """Process the end of a file whose array is not closed."""
         if len(self.buffer) and self._salvage_finally(self.buffer.hi, self.buffer.hi):
             return True
         self.tally.losses["truncated file"] += 1
@@ -377,7 +381,7 @@ def scan(
 
 
 def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
-    """Raise Malformed if there are entries, but none has a category of torch.profiler or a vendor's profiler."""
+    """Raise Malformed if there are entries, but none has a category of torch.profiler or of a vendor's profiler."""
     got = out.collector
     if not got.events or got.kernels.rows or got.by_category.keys() & KNOWN_CATEGORIES:
         return

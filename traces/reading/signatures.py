@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decode the raw texts of distinct ops to `OpSignature`s; equal ones that differ only in spelling are merged."""
+"""Decode the raw texts of distinct ops into `OpSignature`s; texts that differ only in spelling are merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASCEND_SEPARATOR = ";"
 
 
 class _Unreadable(ValueError):
-    """A field in a form that no profiler writes."""
+    """A field in a format that no profiler writes."""
 
 
 def decode_name(raw: bytes) -> tuple[str, bool]:
@@ -44,9 +44,9 @@ def decode_name(raw: bytes) -> tuple[str, bool]:
 def decode_signatures(
     keys: list[bytes], losses: Counter[str], repairs: Counter[str]
 ) -> tuple[tuple[OpSignature, ...], npt.NDArray[np.uint32]]:
-    """Return (distinct signatures, index into them by key); a key joins the five raw texts with NUL bytes.
+    """Return (distinct signatures, index into them for each key).
 
-    Losses and repairs count distinct texts, not calls.
+    A key joins the five raw texts with NUL bytes. Losses and repairs count distinct texts, not calls.
     """
     index: dict[OpSignature, int] = {}
     remap = np.empty(len(keys), np.uint32)
@@ -78,7 +78,7 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 
 def _lengths_differ(signature: OpSignature) -> bool:
-    """Check whether the argument lists contradict each other; torch_npu writes no dims for a single 0-dim tensor."""
+    """Check whether the argument lists have different lengths; torch_npu writes no dims for a single 0-dim tensor."""
     if not signature.dims:
         return False
     columns = (signature.types, signature.strides, signature.concrete)

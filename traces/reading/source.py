@@ -1,4 +1,4 @@
-"""Read bytes, within bounds, from a file, stdin or gzip data that a thread decompresses in advance."""
+"""Read bounded amounts of bytes from a file, stdin or gzip data, which a thread decompresses in advance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from opreplay.traces.reading.foreign import HEAD_BYTES, foreign_bytes
 
 _STEP_BYTES = 1 << 16
 INFLATE_BYTES = 1 << 20
-"""Inflated at a time; the read-ahead queue holds four such pieces."""
+"""Bytes decompressed at a time; the read-ahead queue holds four such pieces."""
 WRITER_S = 5.0
-"""Seconds that a named pipe may be without a writer: a shell opens both ends at once."""
+"""Maximum seconds to wait for the writer of a named pipe; a shell opens both ends at the same time."""
 
 try:  # three times as fast as zlib, not on every processor
     from isal import isal_zlib as _gzip  # pyright: ignore[reportMissingImports]
@@ -36,7 +36,8 @@ def _inflater() -> Any:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a regular file (or a pipe) for reading, or stdin for "-"; raises a TraceError that says why if it cannot be.
+    """Open a regular file or a pipe for reading, or stdin for "-". Raises TraceError with the reason if it cannot be
+    opened.
 
     Waits at most `WRITER_S` for a writer of a named pipe.
     """
@@ -63,9 +64,9 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def open_pipe(path: str) -> FileIO:
-    """Open a pipe once a writer has opened its other end; raises TraceError if none does.
+    """Open a pipe once a writer has opened its other end. Raises TraceError if none does.
 
-    Opening blocks, so it runs in a thread, which is released by opening the other end here.
+    Opening blocks, so it runs in a thread; if no writer comes, opening the other end here releases the thread.
     """
     opened: list[FileIO] = []
 
@@ -87,10 +88,10 @@ def open_pipe(path: str) -> FileIO:
 
 
 class Source:
-    """Decompressed bytes of one trace, in order; `losses` says what was cut off or ignored."""
+    """The decompressed bytes of one trace, in order; `losses` counts truncated or ignored data."""
 
     def __init__(self, path: str | Path, limits: Limits, *, start: int = 0, stop: int | None = None) -> None:
-        """Open the source; `start` and `stop` (bytes) restrict an uncompressed file to a part of it."""
+        """Open the source; `start` and `stop` (bytes) select part of an uncompressed file."""
         self.path = str(path)
         self.limits = limits
         self.losses: dict[str, int] = {}
@@ -113,10 +114,13 @@ class Source:
             raise
         self._ahead = memoryview(b"")
         self.opening = b""
-        """The first bytes after decompression, once `peek` has read them."""
+        """First bytes after decompression, set by `peek`."""
 
     def _read_some(self, n: int) -> bytes:
-        """Return up to n bytes; fewer only at the end of the file, because a pipe may return short reads."""
+        """Return up to n bytes; fewer only at the end of the file.
+
+        Reads repeatedly, because a pipe may return short reads.
+        """
         out = b""
         while len(out) < n:
             got = self._file.read(n - len(out))
@@ -127,11 +131,11 @@ class Source:
 
     @property
     def progress_bytes(self) -> int:
-        """Return how many bytes of the (compressed) file have been read, comparable with `total`."""
+        """Return how many bytes of the (compressed) file have been read, to compare with `total`."""
         return self._thread.bytes_in if self._thread else self.bytes_out
 
     def readinto(self, view: memoryview) -> int:
-        """Fill the view from the front and return the number of bytes, 0 at the end. Raises TooLarge."""
+        """Fill the view from its start and return the number of bytes, 0 at the end. Raises TooLarge."""
         if n := min(len(self._ahead), len(view)):
             view[:n] = self._ahead[:n]
             self._ahead = self._ahead[n:]
@@ -171,7 +175,7 @@ class Source:
         return n
 
     def close(self) -> None:
-        """Stop the read-ahead thread and close the file (stdin stays open)."""
+        """Stop the read-ahead thread and close the file; stdin stays open."""
         if self._thread:
             self._thread.stop()
         if self.path != "-":
@@ -185,9 +189,9 @@ class Source:
 
 
 def _before_damage(path: str, start: int, skip: int) -> bytes:
-    """Return the contents of the gzip member at byte `start` from byte `skip` up to the damage; empty for a pipe.
+    """Return the data of the gzip member at byte `start`, from byte `skip` up to the damage; empty for a pipe.
 
-    A failing call returns nothing, so the compressed data are read again, in small steps near the damage.
+    A failing decompression call returns nothing, so the compressed data are read again, in small steps near the damage.
     """
     if not os.path.isfile(path):
         return b""
@@ -214,7 +218,7 @@ def _before_damage(path: str, start: int, skip: int) -> bytes:
 
 
 class _Inflate(threading.Thread):
-    """Decompresses gzip members one after the other into a short queue; zlib releases the GIL while it works."""
+    """Decompresses gzip members one after another into a short queue; zlib releases the GIL meanwhile."""
 
     def __init__(self, source: Source, limits: Limits) -> None:
         super().__init__(daemon=True, name="opreplay-inflate")

@@ -14,7 +14,7 @@ SAMPLES: dict[str, str] = {
     "ddp_step_rank0": "one DDP training step on two gloo processes, as rank 0 saw it",
     "ddp_step_rank1": "the same step as rank 1 saw it",
 }
-"""Name → what was recorded."""
+"""Name → description of the recorded run."""
 
 
 def sample_path(name: str) -> Path:

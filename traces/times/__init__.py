@@ -1,2 +1,2 @@
 # pyright: strict
-"""Where the time of a trace goes: classes of work, modules, busy shares, rates."""
+"""Compute where the time of a trace goes: classes of work, modules, busy shares, rates."""

@@ -31,33 +31,36 @@ _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """All device work, or all calls, of one name."""
+    """All device work, or all calls, with one name."""
 
     name: str
     calls: int
-    """Launches for kernels and classes, calls that own device time for ops; calls on a host."""
+    """Launches for kernels and classes, or calls that own device time for ops; for host times, calls."""
     time_us: float
     share: float
-    """Of all device time, or of the time of all ops on a host."""
+    """Share of all device time or, for host times, of the time of all ops."""
     median_us: float
-    """Of one call."""
+    """Median time of one call."""
     kind: str = ""
     """Class of work of a kernel or an op."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows with most time first."""
+    """The time of a trace by one criterion; rows with the most time first."""
 
     by: By
     clock: Literal["device", "host"]
     total_us: float
     rows: tuple[Row, ...]
     note: str = ""
-    """What keeps the table from telling more."""
+    """Reason why the table shows no more detail."""
 
 
 def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = ()) -> Breakdown:
-    """Sum up a trace. `modules` gives the innermost module around each op, "" for none; unused for other `by`."""
+    """Sum the time of a trace by op, class of work, kernel, phase or module.
+
+    `modules` gives the innermost module around each op, "" for none; it is only used for `by="module"`.
+    """
     if len(trace.kernels):
         return _of_device(trace, by, modules)
     return _of_host(trace, by, modules)
@@ -109,9 +112,9 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 
 
 def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return classes, and each call's index into them: that of the outermost enclosing library op with a known class.
+    """Return the classes, and each call's index into them, taken from its outermost enclosing op with a known class.
 
-    Products inside an attention op, for example, count as attention.
+    For example, products inside an attention op count as attention.
     """
     kinds = [class_of_op(signature.name) for signature in trace.signatures]
     for index in set(trace.ops.signature[_listed_rows(trace)].tolist()):
@@ -141,7 +144,7 @@ def room_of_results_us(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
-    """Return each op's time outside the ops directly inside it, in microseconds; at least 0."""
+    """Return each op's time without the ops directly inside it, in microseconds; at least 0."""
     self_us = trace.ops.dur_ns.astype(np.float64) / 1e3
     parents = innermost_parent(trace.ops)
     inside = parents >= 0
@@ -166,7 +169,9 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return each op's phase: that of the server's batch, else forward, backward or optimizer of a training step."""
+    """Return each op's phase: the phase of the server's batch, or otherwise forward, backward or optimizer of a
+    training step.
+    """
     index = BatchIndex(trace)
     if index.iterations:
         labels = [*PHASES, NO_PHASE]
@@ -197,13 +202,13 @@ def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return names, and each row's index into them; an unnamed copy or fill is called by its category."""
+    """Return the kernel names and each row's index into them; an empty name is replaced by "kernel"."""
     names = [name or KERNEL_CATEGORIES[0] for name in trace.kernel_names]
     return names, trace.kernels.name.astype(np.int64)
 
 
 def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return distinct labels, and each row's index into them, from rows of indices into `labels`."""
+    """Return the distinct labels and each row's index into them; `of_row` indexes `labels`."""
     distinct = list(dict.fromkeys(labels))
     place = {name: i for i, name in enumerate(distinct)}
     table = np.array([place[name] for name in labels] or [0], np.int64)
@@ -211,7 +216,7 @@ def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[
 
 
 def _order(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[int]:
-    """Return the indices of the names that occur, most time first."""
+    """Return the indices of the names that occur, those with the most time first."""
     total = np.bincount(at, weights=time, minlength=len(names))
     present = np.bincount(at, minlength=len(names)) > 0
     return sorted(np.flatnonzero(present).tolist(), key=lambda i: (-total[i], names[i]))
@@ -238,7 +243,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
 
 
 def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
-    """Return how many op calls own the device work of each label, or how many launches if no op is recorded."""
+    """Return how many op calls own the device work of each label; a launch without an owner counts as one call."""
     owner = trace.kernels.owner
     owned = np.flatnonzero(owner >= 0)
     _, first = np.unique(owner[owned], return_index=True)
@@ -248,7 +253,9 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return the median device time per call of each label, over all its launches; a launch without an op is a call."""
+    """Return the median device time per call for each label, over all launches of a call; a launch without an op is one
+    call.
+    """
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3
     call = np.where(owner >= 0, owner, len(trace.ops) + np.arange(len(owner)))
@@ -258,7 +265,7 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
 
 
 def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return the median of the values of each label below `length`, 0 where there is none."""
+    """Return the median of the values of each label below `length`; 0 for labels without values."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
     parts = [values[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
@@ -273,7 +280,7 @@ def _median(values: npt.NDArray[Any]) -> float:
 
 
 def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
-    """Return the rows with the class of work that takes most of each row's time."""
+    """Return the rows, each with the class of work that takes most of its time."""
     time = np.zeros((max(order, default=0) + 1, len(CLASSES)))
     np.add.at(time, (at, classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
     kinds = time.argmax(axis=1).tolist()
@@ -282,9 +289,9 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
 
 
 def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return each kernel's index into `CLASSES`, from the op that owns it, or else from its name.
+    """Return each kernel's index into `CLASSES`, derived from the op that owns it or otherwise from its name.
 
-    For communication, the work that runs around it also counts.
+    For communication, the work running around the kernel is also considered.
     """
     owner = trace.kernels.owner.astype(np.int64)
     count = len(trace.signatures)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""How busy the recorded devices were: union of their work over the recorded span, and its overlap."""
+"""Compute how busy the recorded devices were: the union of their work over the recorded span, and its overlap."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ Times = npt.NDArray[np.int64]
 
 
 class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, from the start of its first work to the end of its last; in microseconds."""
+    """The activity of one device from the start of its first work to the end of its last, in microseconds."""
 
     device: int
     streams: int
     span_us: float
     busy_us: float
-    """At least one stream worked."""
+    """Time during which at least one stream worked."""
     busy_share: float
-    """Of the span."""
+    """Share of the span during which at least one stream worked."""
     overlapped_us: float
-    """At least two streams worked."""
+    """Time during which at least two streams worked."""
     communication_us: float
-    """Some communication ran."""
+    """Time during which communication ran."""
     hidden_communication_us: float
-    """Communication during which other work ran too."""
+    """Time during which both communication and other work ran."""
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Return each device that recorded work, by number; an NPU's whole collectives count if activity was read.
+    """Return the activity of each device that recorded work, sorted by number.
 
-    Empty if the trace has no start times.
+    An NPU's whole collectives are included if the activity was read. The result is empty if the trace has no start
+    times.
     """
     if not trace.info.starts_recorded:
         return ()
@@ -67,7 +68,9 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
 
 
 def _whole_collectives(trace: Trace) -> Times:
-    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives, placed where their parts ran."""
+    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives, on the device and stream of their
+    tasks.
+    """
     activity = trace.activity
     out: list[tuple[int, int, int, int]] = []
     for index in range(0 if activity is None else len(activity.spans)):
@@ -82,7 +85,7 @@ def _whole_collectives(trace: Trace) -> Times:
 
 
 def _union(start: Times, end: Times) -> tuple[Times, Times]:
-    """Return disjoint intervals that cover the same time, in order."""
+    """Return sorted disjoint intervals that cover the same time."""
     if not len(start):
         return start, end
     order = np.argsort(start, kind="stable")
@@ -103,7 +106,7 @@ def _length(intervals: tuple[Times, Times]) -> float:
 
 
 def _by_stream(start: Times, end: Times, stream: Times) -> tuple[Times, Times]:
-    """Return the disjoint intervals of each stream, all streams together: a stream does not overlap with itself."""
+    """Return the disjoint intervals of each stream, for all streams, because a stream does not overlap with itself."""
     parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 

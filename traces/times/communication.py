@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decide which device work is communication, from its name, arguments, op, and the work around it."""
+"""Decide which device work is communication, based on its name, its arguments, its op, and the work around it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MARKED = re.compile(
     r"(?:(?:moe|ep|deepep|buffer)[_.:]*)?(?:dispatch|combine)(?:[_ ]?\d*|\(\w*\))$|.*(?:all_?to_?all|a2a)",
     re.IGNORECASE,
 )
-"""Ranges that a user marks around communication: "dispatch(F)", "combine", "moe_all_to_all"."""
+"""Names of ranges with which users mark communication: "dispatch(F)", "combine", "moe_all_to_all"."""
 
 
 def communication_rows(trace: Trace) -> Bools:
     """Return a mask of the kernels that communicate with other devices.
 
-    A kernel's name counts most. If it says nothing, other evidence does: arguments of a collective, a communication op
-    that launched it, a communication range ("dispatch(F)") in which it was launched without an op, or a stream on which
-    all kernels with known names communicate.
+    The kernel's name takes precedence. If the name is inconclusive, other evidence is used: arguments of a collective,
+    a communication op that launched the kernel, a communication range ("dispatch(F)") in which it was launched without
+    an op, or a stream on which all kernels with known names communicate.
     """
     kernels, activity = trace.kernels, trace.activity
     if not len(kernels):
@@ -48,7 +48,7 @@ def communication_rows(trace: Trace) -> Bools:
 
 
 def _no_copies(trace: Trace) -> Bools:
-    """Return a mask of rows that are neither copies nor fills of memory; an NPU's tasks have one category."""
+    """Return a mask of rows that are not memory copies or fills; an NPU's tasks all have one category."""
     return np.isin(
         trace.kernels.category,
         (KERNEL_CATEGORIES.index("memcpy"), KERNEL_CATEGORIES.index("memset")),
@@ -95,8 +95,9 @@ def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
 
 
 def _on_streams_of_communication(trace: Trace, known: Bools, unnamed: Bools) -> Bools:
-    """Return a mask of kernels with unknown names on streams where all others communicate, while other streams
-    compute.
+    """Return a mask of kernels with unknown names on streams where all other kernels communicate.
+
+    The mask is empty unless other streams compute.
     """
     kernels = trace.kernels
     out = np.zeros(len(kernels), bool)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Reasons why recorded device times cannot support a headline: clocks that differ, impossible times."""
+"""Find reasons why recorded device times cannot support a conclusion: clocks that differ, impossible times."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from opreplay.traces.model import HOLE, KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kernels
 
 LEAST_SHARE = 0.05
-"""Of device time or device events with impossible times, from which no total and no verdict may rest on them."""
+"""Share of device time or device events with impossible times from which on no total or verdict may rely on them."""
 EARLY_SHARE = 0.01
-"""Of device events that start before their launch, from which the clocks of host and device differ; public traces of
-CUDA and HIP have none."""
+"""Share of device events that start before their launch from which on host and device clocks are taken to differ.
+
+Public traces of CUDA and HIP contain no such events.
+"""
 
 ZERO_SHARE = 0.5
-"""Of the ops, those of duration 0 from which host times are not recorded; whole microseconds make far fewer."""
+"""Share of ops with duration 0 from which on host times count as not recorded; whole microseconds produce far fewer."""
 KERNEL_US = 0.05, 1e7
-"""Shortest and longest median kernel: an empty kernel takes about 1 us, and a driver ends one of seconds."""
+"""Shortest and longest plausible median kernel: an empty kernel takes about 1 us, and a driver ends one that runs for
+seconds.
+"""
 VIEW_US = 0.02, 300.0
-"""The same of ops that only make views: an op takes a fraction of a microsecond at least, and these do no work."""
+"""Shortest and longest plausible median of ops that only make views: any op takes a fraction of a microsecond, and
+these do no work.
+"""
 VIEWS = frozenset(f"aten::{name}" for name in ("view", "as_strided", "t", "transpose", "permute", "unsqueeze", "slice"))
 
 
@@ -32,63 +38,75 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     """Reasons not to rely on device times."""
 
     clock_offset_us: float = 0.0
-    """By which the clocks of host and device differ at least; 0 where nothing shows it. Durations are not affected;
-    launch latencies, and what idle time waits for, are."""
+    """Minimum difference between host and device clocks; 0 if there is no evidence of one.
+
+    Durations are not affected; launch latencies and the causes of idle time are.
+    """
     impossible: tuple[Impossible, ...] = ()
-    """Device times that no device has, where they are more than a few: totals, busy and idle time are affected."""
+    """Impossible device times, if there are more than a few; totals, busy and idle time are affected."""
     zero_durations: int = 0
-    """Kernels of duration 0, which no kernel has, where they are more than a few; affects the same."""
+    """Device events with the impossible duration 0, if there are more than a few; totals, busy and idle time are
+    affected.
+    """
     collided_share: float = 0.0
-    """Of device time: no op and no process certainly owns it, since ids collide; 0 where it is little. Durations are
-    not affected; what a process or a step did is."""
+    """Share of device time whose op or process is uncertain because ids collide; 0 if it is small.
+
+    Durations are not affected; the work assigned to a process or a step is.
+    """
     displaced: int = 0
-    """Kernels that start milliseconds before the launch of their id, where they are more than a few; affects the same,
-    and idle time."""
+    """Kernels that start milliseconds before the launch with their id, if there are more than a few.
+
+    The work assigned to a process or a step, and idle time, are affected.
+    """
     displaced_by_us: float = 0.0
-    """By how much at most."""
+    """Maximum time by which these kernels start before their launch."""
     shared_ids: int = 0
-    """Device events whose correlation id many others have too, where they are more than a few: which launch started
-    them, and what idle time waits for, cannot be told."""
+    """Device events whose correlation id is shared by many others, if there are more than a few.
+
+    Which launch started them, and what idle time waits for, is then unknown.
+    """
     zero_ops: int = 0
-    """Ops of the host with duration 0, where most have that: host times are not recorded."""
+    """Host ops with duration 0, if most ops have it, which means that host times are not recorded."""
     kernel_us: float = 0.0
-    """Median kernel, where no kernel is that short or that long: times are hardly in microseconds."""
+    """Median kernel duration if it is implausibly short or long, so that times are probably not in microseconds;
+    otherwise 0.
+    """
     view_us: float = 0.0
-    """Median of the ops that only make views, where the same shows in it."""
+    """Median duration of the ops that only make views, if it is implausible; otherwise 0."""
     holes: int = 0
-    """Places where bytes of the file are missing or overwritten: the work recorded there counts as idle time."""
+    """Places where bytes of the file are missing or overwritten; work recorded there counts as idle time."""
 
     @property
     def mistimed(self) -> bool:
-        """Whether durations of device work are wrong, so that neither totals nor times of ops mean anything."""
+        """Whether durations of device work are wrong, so that totals and op times are meaningless."""
         return bool(self.impossible or self.zero_durations or self.in_another_unit)
 
     @property
     def in_another_unit(self) -> bool:
-        """Whether times are hardly in microseconds."""
+        """Whether times are probably not in microseconds."""
         return bool(self.kernel_us or self.view_us)
 
     @property
     def untimed(self) -> bool:
-        """Whether busy and idle time, and what bounds a step, are unknown."""
+        """Whether busy and idle time, and the bottleneck of a step, are unknown."""
         return self.mistimed or bool(self.holes)
 
 
 def _holes(losses: Mapping[str, int]) -> int:
-    """Return the number of places where bytes are missing; an event with two process ids or times is one."""
+    """Return the number of places where bytes are missing; an event with two process ids or times counts as one."""
     joined = max(losses.get(f"duplicate key {key}", 0) for key in ("cat", "ph", "pid", "tid", "ts"))
     return losses.get(HOLE, 0) + joined
 
 
 def clock_offset_us(trace: Trace) -> float:
-    """Return the smallest possible difference between the clocks of host and device; 0 if nothing shows one."""
+    """Return the smallest possible difference between host and device clocks; 0 if there is no evidence of one."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
     return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
 
 
 def collided_share(trace: Trace) -> float:
-    """Return the share of the device time that has no certain owner, since several processes gave out its ids."""
+    """Return the share of the device time whose owner is uncertain because several processes used the same ids."""
     lost_us = trace.info.collided.device_us
     # The part of one process has no row of work that may be of another.
     beside_us = 0.0 if trace.info.process is None else lost_us
@@ -97,7 +115,9 @@ def collided_share(trace: Trace) -> float:
 
 
 def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
-    """Return the median of a few durations or more, those of 0 apart, where it is not in this range; else 0."""
+    """Return the median of the durations above 0 if it lies outside the given range; 0 if it does not or there are too
+    few.
+    """
     known = durations_ns[durations_ns > 0]
     if len(known) < FEWEST:
         return 0.0
@@ -106,13 +126,13 @@ def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, lo
 
 
 def _kernel_us(trace: Trace) -> float:
-    """Return the median duration of a kernel that no kernel has; 0 where it is an ordinary one."""
+    """Return the median duration of kernels if it is implausible for a kernel, otherwise 0."""
     kernels = trace.kernels
     return _impossible_median_us(kernels.dur_ns[kernels.category == KERNEL_CATEGORIES.index("kernel")], *KERNEL_US)
 
 
 def _view_us(trace: Trace) -> float:
-    """Return the median duration of the ops that make views that no such op has; 0 where it is an ordinary one."""
+    """Return the median duration of the ops that make views if it is implausible for them, otherwise 0."""
     makes_view = np.array([signature.name in VIEWS for signature in trace.signatures], bool)
     if not makes_view.any() or not len(trace.ops):
         return 0.0
@@ -120,9 +140,9 @@ def _view_us(trace: Trace) -> float:
 
 
 def _zero_ops(trace: Trace) -> int:
-    """Return how many ops have duration 0, if most have, in a file that records when they ran.
+    """Return how many ops have duration 0 if most have, in a file that records start times; otherwise 0.
 
-    Ops that the capture of a graph adds to a trace take no host time, so such a trace says nothing.
+    Ops added to a trace from a graph capture take no host time, so such a trace provides no evidence.
     """
     joined = trace.info.graphs is not None and trace.info.graphs.told_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())
@@ -131,7 +151,7 @@ def _zero_ops(trace: Trace) -> int:
 
 
 def _displaced(trace: Trace) -> bool:
-    """Whether more than a few kernels start milliseconds before the launch of their id."""
+    """Check whether more than a few kernels start milliseconds before the launch with their id."""
     links = trace.info.links
     total_ns = int(trace.kernels.dur_ns.sum(dtype="int64"))
     return links.displaced > EARLY_SHARE * links.launched or links.displaced_device_ns > EARLY_SHARE * total_ns

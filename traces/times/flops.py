@@ -1,8 +1,9 @@
 # pyright: strict
-"""Floating-point operations of products, attention and convolutions, from the sizes of their tensors.
+"""Compute the floating-point operations of products, attention and convolutions from the sizes of their tensors.
 
-A multiplication and an addition are two operations, of complex numbers eight (`COMPLEX`). Products with padding count,
-as do masked pairs of attention: kernels compute them. Every function returns the operations of one call.
+A multiplication and an addition count as two operations, or eight for complex numbers (`COMPLEX`). Products with
+padding and masked pairs of attention count too, because kernels compute them. Every function returns the operations of
+one call.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from math import prod
 
 Shape = Sequence[int]
 COMPLEX = 4
-"""Real multiplications and additions for one of complex numbers: (a + bi)(c + di) added to a sum takes four of each."""
+"""Real multiplications and additions per complex one: adding (a + bi)(c + di) to a sum takes four of each."""
 
 
 def complex_factor(dtypes: Iterable[str | None]) -> int:
-    """Return `COMPLEX` where one of the types ("complex64") of a call's tensors is complex, else 1."""
+    """Return `COMPLEX` if one of the dtypes of a call's tensors is complex ("complex64"), otherwise 1."""
     return COMPLEX if any(dtype is not None and "complex" in dtype for dtype in dtypes) else 1
 
 
 def product_flops(first: Shape, second: Shape) -> int:
-    """Return the operations of a matrix product: [m, k] x [k, n], vectors, or broadcast batches of these, as matmul."""
+    """Return the operations of a matrix product: [m, k] x [k, n], vectors, or broadcast batches of these, as
+    in matmul.
+    """
     if not first or not second:
         return 0
     rows = first[-2] if len(first) > 1 else 1
@@ -30,17 +33,20 @@ def product_flops(first: Shape, second: Shape) -> int:
 
 
 def bilinear_flops(first: Shape, weight: Shape, second: Shape) -> int:
-    """Return the operations of sums of x[i] w[o, i, j] y[j]: a product with x [..., i] and one with y [..., j]."""
+    """Return the operations of the sums of x[i] w[o, i, j] y[j], computed as a product with x [..., i] and one with y
+    [..., j].
+    """
     outputs, width, other = weight
     return 2 * prod(first[:-1]) * outputs * (width + 1) * other if second else 0
 
 
 def trilinear_flops(shapes: Sequence[Shape], expanded: Sequence[Sequence[int]], summed: Sequence[int]) -> int:
-    """Return the operations of torch's `_trilinear`: two products in turn, each summed over what no later factor has.
+    """Return the operations of torch's `_trilinear`: two consecutive products, each summed over dimensions that no
+    later factor has.
 
-    `expanded` are the dimensions that each of three factors lacks, in the numbering of all dimensions; `summed` are
-    those that are summed over. A product without a sum takes one operation for each element. 0 where the sizes do not
-    fit the dimensions.
+    `expanded` lists the dimensions that each of the three factors lacks, in the numbering of all dimensions; `summed`
+    lists the dimensions that are summed over. A product without a sum takes one operation per element. Return 0 if the
+    sizes do not match the dimensions.
     """
     rank = len(shapes[0]) + len(expanded[0])
     sizes: list[list[int]] = []
@@ -64,19 +70,22 @@ def _broadcast(first: Shape, second: Shape) -> list[int]:
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of attention on [..., heads, tokens, width]; missing heads of keys are repeated."""
+    """Return the operations of attention on [..., heads, tokens, width]; if keys have fewer heads, their heads are
+    repeated.
+    """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def attention_backward_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of the backward pass of attention: the scores again, and four gradients."""
+    """Return the operations of the backward pass of attention: the recomputed scores and four gradients."""
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
 def convolution_flops(data: Shape, weight: Shape, result: Shape, *, transposed: bool) -> int:
-    """Return the operations of a convolution: each element of the result is computed with one filter of one group.
+    """Return the operations of a convolution, in which each element of the result uses one filter of one group.
 
-    If transposed, each element of `data` is used instead. The weight's second dimension has the channels of one group.
+    If transposed, each element of `data` uses one filter instead. The weight's second dimension is the channels of one
+    group.
     """
     return 2 * prod(data if transposed else result) * prod(weight[1:])
 
@@ -86,7 +95,7 @@ def convolution_backward_flops(
 ) -> int:
     """Return the operations of a convolution's gradients.
 
-    Each requested gradient, of the data and of the weight, takes as many as the forward pass; `wanted` is (data,
-    weight, bias).
+    Each requested gradient, of the data or of the weight, takes as many operations as the forward pass; `wanted` is
+    (data, weight, bias).
     """
     return sum(wanted[:2]) * convolution_flops(data, weight, gradient, transposed=transposed)

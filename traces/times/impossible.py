@@ -1,5 +1,7 @@
 # pyright: strict
-"""Find kernels with impossible recorded times: two at once on one stream, or one longer than all others together."""
+"""Find kernels with impossible recorded times: two at the same time on one stream, or one longer than all others
+together.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +14,56 @@ import numpy as np
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 
 NOTABLE_NS = 1000
-"""Overlap below this is that of clocks, and of launches that begin before the kernel ahead has ended."""
+"""Overlap up to this length is ignored: clocks are inexact, and a launch may begin before the preceding kernel has
+ended.
+"""
 TIMES_THE_REST = 1000
-"""By how much a kernel is longer than from the first to the last start of anything else."""
+"""Minimum ratio of an impossible kernel's duration to the time from the first to the last start of anything else."""
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
-"""Kernels below which none is an outlier, and below which no overlaps are a pattern."""
+"""Minimum number of kernels for one to be an outlier, and for overlaps to be a pattern."""
 OUTLIER_SHARE = 0.5
-"""Of all device time that one kernel must take to be told as an outlier."""
+"""Minimum share of all device time that a kernel must take to be reported as an outlier."""
 OUTLIER_RATIO = 20
-"""By how much it must be longer than the median of the other kernels of its name, op and shapes."""
+"""Minimum ratio of an outlier's duration to the median of the other kernels with its name, op and shapes."""
 _RARE = 0.02
-"""Share of a stream's overlaps that may contradict dependent launches."""
+"""Maximum share of a stream's overlaps that may contradict dependent launches."""
 _SAME_NAMES = 0.2
-"""Share of a stream's overlaps of two kernels of one name from which two recordings are merged rather."""
+"""Maximum share of a stream's overlaps between kernels of the same name; above it, two merged recordings are more
+likely.
+"""
 
 
 Kind = Literal["recorded twice", "longer than all else", "overlaps another of its stream"]
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels of a trace that share one fault."""
+    """The kernels of a trace that have the same fault."""
 
     kind: Kind
     kernels: int
     share: float
-    """Of the device time as recorded."""
+    """Share of the recorded device time."""
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel that most of the device time is in, though others like it are far shorter."""
+    """One kernel that takes most of the device time although similar kernels are far shorter."""
 
     kernel: str
     op: str
-    """That owns it."""
+    """Op that owns the kernel."""
     us: float
     usual_us: float
-    """Median of the others of its name, op and shapes."""
+    """Median duration of the other kernels with its name, op and shapes."""
     others: int
     share: float
-    """Of the device time as recorded."""
+    """Share of the recorded device time."""
 
 
 def outlying_kernel(trace: Trace) -> Outlier | None:
-    """Return the kernel that takes at least half of the device time and is far longer than all others like it."""
+    """Return the kernel that takes at least half of the device time and is far longer than all similar kernels; None if
+    none does.
+    """
     table = trace.kernels
     total = int(table.dur_ns.sum(dtype=np.int64))
     if not total or len(table) <= FEWEST:
@@ -84,8 +92,9 @@ def outlying_kernel(trace: Trace) -> Outlier | None:
 
 
 def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
-    """Return what is wrong with recorded device times, each kernel counted once; empty for NPUs, whose tasks may
-    nest.
+    """Return the faults of recorded device times; empty for NPUs, whose tasks may nest.
+
+    Each kernel is counted once.
     """
     table = trace.kernels
     total = int(table.dur_ns.sum(dtype=np.int64))
@@ -122,10 +131,11 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
 def _dependent_launches(
     stream: np.ndarray, name: np.ndarray, start: np.ndarray, end: np.ndarray, latest_end: np.ndarray, over: np.ndarray
 ) -> np.ndarray:
-    """Return a mask of overlaps that programmatic dependent launches (Hopper and later) explain; by stream and start.
+    """Return a mask of overlaps explained by programmatic dependent launches (Hopper and later); rows are sorted by
+    stream and start.
 
-    Such a kernel begins while the previous one runs, waits for it, and ends after it. It overlaps no other kernel, and
-    rarely one of its own name, unlike kernels of merged recordings.
+    A kernel launched this way begins while the previous one runs, waits for it, and ends after it. It overlaps no other
+    kernel, and rarely one with its own name, unlike kernels of merged recordings.
     """
     over_two = np.append(False, latest_end[:-1] > start[1:] + NOTABLE_NS)
     waits = over & (end > latest_end) & ~over_two
@@ -137,7 +147,9 @@ def _dependent_launches(
 
 
 def _latest_end_before(stream: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return, for kernels sorted by stream and start, when all earlier kernels of the stream have ended."""
+    """Return, for kernels sorted by stream and start, the time at which all earlier kernels of the stream
+    have ended.
+    """
     before = np.full(len(end), np.iinfo(np.int64).min)
     bounds = [0, *(np.flatnonzero(np.diff(stream)) + 1).tolist(), len(end)]
     for first, after in pairwise(bounds):

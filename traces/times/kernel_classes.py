@@ -1,8 +1,9 @@
 # pyright: strict
-"""The class of work of a kernel or an op: GEMM, attention, elementwise, communication, ...
+"""Determine the class of work of a kernel or an op: GEMM, attention, elementwise, communication, ...
 
-It follows from the op that owns a kernel, since a copy made by a product is part of the product. The kernel's name
-decides if the op does not: an expert layer or a compiled region does several kinds of work.
+The class follows from the op that owns a kernel, because a copy made by a product is part of the product. If the op
+does not determine it, the kernel's name does: a mixture-of-experts layer or a compiled region does several kinds of
+work.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLASSES = (
     "Triton",
     "other",
 )
-"""All classes, in the order in which they are listed where times are equal."""
+"""All classes, in the order in which classes with equal times are listed."""
 
 _BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
 
@@ -73,12 +74,12 @@ _LOOPS = re.compile(r"triton_(poi|red|per|for)_fused")
 _TEMPLATE = re.compile(r"triton_tem_fused_.*?((?P<attention>attention)|(?P<convolution>conv)|(?P<GEMM>mm))")
 """Names that inductor gives to kernels from its templates."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
-"""Names of ops that route, multiply and sum up: layers of experts."""
+"""Names of ops that route, multiply and sum, that is, mixture-of-experts layers."""
 _NODES = ("autograd::engine::", "torch::autograd::")
 
 
 def class_named(text: str) -> str | None:
-    """Return the class that a user names, in any case: "gemm" is "GEMM"; None if there is none."""
+    """Return the class with this name in any case: "gemm" is "GEMM"; None if there is none."""
     return _BY_LOWER_CASE.get(text.strip().lower())
 
 
@@ -105,8 +106,9 @@ def class_of(name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def class_of_op(name: str) -> str:
-    """Return the class of an op ("aten::addmm") from its name; "other" for labels, autograd nodes, and expert
-    layers.
+    """Return the class of an op ("aten::addmm") from its name.
+
+    Return "other" for labels, autograd nodes, and mixture-of-experts layers.
     """
     if is_communication_op(name):
         return "communication"
@@ -117,14 +119,14 @@ def class_of_op(name: str) -> str:
 
 
 def is_layer_of_experts(op: str) -> bool:
-    """Check whether the op is a whole expert layer, with several weight matrices per expert."""
+    """Check whether the op is a whole mixture-of-experts layer, with several weight matrices per expert."""
     return _LAYERS.search(op.rpartition("::")[2]) is not None
 
 
 def class_of_work(op: str, kernel: str) -> str:
     """Return the class of a kernel launched by an op; `op` is "" if unknown.
 
-    A communication kernel is communication whatever launched it. A communication op gives its class to kernels with
+    A communication kernel is communication whatever op launched it. A communication op gives its class to kernels with
     unknown names; its copies and casts keep their own class.
     """
     of_kernel, of_op = class_of(kernel), class_of_op(op)
@@ -137,10 +139,14 @@ _MULTIPLYING = frozenset({"GEMM", "attention", "convolution", "other"})
 
 
 def may_multiply(kind: str, name: str) -> bool:
-    """Check whether arithmetic, and not memory, may bound work of this class: a product, or nobody knows what."""
+    """Check whether work of this class may be compute-bound rather than memory-bound: a product, or work of an unknown
+    kind.
+    """
     return kind in _MULTIPLYING or name.startswith("triton_tem_")
 
 
 def tells_nothing(kernel: str) -> bool:
-    """Check that a kernel's name is no evidence against communication: no known class and no known kernel library."""
+    """Check that a kernel's name is no evidence against communication: it shows no known class and no known kernel
+    library.
+    """
     return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

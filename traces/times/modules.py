@@ -1,7 +1,7 @@
 # pyright: strict
 """Find the torch.nn module in which each op ran, from the Python stack that `with_stack=True` records.
 
-This is a separate pass, since the reader skips Python functions, which are most of such a file.
+This is a separate pass, because the reader skips Python functions, which are most of the events of such a file.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from opreplay.traces.reading.source import Source
 
 CHUNK = 4 << 20
 SPAN = 600
-"""Bytes around the name in which the rest of the event is looked for."""
+"""Bytes before and after the name in which the rest of the event is searched."""
 MAX_MODULES = 5_000_000
-"""Calls of modules that are kept; the rest is left out."""
+"""Maximum number of module calls read; the others are ignored."""
 _MARK = b"nn.Module: "
 _NAME = re.compile(rb'"name"\s*:\s*"nn\.Module: ([^"\\]{1,200})"')
 _NUMBER = {key: re.compile(rb'"%s"\s*:\s*"?(-?[0-9.eE+]+)"?' % key) for key in (b"ts", b"dur")}
@@ -34,7 +34,7 @@ Call = tuple[str, tuple[str, str], float, float]
 
 
 def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
-    """Return each op's enclosing module classes, "Bert/BertLayer/Linear", "" for none; () if no module is recorded.
+    """Return each op's enclosing module classes ("Bert/BertLayer/Linear", "" for none); () if no module is recorded.
 
     All instances of a class count as one. Raises TraceError if the file can no longer be read.
     """
@@ -58,7 +58,7 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
 
 
 def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
-    """Return the names of the calls around each call and its own, outermost first."""
+    """Return the path of each call: the names of its enclosing calls, outermost first, and its own."""
     rows, parents = nest(np.arange(len(names)), start, dur)
     paths: list[str] = [""] * len(names)
     pairs: Iterable[tuple[int, int]] = zip(rows.tolist(), parents.tolist(), strict=True)
@@ -91,7 +91,7 @@ def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
 
 
 def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
-    """Yield the events whose name begins at or after `begin` and before `edge`."""
+    """Yield the module calls whose name begins at or after `begin` and before `edge`."""
     if text.find(_MARK) < 0:
         return
     for match in _NAME.finditer(text):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Peak rates of recorded devices from the vendors' datasheets: without sparsity, for one device as torch sees it."""
+"""Peak rates of recorded devices from the vendors' datasheets, without sparsity, for one device as torch sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from opreplay.traces.errors import UsageError
 
 TF32 = "tf32"
-"""Key of `Peak.tflops`: float32 products in the matrix units' shorter format (NVIDIA's TF32, AMD's XF32)."""
+"""Key in `Peak.tflops` for float32 products in the matrix units' shorter format (NVIDIA's TF32, AMD's XF32)."""
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,26 +18,28 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     tflops: dict[str, float]
-    """10¹² operations a second by dtype, of matrix units where they have it; "tf32" is what float32 products reach
-    that are let be less exact, "float32" what they reach otherwise."""
+    """10¹² operations per second by dtype, of the matrix units if they support it.
+
+    "tf32" is the rate of float32 products with reduced precision allowed, "float32" the rate without.
+    """
     gb_per_s: float
-    """Of its memory, 10⁹ bytes a second."""
+    """Memory bandwidth, in 10⁹ bytes per second."""
     cache_mib: int = 256
-    """Of its last cache; where a data sheet is not at hand, that of the largest."""
+    """Size of the last-level cache; without a data sheet, the size of the largest one."""
 
     def rate_of(self, dtype: str) -> float | None:
-        """Return the rate of products of a dtype; None if it is not known."""
+        """Return the rate of products of a dtype in 10¹² operations per second; None if unknown."""
         if dtype.startswith("float8") and self.device.startswith(_EIGHT_BITS):
             return 2 * self.tflops["float16"]
         return self.tflops.get(dtype)
 
 
 _EIGHT_BITS = ("GB200", "B200", "GH200", "H200", "H100", "L40", "L4", "MI355X", "MI325X", "MI300X", "MI300A")
-"""Devices that multiply 8-bit floats twice as fast as 16-bit ones, by their datasheets."""
+"""Devices that multiply 8-bit floats twice as fast as 16-bit floats, according to their datasheets."""
 
 
 def _half(device: str, half: float, tf32: float | None, single: float, memory: float, cache: int = 256) -> Peak:
-    """Return the peak of a device with equal bfloat16 and float16 rates; `cache` in MiB."""
+    """Return the peak of a device with equal bfloat16 and float16 rates; `cache` is in MiB."""
     tflops = {"float16": half, "bfloat16": half, **({} if tf32 is None else {TF32: tf32}), "float32": single}
     return Peak(device=device, tflops=tflops, gb_per_s=memory, cache_mib=cache)
 
@@ -76,17 +78,22 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0, 16)),
     ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0, 16)),
 )  # fmt: skip
-"""(word of a recorded name, peak), the longer name of a family first; a word ends where letters and digits do, so that
-an A10G or an RTX A1000 is no A10 or A100."""
+"""(word of a recorded name, peak), with longer names of a family first.
+
+A word ends at the end of a run of letters and digits, so that an A10G or an RTX A1000 does not match A10 or A100.
+"""
 
 _TF32 = re.compile(r"[tx]f32")
 _MATRIX_UNITS = re.compile(r"s1688|tensorop|_mx_")
-"""In names of kernels without either: CUTLASS' instruction shape of TF32 and its matrix units, Tensile's XFloat32."""
+"""Signs of TF32 in kernel names that contain neither "tf32" nor "xf32".
+
+These are CUTLASS' instruction shape for TF32 and its matrix units, and Tensile's XFloat32.
+"""
 _OTHER_UNITS = re.compile(r"f16|simt")
 
 
 def is_tf32(kernel: str) -> bool:
-    """Check whether the name of a float32 matrix kernel says that it uses TF32 (or AMD's XF32)."""
+    """Check whether the name of a float32 matrix kernel indicates TF32 (or AMD's XF32)."""
     lower = kernel.lower()
     by_units = _MATRIX_UNITS.search(lower) is not None and _OTHER_UNITS.search(lower) is None
     return by_units or _TF32.search(lower) is not None
@@ -96,22 +103,25 @@ _EXACT = re.compile(r"sgemm|scudnn|simt|ffma|_sb_|_s_b_")
 
 
 def is_exact_float32(kernel: str) -> bool:
-    """Check whether the name of a matrix kernel says that it multiplies float32 without TF32."""
+    """Check whether the name of a matrix kernel indicates float32 products without TF32."""
     return not is_tf32(kernel) and _EXACT.search(kernel.lower()) is not None
 
 
 def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool) -> bool:
-    """Check whether the bytes of work may tell its roof: not where it may multiply, and the time of that is unknown."""
+    """Check whether the roof of the work can be determined from its bytes.
+
+    It cannot if the work may multiply and the time of its multiplications is unknown.
+    """
     return not multiplies or flops == 0 or (flops is not None and peak.rate_of(dtype) is not None)
 
 
 def roof_us(
     peak: Peak, flops: float | None, moved: float | None, dtype: str, *, multiplies: bool = True
 ) -> tuple[float, str] | None:
-    """Return (least time of so many operations and bytes, the peak that bounds it: "memory" or the dtype); None if
-    neither is known, or if work that `multiplies` lacks its operations or their rate.
+    """Return (minimum time in µs for these operations and bytes, the peak that bounds it: "memory" or the dtype).
 
-    `dtype` is a key of `Peak.tflops`: "tf32" for products of float32 that are let be less exact.
+    Return None if neither is known, or if the work `multiplies` and its operations or their rate are unknown. `dtype`
+    is a key of `Peak.tflops`: "tf32" for float32 products with reduced precision allowed.
     """
     if not knows_roof(peak, flops, dtype, multiplies=multiplies):
         return None
@@ -122,13 +132,13 @@ def roof_us(
 
 
 def peak_of(names: tuple[str, ...]) -> Peak | None:
-    """Return the peak of the recorded device; None if it is unknown or several kinds were recorded."""
+    """Return the peak of the recorded device; None if it is unknown or several kinds of devices were recorded."""
     matches = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
     return matches[0] if matches and all(match == matches[0] for match in matches) else None
 
 
 def peak_named(name: str) -> Peak:
-    """Return the peak of the named device. Raises UsageError for an unknown one."""
+    """Return the peak of the named device. Raises UsageError for an unknown device."""
     peak = peak_of((name,))
     if peak is None:
         known = ", ".join(word for word, _ in PEAKS)

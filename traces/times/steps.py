@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare all steps of a trace, and how kernels are launched, before looking at one step."""
+"""Compare all steps of a trace and show how kernels are launched, to choose a step to look at."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opreplay.traces.times.busy import union_us
 from opreplay.traces.times.doubts import Doubts, doubts_of
 
 OUTLIER = 1.2
-"""Times the median: longer steps are outliers."""
+"""Minimum ratio to the median duration for a step to be an outlier."""
 SHORT_US = 10.0
-"""Kernels below this are short: about what the host takes to launch one."""
+"""Kernels shorter than this are short: about the time that the host needs to launch one."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,17 +27,17 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     start_us: float
-    """Since the first step."""
+    """Start relative to the first step."""
     host_us: float
-    """Of the mark on its thread."""
+    """Duration of the mark on its thread."""
     tasks: int
-    """Kernels, copies and fills that were launched within the mark."""
+    """Number of kernels, copies and fills launched within the mark."""
     busy_us: float | None
-    """During which at least one stream of a device did some of it; None without device work."""
+    """Time during which at least one device stream ran some of these tasks; None without device work."""
     gaps_us: float | None
-    """Between the first and the last of them, without work: no more than a part of what a step idles."""
+    """Time between the first and the last of these tasks without work, which is only part of a step's idle time."""
     over_median: float
-    """`host_us` over the median step's."""
+    """`host_us` divided by that of the median step."""
     outlier: bool
 
 
@@ -47,39 +47,44 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     launches: int
     time_us: float
-    """On the device."""
+    """Total time on the device."""
     median_us: float
     short_share: float
-    """Of the launches, those of less than 10 us on the device."""
+    """Share of launches that take less than 10 us on the device."""
     below_call_share: float | None
-    """Those of less time than their launching call took on the host; None where only the moment of launches is
-    recorded."""
+    """Share of launches that take less time than their launching call took on the host; None if only launch times are
+    recorded.
+    """
     delay_us: float | None
-    """Median time from the end of the launching call, or the moment of the launch, to the start on the device, 0 where
-    it starts before that: what waits there, or in queues. None where the clocks of host and device differ."""
+    """Median time from the end of the launching call, or from the recorded moment of the launch, to the start on the
+    device.
+
+    It is 0 for a kernel that starts before that end, and shows waiting on the device or in queues. None if host and
+    device clocks differ.
+    """
     delay_p90_us: float | None
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All marked steps by time."""
+    """All marked steps, sorted by time."""
 
     by: Literal["step"] = "step"
     median_us: float
     unlinked: int
-    """Device work of which neither the launching call nor the op is recorded: it counts for no step."""
+    """Device work whose launching call and op are both unrecorded; it belongs to no step."""
     rows: tuple[StepRow, ...]
 
 
 class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Launches by kernel, most time first."""
+    """Launches by kernel, those with the most time first."""
 
     by: Literal["launch"] = "launch"
     launches: int
-    """Whose launching calls are recorded."""
+    """Number of launches whose launching calls are recorded."""
     unlinked: int
-    """Device work whose launching call is not: of graphs, or launched before the recording began."""
+    """Device work whose launching call is not recorded: work of graphs, or work launched before the recording began."""
     doubts: Doubts = Doubts()
-    """What speaks against the times."""
+    """Reasons to doubt the times."""
     rows: tuple[LaunchRow, ...]
 
 
@@ -160,7 +165,9 @@ def launch_table(trace: Trace) -> LaunchTable:
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (ns, launched device work that has not begun) at the start of an interval and at each change in it."""
+    """Return (times in ns, number of launched device tasks that have not begun) at the start of an interval and at each
+    change in it.
+    """
     (rows, calls), activity = _linked(trace), trace.activity
     if activity is None or not len(rows):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -177,7 +184,7 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
 
 
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return when each row of `Trace.kernels` was launched, from its call or else its owning op; -1 if unknown."""
+    """Return when each row of `Trace.kernels` was launched, from its call or otherwise its owning op; -1 if unknown."""
     owner = trace.kernels.owner
     launched = np.full(len(owner), -1, np.int64)
     launched[owner >= 0] = trace.ops.start_ns[owner[owner >= 0]]
@@ -188,7 +195,9 @@ def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _linked(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (rows of `Trace.kernels`, rows of the calls that launched them) if a correlation links both."""
+    """Return (rows of `Trace.kernels`, rows of the calls that launched them) for kernels and calls with equal
+    correlation ids.
+    """
     if trace.activity is None or not len(trace.kernels):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     calls, wanted = trace.activity.calls.correlation, trace.activity.correlation

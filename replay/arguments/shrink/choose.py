@@ -1,10 +1,10 @@
 # pyright: strict
-"""Makes an op that is larger than its memory budget small enough to run, and says what was changed; knows no torch.
+"""Shrinks an op that exceeds its memory budget until it can run, and reports the change; does not use torch.
 
-Three ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer
-rows (`pools`), which leaves the work as it is; so does a smaller tensor under a view, which moves nothing; an op
-whose slices are computed independently runs on some of them (`slices`), and its time is scaled up. The plan
-keeps the recorded op: predictions are made from that one.
+There are three ways, tried in this order. First, a pool that the call hardly uses (a KV cache, an embedding table) gets
+fewer rows (`pools`); the work stays the same. Second, a view gets a smaller base tensor; this moves no data, so the
+work stays the same, too. Third, an op whose slices are computed independently runs on some of them (`slices`), and its
+time is scaled up. The plan keeps the recorded op, which is used for predictions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 SIZED = frozenset({"as_strided", "as_strided_", "view", "_unsafe_view", "_reshape_alias", "expand", "reshape"})
-"""Views that are told the sizes of the result, and perhaps its strides."""
+"""Views with the size of the result, and possibly its strides, as arguments."""
 UNSIZED = frozenset(
     names(
         "transpose permute t unsqueeze squeeze alias detach select slice narrow movedim unbind lift_fresh numpy_T "
         "swapaxes adjoint view_as_real view_as_complex"
     )
 )
-"""Views that say which dimensions they mean."""
+"""Views with dimensions as arguments."""
 
 
 def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
@@ -56,8 +56,10 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 
 
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
-    """Yield (dimension of the requested sizes that shrinks with `dim`, or None; the multiple that the kept size must
-    be).
+    """Yield pairs for cutting `dim`.
+
+    They are the dimension of the requested sizes that shrinks with `dim`, or None, and the number that the kept size
+    must be a multiple of.
     """
     size, values = base.shape[dim], op.values
     if size < 2:
@@ -81,7 +83,7 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 
 def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
-    """Return the call with `pieces` of `unit` in dimension `dim`, and with the size requested at `at` reduced to
+    """Return the call with `pieces` times `unit` entries in dimension `dim`, and the size requested at `at` reduced to
     match.
     """
     length = pieces * unit
@@ -118,7 +120,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
-    """Shrink `op` to at most `limit_bytes` if that is possible; return it unchanged if it fits or cannot shrink.
+    """Shrink `op` to at most `limit_bytes` if possible; return it unchanged if it fits or cannot be shrunk.
 
     A product of more than `max_flops` floating-point operations also runs on only some of its slices.
     """

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Count the floating-point operations of products from metadata, to find those too slow for a CPU. Does not import
-torch.
+"""Count the floating-point operations of products from metadata, to find products that are too slow on a CPU. Does not
+import torch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.times import flops
 
 FLOPS_PER_THREAD = 1e10
-"""Floating-point operations a second of one thread in float32 products, on the safe side: half of what one core of a
-2020 server does while its neighbours are busy."""
+"""Conservative floating-point operations per second of one thread in float32 products.
+
+Half of the speed of one core of a 2020 server while its other cores are busy.
+"""
 PATIENCE_S = 20.0
-"""Estimated time of one call above which it runs on some of its slices: a third of the time that an op is given."""
+"""Calls with a longer estimated time run on only some of their slices; a third of the time limit of an op."""
 _PRODUCTS = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
@@ -33,13 +35,14 @@ _PRODUCTS = {
 
 
 def bearable_flops(threads: int) -> float:
-    """Return the largest number of floating-point operations that one call may have on a CPU with this many threads."""
+    """Return the maximum number of floating-point operations of one call on a CPU with this many threads."""
     return PATIENCE_S * FLOPS_PER_THREAD * max(1, threads)
 
 
 def product_flops(op: ReplayOp) -> float:
-    """Two for each multiplication and addition of a matrix product, attention or convolution, eight for complex
-    numbers; 0 for other ops."""
+    """Return the FLOPs of a matrix product, attention or convolution: two per multiply-add, eight if complex; 0 for
+    other ops.
+    """
     tensors = single_tensors(op)
     return flops.complex_factor(meta.dtype for meta in tensors.values()) * _real_flops(
         op, {name: meta.shape for name, meta in tensors.items()}
@@ -47,7 +50,7 @@ def product_flops(op: ReplayOp) -> float:
 
 
 def _real_flops(op: ReplayOp, shapes: dict[str, tuple[int, ...]]) -> float:
-    """The operations where all numbers are real."""
+    """Return the FLOPs, treating all numbers as real."""
     short = op.name.removeprefix("aten::")
     if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
         first, second = (shapes[name] for name in _PRODUCTS[short])

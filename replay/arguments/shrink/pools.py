@@ -1,8 +1,8 @@
 # pyright: strict
-"""Cut KV caches and embedding tables, of which a call touches only some rows, down to the memory budget.
+"""Cut KV caches and embedding tables, of which a call uses only some rows, down to the memory budget.
 
-This module decides which arguments are such pools. Initializers derive indices from the tensors' shapes, so indices
-into a pool with fewer rows stay in range.
+This module decides which arguments are pools of this kind. Initializers derive indices from the tensors' shapes, so
+indices into a pool with fewer rows stay in range.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CACHES = frozenset(
         "value k v K V kcache vcache"
     )
 )
-"""Names of arguments that are a paged cache where the call also has one of `PLACES`."""
+"""Argument names of paged caches, if the call also has an argument in `PLACES`."""
 PLACES = names(
     "block_tables block_table page_table kv_page_indices kv_indices slot_mapping slot_indices indices loc "
     "block_table_tensor"
 )
-"""Names of arguments that say which blocks or slots of a cache are meant."""
+"""Argument names that select blocks or slots of a cache."""
 PLACED_OPS = ("cache", "attention", "attn", "varlen", "mla", "mha", "fmha", "pa_fwd", "set_kv_buffer", "fwd")
-"""Parts of the names of ops on paged caches; `key` and `indices` mean other things elsewhere."""
+"""Parts of the names of ops on paged caches, because `key` and `indices` have other meanings in other ops."""
 TABLES: dict[str, tuple[str, str]] = {
     "aten::embedding": ("weight", "indices"),
     "aten::embedding_bag": ("weight", "indices"),
@@ -52,20 +52,20 @@ TABLES: dict[str, tuple[str, str]] = {
     "aten::index_put_": ("self", "indices"),
     "aten::_index_put_impl_": ("self", "indices"),
 }
-"""Op → the argument that is a table, and the one that says which of its rows are meant."""
+"""Op → (argument with the table, argument that selects its rows)."""
 BATCHED_TABLES = "_embedding_codegen_"
-"""In the names of fbgemm's lookups: `WEIGHTS` hold all tables one after the other, in one dimension."""
+"""Part of the names of fbgemm's lookups, whose `WEIGHTS` have all tables one after the other in one dimension."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 MAX_DIM_OF_STACK = 2
-"""A cache [2, blocks, ...] holds keys and values behind each other."""
+"""Size of the first dimension of a stacked cache [2, blocks, ...], which holds the keys and then the values."""
 
 
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
     """Return the op with fewer rows in its pools so that it needs at most `limit_bytes`, and a note for each pool.
 
-    The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows: at least as
-    many as the call uses at once. A cache keeps at least one row per sequence; if block tables name more rows than
-    that, the initializer says how often a block is reused.
+    The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows, at least as
+    many as the call uses at once. A cache keeps at least one row per sequence; if block tables refer to more rows than
+    that, the initializer reports how often a block is reused.
     """
 
     def fits(smaller: ReplayOp) -> bool:
@@ -173,7 +173,7 @@ def resized(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
 
 
 def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorMeta:
-    """Return the tensor in a memory of its own, just large enough; the recorded offset and neighbours are dropped."""
+    """Return the tensor in separate memory, just large enough for it, without the recorded offset and storage."""
     return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
 
@@ -189,7 +189,7 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:
-    """Shrink results that are the pool itself, so that they are not counted twice."""
+    """Return the results without those that are the pool itself, so that they are not counted twice."""
     if op.outputs is None:
         return None
     whole = {_meta(op, name).shape for name in pools if any(a.name == name and a.mutated for a in op.args)}

@@ -2,7 +2,7 @@
 """Run ops that compute slices independently on some of their slices, so that they fit a memory budget.
 
 This module decides which dimension of which op may be cut: one along which nothing is summed, sorted or shared, so that
-time is proportional to what is left. Ops that are not listed here are never cut. Does not import torch.
+time is proportional to the remaining size. Ops that are not listed here are never cut. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 MIN_PART = 1 / 64
-"""Least share of an op that may stand for all of it."""
+"""Minimum share of an op that may represent the whole op."""
 
 Shape = tuple[int, ...]
 
@@ -30,9 +30,9 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     dims: dict[str, int]
-    """Argument → dimension; those of a list are all cut alike. Others are left whole."""
+    """Argument → dimension to cut; all tensors of a list are cut alike. Other arguments are not cut."""
     out: int | None
-    """Dimension of the results; results of another size there are left whole. None for none."""
+    """Dimension to cut in the results, except in results of another size there; None to cut none."""
     what: str
 
 
@@ -94,7 +94,7 @@ def _named(op: ReplayOp, *names: str) -> dict[str, TensorMeta]:
 
 
 def _pointwise(op: ReplayOp) -> Iterator[Cut]:
-    """Cut tensors that broadcast together along any dimension of the widest one, counted from the end."""
+    """Cut tensors that broadcast together, along any dimension of the widest tensor, counted from the end."""
     tensors = single_tensors(op)
     if not tensors or any(arg.type == "Tensor[]" for arg in op.args):
         return
@@ -108,7 +108,9 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
-    """Return the dimensions given by the first of the arguments `names`, as numbers >= 0; empty if none gives one."""
+    """Return the dimensions given by the first of the arguments `names` that is set, as numbers >= 0; empty if none is
+    set.
+    """
     said = next((v for name in names if (v := _value(op, name)) is not None), None)
     dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
     known = {d % rank for d in dims if isinstance(d, int) and -rank <= d < rank}
@@ -116,7 +118,7 @@ def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
 
 
 def _along(*names: str, squeezes: bool = False) -> Rule:
-    """Cut ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut another
+    """Cut ops that reduce, sort or normalise along the dimensions given by an argument in `names`, along another
     dimension.
     """
 
@@ -182,7 +184,7 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Cut attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have the same
+    """Cut attention on [batch, heads, length, width] to fewer batches, or to fewer heads if all operands have the same
     number.
     """
     tensors = _named(op, "query", "key", "value")
@@ -197,7 +199,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _joined(op: ReplayOp) -> Iterator[Cut]:
-    """Cut cat along a dimension other than the concatenated one, the same dimension in all tensors."""
+    """Cut cat along another dimension than the concatenated one, the same dimension in all tensors."""
     dim = _value(op, "dim")
     metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0
@@ -217,7 +219,7 @@ def _factory(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _normalised(op: ReplayOp) -> Iterator[Cut]:
-    """Cut dimension 0 of layer_norm, unless it is normalised; saved statistics also have one entry per sample."""
+    """Cut dimension 0 of layer_norm, unless it is normalised; saved statistics have one entry per sample, too."""
     source, normalised = single_tensors(op).get("input"), _value(op, "normalized_shape")
     if source is not None and is_whole_numbers(normalised) and len(source.shape) > len(normalised):
         yield from _first("input", "grad_out", "mean", "rstd", "out")(op)
@@ -271,4 +273,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint", "new_zeros", "new_empty",
                      "new_ones", "new_full"), _factory),
 }  # fmt: skip
-"""aten op without its namespace, or a vendor's op in full → where it may be cut."""
+"""Op (aten ops without namespace, vendors' ops with it) → rule for where it may be cut."""

@@ -26,9 +26,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     soc: str
     launches: tuple[Launch, ...]
     table: str = ""
-    """The measurements that it is of: tables of one workload have one name."""
+    """Name of the measurements; tables of one workload share one name."""
     weight: float = 1.0
-    """In a fit: tables count by the root of their size."""
+    """Weight in a fit; the weight of a table grows with the square root of its size."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
-    """Return one training sample per cache state of a unique kernel; their weights add up to the weight of the
-    group.
-    """
+    """Return one training sample per cache state of a unique kernel; their weights add up to the group's weight."""
     states: dict[tuple[str, int | None, bool], list[Launch]] = defaultdict(list)
     for launch in group.launches:
         share = resident_of(launch.touches, device)
@@ -141,7 +139,7 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
 
 
 def held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
-    """Return the groups as devices that were fitted to other groups predict them."""
+    """Return each group with its prediction by devices that were fitted to other groups."""
     return [
         HeldOut(
             soc=g.soc,

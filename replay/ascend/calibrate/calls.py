@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predictions compared with measured calls; `cost.correction` owns what is learned from the calls that ship."""
+"""Compares predictions with measured calls; `cost.correction` owns what is learned from the shipped calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opreplay.traces.errors import Malformed
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 ASSUMED_L2: L2State = "loop"
-"""State of the caches where neither a table nor the user says it: benchmarks loop over a call."""
+"""Cache state assumed if neither a table nor the user gives one: benchmarks run a call in a loop."""
 
 
 def validate_calls(
@@ -34,8 +34,8 @@ def validate_calls(
 ) -> Validation:
     """Compare predictions with measured calls, each on the device that its row names.
 
-    If `soc` is a device file, rows of its base device are predicted on that file's device. `l2` is what caches hold
-    where a row does not say. Raises Malformed where no call of the tables has a prediction.
+    If `soc` is a device file, rows of its base device are predicted on that file's device. `l2` is the cache state for
+    rows that do not give one. Raises Malformed if no call in the tables can be predicted.
     """
     from opreplay.replay.ops.work.expected import expected_contents
 
@@ -65,7 +65,9 @@ def validate_calls(
 
 
 def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
-    """Return what gives the device for the name in a row: that of the file `soc` for its base device."""
+    """Return a function from the SoC name in a row to its device: the device of the file `soc` for rows of its base
+    device.
+    """
     if soc is None or canonical_name(soc) is not None:
         return load_device
     device = load_device(soc)
@@ -78,7 +80,7 @@ def _compared(
 ) -> Compared | None:
     """Return a call's predicted and measured times; None if a part of the call has no prediction.
 
-    A call that the correction was learned from is predicted by what was learned from other sources; `shipped_us` is
+    A call that the correction was learned from is predicted without the measurements of its own source; `shipped_us` is
     then the time that `op` reports.
     """
     state = call.l2 or l2 or ASSUMED_L2
@@ -92,7 +94,7 @@ def _compared(
 def _predicted(
     call: MeasuredCall, device: DeviceProfile, state: L2State, contents: ContentsOf, learned: Learned | None = None
 ) -> list[Simulated] | None:
-    """Return the predictions of a call's parts; None if a part has none, or if all parts take no time."""
+    """Return the predictions of a call's parts; None if a part has no prediction or the parts take no time in total."""
     parts = simulate_in_turn(call.ops, device, state, contents, learned)
     are_predicted = all(is_predicted(op, part) for op, part in zip(call.ops, parts, strict=True))
     return parts if are_predicted and sum(part.time_us for part in parts) > 0 else None
@@ -106,7 +108,7 @@ def _without(source: str) -> Learned:
 
 
 def row_of(call: MeasuredCall, parts: Sequence[Simulated], *, shipped_us: float | None = None) -> Compared:
-    """Return a measured call beside its prediction, the sum of its parts."""
+    """Return a measured call with its prediction, the sum over its parts."""
     predicted = sum(part.time_us for part in parts)
     metas = tensors_of(call.ops[0])
     name = call.ops[0].name + (f" and {len(call.ops) - 1} more" if len(call.ops) > 1 else "")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Transfers between dies, predicted against measured."""
+"""Compares predicted and measured transfers between dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
-"""80 % factor of a transfer on a known transport, from public profiles, each predicted by a fit without its run."""
+"""Factor of the 80 % band of a transfer on a known transport; from public profiles, each predicted by a fit without its
+own run.
+"""
 
 
 def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
@@ -43,7 +45,7 @@ def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None
 
 
 def compared_with(call: KernelCall, measured_us: float, predicted_us: float) -> Compared:
-    """One call beside its prediction, with the band of links."""
+    """Return a call with its measured and predicted times, and the 80 % band of transfers."""
     return Compared(
         call=call,
         measured_us=measured_us,
@@ -58,7 +60,7 @@ def compared_with(call: KernelCall, measured_us: float, predicted_us: float) -> 
 
 
 def comparisons_of(pairs: Iterable[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
-    """Rows as predicted and measured, each with its SoC, without those that cannot be."""
+    """Return measured transfers with their predictions and SoCs, without the transfers that cannot be predicted."""
     return [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
 
 
@@ -71,9 +73,9 @@ def by_soc(comparisons: Iterable[tuple[Compared, str]]) -> dict[str, list[Compar
 
 
 def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
-    """Errors of all measured transfers; each file with its SoC, "" where its rows name one.
+    """Compute the errors of all measured transfers.
 
-    Raises Malformed where nothing can be compared.
+    Each file comes with its SoC, or "" if its rows name one. Raises Malformed if nothing can be compared.
     """
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
     comparisons = comparisons_of(pairs)
@@ -92,10 +94,10 @@ def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
 
 
 def read_and_validate(paths: Sequence[str], socs: Sequence[str]) -> Validation:
-    """Read transfer files and compare them with predictions; give one SoC for all, one per file, or none if rows name
-    it.
+    """Read transfer files and compare them with predictions.
 
-    Raises UsageError if the number of SoCs does not match the files, an SoC is unknown, or a required SoC is missing.
+    Give one SoC for all files, one per file, or none if the rows name it. Raises UsageError if the number of SoCs does
+    not match the files, an SoC is unknown, or a required SoC is missing.
     """
     if len(socs) not in (0, 1, len(paths)):
         raise UsageError(

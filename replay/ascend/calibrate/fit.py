@@ -1,8 +1,8 @@
 # pyright: strict
-"""Fits the cost model's constants to measured kernels, with priors so that little data cannot ruin it; needs numpy.
+"""Fits the cost model's constants to measured kernels, with priors so that little data cannot spoil them; needs numpy.
 
-Constants are fitted by their logarithms: each prior is centred on the value before the fit, and its width limits how
-far data may move the constant. Residuals are logarithms of predicted over measured, with a robust (nearly absolute)
+The fit works on the logarithms of constants. Each prior is centred on the value before the fit, and its width limits
+how far data may move the constant. Residuals are logarithms of predicted over measured, with a robust (nearly absolute)
 loss. Constants are shared by all SoCs in the fit; floors and bandwidth shares may deviate a little by SoC, and each
 family has a small correction by SoC.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 NOISE = 0.12
-"""Spread of the logarithm of one kernel's time that no prediction from shapes can explain."""
+"""Standard deviation of the log time of one kernel that no prediction from shapes can explain."""
 
 RATE_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.2,
@@ -69,8 +69,11 @@ GENERATION_WIDTHS: dict[str, float] = {
     "hbm_cube_efficiency": 0.08,
     "resident_share": 0.1,
 }
-"""Widths of one generation's deviation from the shared rate. Of one SoC within it there is none: a larger one would be
-slower where it was measured on another day."""
+"""Widths of the priors for one generation's deviation from the shared rate.
+
+SoCs within a generation do not deviate: otherwise a larger SoC that was measured on another day could be predicted
+slower than a smaller one.
+"""
 
 FAMILY_WIDTHS: dict[str, float] = {
     "cycles": 0.5,
@@ -85,17 +88,20 @@ FAMILY_WIDTHS: dict[str, float] = {
 
 CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})
 VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
-"""Constants that the cost of products does not look at."""
+"""Constants that the cost of matrix products does not use."""
 
 SCALE_WIDTH = 0.06
-"""Width of a family's correction on one generation."""
+"""Width of the prior for a family's correction on one generation."""
 
 MAX_TRIES = 12
-"""Steps of one iteration, each shorter than the one before, until one lowers the objective: with half as many, fits
-ended at edges of the objective, where another tile is best, and medians of held-out kernels moved by a percent."""
+"""Maximum number of step lengths tried per iteration, each shorter than the last, until one lowers the objective.
+
+With half as many, fits stopped at edges of the objective, where another tile becomes the best, and medians of held-out
+kernels moved by a percent.
+"""
 
 LIMIT = math.log(5.0)
-"""No constant moves by more than this factor, however the data pull."""
+"""Maximum factor, as a logarithm, by which a constant may move, whatever the data say."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +113,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     touches: tuple[Touch, ...] = ()
     loaded: bool = False
-    """Whether its code is in the instruction caches."""
+    """Whether the kernel's code is in the instruction caches."""
     state: State = "network"
     several: tuple[Part, ...] = ()
-    """The kernels that the time is of, where they are several."""
+    """The kernels that the measured time covers, if there are several."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The kernels whose total time was measured."""
+        """Return the kernels whose total time was measured."""
         return self.several or (Part(self.call, self.touches, self.loaded),)
 
 
@@ -127,11 +133,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     family: str | None = None
     """None for a rate."""
     generation: str | None = None
-    """None for a constant that all share."""
+    """None for a constant that all generations share."""
 
 
 def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[Parameter]:
-    """Return the constants that these samples can constrain."""
+    """Return the constants that can be fitted to these samples."""
     generations = sorted({devices[s.soc].generation for s in samples})
     out = [Parameter(name=name, width=width) for name, width in RATE_WIDTHS.items()]
     if len(generations) > 1:
@@ -204,7 +210,7 @@ def _jacobian(
     families: Sequence[frozenset[str]],
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return d log(time) / d log(constant) by finite differences; only samples that use a constant are predicted
+    """Return d log(time) / d log(constant) by finite differences; only samples that use the constant are predicted
     again.
     """
     import numpy as np
@@ -235,10 +241,12 @@ def fit(
     iterations: int = 12,
     prior_width: float = 1.0,
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
-    """Fit constants to samples; returns the devices with the fitted constants, and how far each constant moved.
+    """Fit constants to samples; return the devices with the fitted constants, the parameters and how far each one
+    moved.
 
-    `prior_width` multiplies the widths of all priors: below 1 for devices that are calibrated already. Damped
-    Gauss-Newton steps on robust weights (iteratively reweighted), each accepted only if the objective falls.
+    `prior_width` multiplies the widths of all priors: use a value below 1 for devices that are already calibrated.
+    Takes damped Gauss-Newton steps with robust weights (iteratively reweighted) and accepts a step only if the
+    objective falls.
     """
     import numpy as np
 

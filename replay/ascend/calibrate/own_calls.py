@@ -1,7 +1,7 @@
 # pyright: strict
-"""Calibration of a device by calls that a user measured on it: the rows of its file, and the errors before and after.
+"""Calibrates a device with calls that a user measured on it: the rows of its file, and the errors before and after.
 
-Owns which rows count and these errors; `cost.own_measurements` owns how the rows adjust a prediction.
+Owns which rows are used and these errors; `cost.own_measurements` owns how the rows adjust a prediction.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class OwnError(msgspec.Struct, frozen=True, kw_only=True):
     row: OwnMeasurement
     before: float
     held_out: float
-    """With what all other measured calls say."""
+    """Error when predicted from all other measured calls."""
     contradicted: bool
-    """Whether the other calls contradict it, so that it adjusts hardly any of them."""
+    """Whether the other calls contradict this one, so that it hardly adjusts any of them."""
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +50,9 @@ class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
     before: DeviceProfile
     after: DeviceProfile
     errors: tuple[OwnError, ...]
-    """Of each measured call, merged over the rows that repeat it."""
+    """Errors of the measured calls; rows that repeat a call are merged."""
     rows: int
-    """Read, used or not."""
+    """Rows read, whether used or not."""
     dropped: dict[str, int]
     """Reason → rows that could not be used."""
 
@@ -60,8 +60,8 @@ class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
 def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: ContentsOf) -> OwnFit:
     """Return the device with the measured calls of the tables added; existing calls are kept unless measured again.
 
-    `contents` gives the effects of the values of a call's arguments. Raises Malformed if no row can be used, or for
-    more calls than a device file may hold.
+    `contents` returns how the values of a call's arguments affect its cost. Raises Malformed if no row can be used, or
+    if there are more calls than a device file may hold.
     """
     bare = msgspec.structs.replace(device, measured=())
     dropped: Counter[str] = Counter(total_counts([table.dropped for table in tables]))
@@ -115,8 +115,10 @@ def median_error(logs: Sequence[float]) -> float:
 
 
 def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
-    """Return the device's TOML text: for a shipped device its name and the measured calls, for a user's device the text
-    of its file with the calls.
+    """Return the device's TOML text.
+
+    For a shipped device: its name and the measured calls. For a user's device: the text of its file with the measured
+    calls.
     """
     title = f"{fit.before.title}, with measured calls"
     header = (
@@ -140,7 +142,9 @@ def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
 def _measurement(
     calls: Sequence[MeasuredCall], device: DeviceProfile, predict: Predictor, contents: ContentsOf
 ) -> OwnMeasurement | None:
-    """Merge the rows of one call in one state into a row of the device file; None if nothing is predicted for it."""
+    """Merge the rows of one call in one cache state into a row of the device file; None if the call has no
+    prediction.
+    """
     op = calls[0].ops[0]
     l2 = calls[0].l2 or ASSUMED_L2
     assert l2 != "sequence"
@@ -164,10 +168,11 @@ def _measurement(
 
 
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
-    """Return the time of a call by the constants of kernels in networks, with the caches as a call alone finds them.
+    """Return the time of a call predicted with the constants for kernels in networks, and the cache state of an
+    isolated call.
 
-    Isolated calls are predicted by other constants and by other users' measurements of isolated calls. A measured call
-    is compared with this time instead, to learn about the same call in a network.
+    Isolated calls are predicted with other constants and with other users' measurements of isolated calls. A measured
+    call is compared with this time instead, to learn about the same call in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Calibration of one device to a user's own profile: a cautious refit that starts from the device as it is.
+"""Calibrates one device to a user's own profile by a cautious refit that starts from its current constants.
 
-Owns how far to move, the errors before and after and the file's text; `calibrate` owns folds and bands, `fit` the fit.
+Owns how far constants may move, the errors before and after, and the file's text; `calibrate` owns folds and bands,
+`fit` the optimisation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.traces.errors import Malformed
 
 CAUTION = (0.5, 0.15)
-"""Widths of priors, relative to a fit from the datasheet, that are tried: the constants are fitted ones already."""
+"""Prior widths to try, relative to a fit from the datasheet; narrow because the constants are already fitted."""
 
 
 class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +41,22 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
     after: DeviceProfile
     compared_before: tuple[Compared, ...]
     compared_held_out: tuple[Compared, ...]
-    """Predicted by fits that did not see the kernel; empty when there are too few kernels."""
+    """Predictions by fits that did not see the kernel; empty if there are too few kernels."""
     compared_after: tuple[Compared, ...]
-    """Predicted by the fit to all of them."""
+    """Predictions by the fit to all kernels."""
     caution: float
-    """The width of priors that predicted unseen kernels best; 0 when moving nothing did."""
+    """The prior width that predicted unseen kernels best; 0 if leaving the constants unchanged did."""
 
 
 def _error(compared: Sequence[Compared]) -> float:
-    """Return the mean |log error|, each clipped so that one outlier kernel does not decide."""
+    """Return the mean |log error|; each error is clipped, so that one outlier kernel does not dominate."""
     return sum(min(1.0, abs(math.log(c.predicted_us / c.measured_us))) for c in compared) / len(compared)
 
 
 def _best_caution(
     groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
 ) -> tuple[float, list[HeldOut]]:
-    """Return the prior width that predicts unseen kernels best, and these predictions; 0 and an empty list if no width
+    """Return the prior width that predicts unseen kernels best, and its predictions; 0 and an empty list if no width
     beats `error`.
     """
     best: tuple[float, list[HeldOut]] = (0.0, [])
@@ -71,10 +72,10 @@ def _best_caution(
 def recalibrate(
     groups: Sequence[Group], device: DeviceProfile, *, folds: int = 5, on_step: Callable[[str], None] | None = None
 ) -> Recalibration:
-    """Fit `device` to measured kernels of that device.
+    """Fit `device` to kernels measured on it.
 
     Cross-validation compares wide and narrow priors; the device stays unchanged if neither predicts unseen kernels
-    better than it does now. Raises Malformed without kernels to fit to.
+    better than its current constants. Raises Malformed if there are no kernels to fit to.
     """
     tell: Callable[[str], None] = on_step or (lambda step: None)
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
@@ -102,13 +103,17 @@ def recalibrate(
 
 
 SLOW = 2.5
-"""How much longer than predicted a kernel must take, after all constants were fitted, to be a slow path."""
+"""Minimum ratio of measured to predicted time, after all constants were fitted, for a kernel to count as a
+slow path.
+"""
 ALIKE = 4.0
-"""Factor on a kernel's elements within which another one of its type and dtype takes the same slow path; assumed."""
+"""Maximum factor between the element counts of two kernels of one type and dtype that take the same slow
+path; assumed.
+"""
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with a slow path for each kernel type, dtype and size that still takes much longer than
+    """Return the device with a slow path for each kernel type, dtype and size that is still much slower than
     predicted.
     """
     slow_paths: list[SlowPath] = []
@@ -149,7 +154,9 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with the profile's sample counts and states, and its kernel types marked as measured on it."""
+    """Return the device with the profile's sample counts and cache states, and the profile's kernel types marked as
+    measured on it.
+    """
     states: dict[str, list[State]] = {}
     for group in groups:
         states.setdefault(family_of(group.launches[0].row.call, device).name, []).append(group.launches[0].state)
@@ -162,8 +169,9 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
-    """Return the TOML text of a user's calibrated device: complete, so that later releases do not change its
-    meaning.
+    """Return the TOML text of a user's calibrated device.
+
+    The text is complete, so that later releases do not change its meaning.
     """
     kernels = len(fit.compared_before)
     device = msgspec.structs.replace(

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Measured kernel tables, and predicted against measured: figures by kernel type, by SoC and overall.
+"""Reads measured kernel tables and compares predictions with them, by kernel type, by SoC and overall.
 
-Owns what `opreplay validate` computes; `accuracy` owns the errors, `report.views.validation` the output.
+Owns the computations of `opreplay validate`; `accuracy` owns the errors, `report.views.validation` the output.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     workload: str
-    """What it is of: files of several ranks or runs of one workload share it."""
+    """Name of the workload; files of several ranks or runs of one workload share it."""
     kind: str
-    """What its rows are: kernels in launch order, or means."""
+    """Kind of the rows: kernels in launch order, or means."""
     state: State
-    """Of the caches, when its rows were measured."""
+    """State of the caches while the rows were measured."""
     launches: tuple[Launch, ...]
-    """Of the measured rows, collectives among them."""
+    """Launches of the measured rows, including collectives."""
     rows: int
     """Rows read, with and without a duration."""
     dropped: dict[str, int]
     has_held_out: bool = False
-    """Whether a column says which rows are held out."""
+    """Whether a column marks held-out rows."""
 
 
 def read_measurements(path: str | Path) -> Measurements:
@@ -71,7 +71,8 @@ def read_measurements(path: str | Path) -> Measurements:
 
 
 def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
-    """Return the unique kernels and ops of each workload and SoC, without collectives; no workload dominates a fit.
+    """Return the unique kernels and ops of each workload and SoC, without collectives, weighted so that no workload
+    dominates a fit.
 
     A workload of n kernels has weight sqrt(n): with 4 times as many kernels it counts twice, not 4 times.
     """
@@ -101,7 +102,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     overall: Errors
     families: dict[str, Errors]
-    """By CANN kernel type, those with most measured time first."""
+    """Errors by CANN kernel type, in descending order of measured time."""
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +111,17 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures
     socs: dict[str, Errors]
     compared: tuple[Compared, ...]
-    """Every unique kernel."""
+    """Comparison of every unique kernel."""
     rows: int
     measured_rows: int
     fitted_to: int
-    """Unique kernels of just the sizes of measured neighbours of the device: their errors tell nothing of others."""
+    """Number of unique kernels whose sizes equal those of measured neighbours of the device; their errors do not carry
+    over to other kernels.
+    """
     by_others: int = 0
-    """Measured calls that the correction was learned from, each predicted by what other sources measured."""
+    """Number of measured calls that the correction was learned from; each is predicted from the measurements of other
+    sources.
+    """
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
 
@@ -124,7 +129,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
     """Read kernel tables; give one device for all of them, or one per table in order.
 
-    Raises UsageError if the numbers do not match, TraceError and Malformed for files that are not kernel tables.
+    Raises UsageError if the number of devices does not match the tables, TraceError and Malformed for files that are
+    not kernel tables.
     """
     if len(devices) not in (1, len(paths)):
         raise UsageError(
@@ -136,7 +142,7 @@ def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> lis
 
 
 def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Group tables by the name of their device, in order of first appearance."""
+    """Group tables by device name, in order of first appearance."""
     out: dict[str, list[Measured]] = {}
     for run in measured:
         out.setdefault(run.device.name, []).append(run)
@@ -144,9 +150,7 @@ def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
 
 
 def groups_of(measured: Sequence[Measured]) -> list[Group]:
-    """Return the unique measured kernels and ops of each SoC and workload, ready for a fit; collectives are left
-    out.
-    """
+    """Return the unique measured kernels and ops of each SoC and workload for a fit; collectives are left out."""
     return groups_of_tables([(run.table, run.device.name) for run in measured])
 
 
@@ -164,9 +168,9 @@ def validate(
 ) -> Validation:
     """Compare predictions with measurements.
 
-    `l2`: what the caches are taken to hold when a kernel of a network starts, in place of what the order of launches
-    tells. `only_held_out` keeps the rows whose column HeldOut says 1. Raises UsageError when
-    `only_held_out` is asked of tables without that column, Malformed when no row is left to compare.
+    `l2`: cache state assumed at the start of each kernel of a network, instead of the state derived from the launch
+    order. `only_held_out` keeps only the rows with 1 in the column HeldOut. Raises UsageError if `only_held_out` is
+    given and no table has that column, Malformed if no row is left to compare.
     """
     measured = [_in_state(run, l2) for run in measured]
     if only_held_out and not any(run.table.has_held_out for run in measured):
@@ -205,7 +209,9 @@ def validate(
 
 
 def _in_state(run: Measured, l2: L2State | None) -> Measured:
-    """Return a table of kernels as if each ran with the caches in this state."""
+    """Return a kernel table as if each kernel ran alone with the caches in state `l2`; unchanged for None and
+    "sequence".
+    """
     if l2 is None or l2 == "sequence":
         return run
     launches = tuple(alone(launch, state_of(l2)) for launch in run.table.launches)

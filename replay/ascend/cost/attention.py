@@ -13,27 +13,30 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 
 COMPRESSED_MASK = (2048, 2048)
-"""Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""
+"""Shape of the mask that means "causal" for any sequence length (sparse mode 2 and above of the CANN kernels)."""
 
 
 INFERENCE = "InferAttention"
-"""The family of attention to a cache."""
+"""The family of attention kernels that read a KV cache."""
 MASKS = frozenset({"bool", "uint8", "int8"})
-"""Dtypes of masks."""
+"""Dtypes of attention masks."""
 
 KEYS_OF_A_CORE = 4096
-"""Keys that a core looks at with one block of queries in kernels of inference, which deal longer contexts out to more
-cores (flash decoding): the longest that were measured. Beyond it is assumed: two sequences of 65,536 take MindIE no
-longer than their bytes."""
+"""Keys that one core processes per block of queries in inference kernels, which distribute longer contexts over more
+cores (flash decoding).
+
+The value is the longest measured context. Splitting beyond it is assumed: for two sequences of 65,536, MindIE takes no
+longer than moving their bytes.
+"""
 USUAL_LENGTH = 4096
-"""Longest sequence and context taken where shapes do not tell them."""
+"""Longest sequence and context length assumed if the shapes do not give them."""
 
 
 class Scores(NamedTuple):
     """The score matrix of an attention call."""
 
     pairs: float
-    """Query and key positions that meet, over all batches and heads."""
+    """Number of query-key pairs that are computed, over all batches and heads."""
     head_dim: int
     value_dim: int
     rows: float
@@ -49,12 +52,12 @@ def _number(call: KernelCall, key: str) -> float | None:
 
 
 def scores_of(call: KernelCall) -> Scores | None:
-    """Return score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), else from
-    shapes.
+    """Return the score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), or from
+    shapes if these are missing.
 
     Shapes alone are ambiguous. The statistics of the training kernels, (B, heads, S, 8) or (T, heads, 8), give heads
-    and length for every layout (SBH, BSH, BNSD, BSND, TND); without them (T, heads, D) is taken as packed sequences of
-    USUAL_LENGTH. A square mask is taken as causal.
+    and length for every layout (SBH, BSH, BNSD, BSND, TND). Without them, (T, heads, D) is read as packed sequences of
+    USUAL_LENGTH. A square mask is read as causal.
     """
     if not call.inputs or call.inputs[0] is None:
         return None
@@ -93,7 +96,9 @@ def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
 
 
 def _statistics(call: KernelCall) -> TensorSpec | None:
-    """Return the maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed sequences."""
+    """Return the softmax maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed
+    sequences.
+    """
     specs = call.inputs[3:] + call.outputs
     return next((s for s in specs if s is not None and len(s.shape) in (3, 4) and s.shape[-1] == 8), None)
 
@@ -122,8 +127,9 @@ def _of_statistics(
 def _of_packed(
     call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
 ) -> tuple[float, float, int]:
-    """Return (pairs, rows, head size) for TND: the split of tokens into sequences depends on values, so a longest
-    sequence of USUAL_LENGTH is assumed.
+    """Return (pairs, rows, head size) for TND.
+
+    The split of tokens into sequences depends on values, so the longest sequence is assumed to be USUAL_LENGTH.
     """
     tokens, heads, dim = query.shape
     longest = min(tokens, USUAL_LENGTH)
@@ -148,7 +154,7 @@ def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[flo
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
-    """Return the keys of one sequence; the position of the query length tells SBH, BSH, BNSD or BSND."""
+    """Return the number of keys of one sequence; the position of the query length identifies SBH, BSH, BNSD or BSND."""
     if len(key.shape) == 3 and len(query.shape) == 3:
         if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
             return key.shape[0]
@@ -163,8 +169,9 @@ def attention_terms(
 ) -> dict[str, float]:
     """Return the terms of fused attention in microseconds.
 
-    `family.cycles` is cycles per score element per vector core; `family.row_cycles` cycles per query row;
-    `family.half_ratio` the number of products of the score matrix's size, divided by the forward pass's two.
+    `family.cycles` is the cycles per score element per vector core, `family.row_cycles` the cycles per query row.
+    `family.half_ratio` is the number of matrix products of the score matrix's size, divided by the two of the forward
+    pass.
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

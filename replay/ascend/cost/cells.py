@@ -1,7 +1,8 @@
 # pyright: strict
-"""Cells of predictions: the evidence for an op, by the kind of its work, decides its band and its confidence.
+"""Classifies predictions into cells by the evidence for an op and its kind of work; the cell decides band and
+confidence.
 
-The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` says
+The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` lists
 how often each band held on measurements that were scored before anything was fitted to them.
 """
 
@@ -29,15 +30,22 @@ BANDS: dict[Evidence, dict[WorkKind, float]] = {
     "its form": {"product": 1.76, "streaming": 2.27, "irregular": 13.6},
 }
 """Factor of the 80 % band, up and down: the 80 % quantile of |log(predicted / measured)| of rows that the model had not
-seen. Of ops never measured by 381 rows of 14 ops, and of ops measured here by 352 rows, scored blind at a5eb243a
-(products measured here: by sources left out); of ops measured elsewhere by 1,408 rows of sources left out."""
+seen.
+
+For ops never measured: 381 rows of 14 ops. For ops measured on this SoC: 352 rows. Both were scored blind at commit
+a5eb243a (products measured on this SoC: with their source left out). For ops measured on another SoC: 1,408 rows with
+their source left out.
+"""
 
 HELD: dict[Evidence, dict[WorkKind, tuple[int, float]]] = {
     "this SoC": {"product": (117, 0.85), "streaming": (126, 0.87), "irregular": (32, 0.81)},
     "its family": {"product": (40, 0.92), "streaming": (101, 0.89), "irregular": (75, 0.72)},
 }
 """(calls, share of them within the band) of public measurements that a5eb243a predicted before anything was fitted to
-them: of known kinds and of ops that had never been measured. None were of an op measured on other SoCs alone."""
+them.
+
+They cover known kinds of ops and ops that had never been measured; none was of an op measured only on other SoCs.
+"""
 
 CONFIDENCE: dict[Evidence, Confidence] = {
     "this SoC": "calibrated",
@@ -48,14 +56,15 @@ CONFIDENCE: dict[Evidence, Confidence] = {
 RANK: dict[Evidence, int] = {"this SoC": 0, "another SoC": 1, "its family": 2, "its form": 3}
 
 ORDER_OF_MAGNITUDE = 10.0
-"""A band as wide as this is an order of magnitude, and is printed as one."""
+"""Factor from which on a band is printed as an order of magnitude."""
 
 PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
 IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
-"""Kernel types whose work their bytes do not tell, and of which none was measured: Fourier transforms (of prime lengths
-by longer ones), draws without replacement, series of special functions."""
+"""Kernel types whose work does not follow from their bytes and of which none was measured: Fourier transforms (prime
+lengths use longer ones), draws without replacement, series of special functions.
+"""
 
 
 def band_of(cell: Cell) -> float:
@@ -64,7 +73,7 @@ def band_of(cell: Cell) -> float:
 
 
 def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str = "") -> WorkKind:
-    """Return the kind of work of a kernel; a library loop over single elements or lines is irregular."""
+    """Return the kind of work of a kernel; library loops over single elements or lines are irregular."""
     if family.form in IRREGULAR_FORMS or family.name in IRREGULAR_FAMILIES or kernel_type in IRREGULAR_KERNELS:
         return "irregular"
     if path is not None and path.how != "factor":
@@ -82,6 +91,6 @@ def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
 
 
 def weakest(evidence: Iterable[Evidence]) -> Evidence:
-    """Return the weakest evidence; "this SoC" if there is none, because zero cost is certain."""
+    """Return the weakest evidence; "this SoC" if there is none, because a cost of zero is certain."""
     known: list[Evidence] = ["this SoC", *evidence]
     return max(known, key=RANK.__getitem__)

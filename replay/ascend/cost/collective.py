@@ -1,10 +1,10 @@
 # pyright: strict
-"""Time of a collective by latency and bandwidth (alpha-beta), per algorithm and level of the network.
+"""Time of a collective by latency and bandwidth (alpha-beta), per algorithm and network level.
 
 A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers; on A3 two dies share a package (SIO)
 and packages are switched (UB). A link has the latency and bandwidth of its transport (`devices.transports`) if that was
-measured. The fastest of HCCL's algorithms is used: direct (every die to every other at once), ring, halving and
-doubling, each within a server and then between servers, or one ring around all.
+measured. The fastest of HCCL's algorithms is used: direct (every die to every other at once), ring, or halving and
+doubling, each within a server and then between servers, or one ring around all dies.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Link
 from opreplay.replay.ir.kernel import Evidence, KernelCall
 
 DEFAULT_WORLD = 8
-"""Dies of one A2 server; taken when the call does not say how many take part."""
+"""Number of dies in one A2 server, assumed if the call does not give the group size."""
 MEASURED_SERVERS = 2
-"""Servers of the largest job whose transfers are public; more is extrapolated."""
+"""Servers of the largest job with public transfer measurements; larger jobs are extrapolated."""
 MEASURED_BYTES = 1e9
-"""Of the largest message of which transfers are public, about."""
+"""Approximate bytes of the largest message with public transfer measurements."""
 
 
 class Level(NamedTuple):
@@ -33,10 +33,10 @@ class Level(NamedTuple):
     dies: int
     link: Link
     direct: bool
-    """Every die reaches every other in one step: a full mesh or a switch."""
+    """Whether every die reaches every other die in one step (full mesh or switch)."""
     transport: str = "link"
     peer: Link | None = None
-    """From a die to one other; None where that is as fast as to all together."""
+    """Link from a die to one other die; None if it is as fast as the link to all dies together."""
 
 
 class Choice(NamedTuple):
@@ -44,14 +44,14 @@ class Choice(NamedTuple):
 
     us: float
     algorithm: str
-    """"direct over HCCS, then ring over RDMA", ...: what and where, innermost first."""
+    """Algorithm and transport of each level, innermost first: "direct over HCCS, then ring over RDMA"."""
 
 
 def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tuple[int, ...] = ()) -> list[Level]:
-    """Return the levels that `world` dies span, innermost first; empty for one die.
+    """Return the network levels that `world` dies span, innermost first; empty for one die.
 
-    On a described cluster `ranks` lists the dies, rank by rank and server by server; otherwise servers are filled one
-    after the other, with as many servers as needed.
+    On a described cluster, `ranks` lists the die of each rank, server by server; otherwise servers are filled one after
+    another, with as many servers as needed.
     """
     cluster = device.cluster
     per_server = device.server_dies if cluster is None else cluster.dies
@@ -112,10 +112,10 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
 
 
 def phase(size: float, level: Level) -> Choice:
-    """Return the fastest algorithm for one level of the network, with its time.
+    """Return the fastest algorithm for one network level, with its time.
 
-    Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps, and half the bytes again
-    if n is not a power of two.
+    Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps; 1.5 times the bytes if n
+    is not a power of two.
     """
     n, link = level.dies, level.link
     moved = size * (n - 1) / n / link.bytes_per_s * 1e6
@@ -160,7 +160,7 @@ def _reduced(size: float, levels: list[Level]) -> Choice:
 
 
 def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Choice:
-    """Return the cost of a reduce-scatter and an all-gather; their links may have different rates."""
+    """Return the cost of a reduce-scatter followed by an all-gather; their links may have different rates."""
     first, second = _reduced(size, levels), _reduced(size, gathering)
     return Choice(first.us + second.us, f"reduce-scatter and all-gather: {first.algorithm}")
 
@@ -215,19 +215,25 @@ def _sent(size: float, levels: list[Level]) -> Choice:
 
 
 MOE_START_US = {"dispatch": 71.0, "combine": 37.0}
-"""Beyond bytes and steps, of the low-latency kernels that send tokens to experts and back: what is left of 132 us
-(dispatch) and 126 us (combine) of 128 tokens of 7168 and 8 experts over 8 dies of A3 (sgl-kernel-npu's readme)."""
+"""Start time of the low-latency kernels that send tokens to experts (dispatch) and back (combine), without bytes and
+steps.
+
+Derived from 132 us (dispatch) and 126 us (combine) for 128 tokens of size 7168 and 8 experts over 8 dies of A3
+(sgl-kernel-npu's readme).
+"""
 MOE_STEP_US = 10.0
-"""More for each doubling of the ranks: 126 to 135 us from 8 to 16 (combine), 132 to 153 us from 8 to 32 (dispatch)."""
+"""Additional time per doubling of the ranks: combine takes 126 us on 8 and 135 us on 16, dispatch 132 us on 8 and 153
+us on 32.
+"""
 MOE_RATE_8 = 125e9
-"""Bytes a second that a die combines of large batches over 8 dies of A3 (the same readme)."""
+"""Bytes per second that a die combines for large batches over 8 dies of A3 (the same readme)."""
 MOE_FALL = 0.153
-"""Fall of that with the ranks: 91 GB/s over 64 of them."""
+"""Exponent by which `MOE_RATE_8` falls with the number of ranks: 91 GB/s on 64 ranks."""
 
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
-    """Return the cost of sending tokens to their experts' ranks or back: latency, steps and bytes for few tokens, the
-    rate for many.
+    """Return the cost of sending tokens to the ranks of their experts or back: the longer of latency, steps and bytes
+    (few tokens) and the bulk rate (many tokens).
     """
     world = prod(level.dies for level in levels)
     if world < 2:
@@ -255,11 +261,15 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
     "receive": _sent,
     "batchsendrecv": _sent,
 }
-"""Start of the operation's name → time on the links; the first that fits counts, others go through once."""
+"""Prefix of the operation's name → time on the links; the first match is used, other operations send their data through
+once.
+"""
 
 
 def lacking(world: object, device: DeviceProfile) -> str:
-    """Return what a described cluster lacks for a group of this size, e.g. "16 ranks on 8 dies"; "" if nothing."""
+    """Return a text on the dies that a described cluster lacks for a group of this size, e.g. "16 ranks on 8 dies"; ""
+    if none.
+    """
     if device.cluster is None or not isinstance(world, int):
         return ""
     dies = device.cluster.dies * device.cluster.servers
@@ -267,21 +277,21 @@ def lacking(world: object, device: DeviceProfile) -> str:
 
 
 def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm of a collective on a device's network, and its time there beyond the launch.
+    """Return the algorithm of a collective on a device's network and its time without the launch.
 
-    If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the dies
-    that it has.
+    If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the existing
+    dies.
     """
     choice, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
     return choice._replace(algorithm=f"{choice.algorithm or 'no link'}, {lacks}") if lacks else choice
 
 
 def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm and time of a collective for the dies that exist.
+    """Return the algorithm and time of a collective for the existing dies.
 
     `attrs["world_size"]` is the number of participating dies, `attrs["ranks"]` lists them, and `attrs["uneven"]` of an
-    all-to-all is its largest part divided by the mean. Time spent waiting for other ranks is not a cost of the
-    operation and is not predicted.
+    all-to-all is its largest part divided by the mean part. Waiting for other ranks is not a cost of the operation and
+    is not predicted.
     """
     ranks, uneven = call.attrs.get("ranks"), call.attrs.get("uneven")
     size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
@@ -320,7 +330,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
 
 
 def link_evidence(device: DeviceProfile) -> Evidence:
-    """Return where transfers over the links between this device's dies were measured."""
+    """Return the evidence for the links between this device's dies, by where transfers over them were measured."""
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
         return "its form"

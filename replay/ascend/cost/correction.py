@@ -1,9 +1,9 @@
 # pyright: strict
-"""What measured calls say of others: a factor on the time that the cost forms give.
+"""Corrects the times of the cost forms by factors learned from measured calls.
 
-A Gaussian process over log(measured over predicted). Two calls are alike as far as they are of one op, kernel family,
-kernel, generation of devices and state of the caches, and close in time and sizes. `devices/measured_calls.csv` holds
-the calls, `python -m benchmarks.device_model fit` writes it.
+Uses a Gaussian process over log(measured over predicted). Two calls are similar if they share op, kernel family,
+kernel, device generation and cache state, and are close in time and sizes. The calls are in
+`devices/measured_calls.csv`, written by `python -m benchmarks.device_model fit`.
 """
 
 from __future__ import annotations
@@ -41,73 +41,84 @@ COMPONENTS: tuple[tuple[tuple[str, ...], Reach, float], ...] = (
     (("op", "state"), "always", 0.003),
     (("op", "kernel", "state"), "broad", 0.004),
 )
-"""(traits, reach, variance): calls that share the traits have so much variance in common: always, or the less the
-farther they are apart in `REACHES`."""
+"""(traits, reach, variance): calls that share the traits share this variance: fully for "always", decreasing with their
+distance in `REACHES` otherwise.
+"""
 PRODUCTS = 0.03
-"""Share of these variances, but of "near", that products have: cost forms are right on average of products, so a few
-shapes say little of others. With all of them, products of a source that was left out are off by 27 and not by 15 %."""
+"""Factor on these variances, except "near", for matrix products.
+
+The cost forms are right on average for products, so a few shapes say little about others. With the full variances, the
+error on products of a left-out source is 27 % instead of 15 %.
+"""
 REACHES: dict[Reach, tuple[float, float, float, float]] = {
     "near": (0.25, 0.8, 2.15, 0.31),
     "broad": (1.8, 2.4, 4.5, 0.9),
 }
-"""Octaves of time, of elements and of the last dimension, and share of launching, over which likeness falls to
-exp(-1/2)."""
+"""Distances at which similarity falls to exp(-1/2): octaves of time, of elements and of the last dimension, and share
+of launch time.
+"""
 NOISE = 0.01
-"""Variance of one call by itself."""
+"""Noise variance of a single call."""
 FEW = 4
-"""Calls of an op on a generation below which each is believed the less: of one alone, half."""
+"""Number of calls of an op on a generation below which each call counts less; a single call counts half."""
 DOUBTED = 3.0
-"""Squared deviation from what all other calls say, over their variance, from which a call is doubted: what it holds
-decided (boxes, divisors), or it was not what the source says (a 70th of others, and later published as 16 times as
-much)."""
+"""Squared deviation from the prediction by all other calls, relative to its variance, above which a call is doubted.
+
+Reasons seen: the call's contents decided its time (boxes, divisors), or the source was wrong (a time 70 times shorter
+than others, later published as 16 times as long).
+"""
 LOOKS = 2
-"""Times that all calls are compared with the others: where one is doubted, another may be no longer."""
+"""Number of rounds in which all calls are compared with the others: doubting one call may clear another."""
 # All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
-"""Largest logarithm of a factor that is learned from: slow paths of 20,000 times were measured (8-byte gcd)."""
+"""Limit on the logarithm of a learned factor: slow paths of factor 20,000 were measured (8-byte gcd)."""
 MOST_REMEMBERED = 1 << 14
-"""Corrections kept for calls that are asked about again: on other devices of a kind, in other states."""
+"""Size of the cache of corrections, for calls that are requested again on other devices of a kind or in other
+states.
+"""
 
 
 PRIOR = sum(variance for _, _, variance in COMPONENTS) + NOISE
-"""Variance of a call of which nothing is known."""
+"""Prior variance of a call about which nothing is known."""
 
 
 class Traits(msgspec.Struct, frozen=True):
     """The traits by which calls are compared."""
 
     op: str
-    """Its name, of aten the types of the kernels that it runs."""
+    """Name of the op; for aten ops the types of the kernels that it runs."""
     family: str
-    """Of the kernel that takes longest, as of `form` and `kernel`."""
+    """Family of the kernel that takes longest; `form` and `kernel` are of the same kernel."""
     form: str
     kernel: str
-    """Its type, and whether it works along a dimension that is not the last, or on groups of channels."""
+    """Type of the kernel, and whether it works along a dimension other than the last, or on groups of channels."""
     generation: str
     state: str
-    """What the caches hold: "cold", "warm", or "loop" where a benchmark's loop left them."""
+    """State of the caches: "cold", "warm", or "loop" if they are as a benchmark's loop left them."""
     log_time: float
-    """Octaves of the predicted time in microseconds."""
+    """Base-2 logarithm of the predicted time in microseconds."""
     log_elements: float
     log_row: float
-    """Octaves of the last dimension."""
+    """Base-2 logarithm of the last dimension."""
     launch: float
-    """Share of starting kernels in the predicted time."""
+    """Share of kernel launches in the predicted time."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """The correction of a prediction by measured calls."""
 
     factor: float
-    """Measured over predicted, as far as known."""
+    """Expected ratio of measured to predicted time."""
     socs: frozenset[str]
-    """Devices that the op was measured on; empty where it was on none."""
+    """Devices on which the op was measured; empty if it was measured on none."""
     is_measured: bool = False
     """Whether the op was measured."""
     calls: int
-    """Measured calls of the op on this generation, else of the op, else of the family."""
+    """Number of measured calls of the op on this generation; if none, of the op; if none, of the family."""
     beyond: bool = False
-    """It takes more than twice as long as the longest of these, or has more than twice as many elements."""
+    """Whether the call takes more than twice as long as the longest of these calls, or has more than twice as many
+    elements.
+    """
 
 
 KEYS: tuple[tuple[str, ...], ...] = tuple(
@@ -118,11 +129,12 @@ FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", 
 
 
 class Learned:
-    """Measured calls, ready to correct predictions."""
+    """Measured calls, prepared to correct predictions."""
 
     def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
-        """Take the calls, their `pulls` (weight of each call, multiplied by similarity; see `pulls_of`), and `socs`,
-        the devices that the calls were measured on.
+        """Take the measured calls, their `pulls` and the devices (`socs`) on which they were measured.
+
+        The pull of a call is its weight in predictions, to be multiplied by similarity; see `pulls_of`.
         """
         import numpy as np
 
@@ -134,7 +146,7 @@ class Learned:
         self._pulls: Array = np.array(pulls, dtype=np.float64)
         self._socs: tuple[str, ...] = tuple(socs)
         self.ask = lru_cache(maxsize=MOST_REMEMBERED)(self._ask)
-        """The factor on a call's predicted time, and what it rests on."""
+        """Cached `_ask`: the factor on a call's predicted time, with its evidence."""
 
     @classmethod
     def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:
@@ -142,10 +154,10 @@ class Learned:
         return cls(calls, cls(calls, [0.0] * len(calls)).pulls_of(logs), socs)
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
-        """Return the weights with which measured calls add up to predictions of others.
+        """Return the weight of each measured call in predictions of other calls.
 
-        A call that the others contradict counts less: its noise is raised until it is at most `DOUBTED` times as
-        unlikely as usual. A call of an op with fewer than `FEW` measurements also counts less.
+        A call that the others contradict counts less: its noise is raised until its squared deviation is at most
+        `DOUBTED` times its variance. A call of an op with fewer than `FEW` measurements also counts less.
         """
         import numpy as np
 
@@ -153,7 +165,7 @@ class Learned:
         return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
 
     def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
-        """Return the correction of each call, learned from all other parts.
+        """Return the correction of each call, learned from the calls of all other parts.
 
         The weights without a part follow from the full weights and the inverse of the covariances, so that nothing is
         refitted.
@@ -194,7 +206,9 @@ class Learned:
         return targets, alike + np.diag(noise)
 
     def _doubt_of_few(self) -> Array:
-        """Return the variance to add for each call: its own variance if it is the only call of its op."""
+        """Return the variance to add for each call of an op with few calls: for the only call of an op, its prior
+        variance.
+        """
         import numpy as np
 
         _, which, counts = np.unique(self._groups[:, OP_HERE], return_inverse=True, return_counts=True)
@@ -202,13 +216,13 @@ class Learned:
         return np.where(number < FEW, PRIOR * (1 / number - 1 / FEW) / (1 - 1 / FEW), 0.0)
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Return the numbers of the groups that a call is in, one for each of `KEYS`."""
+        """Return the group number of a call for each of `KEYS`."""
         return [codes.setdefault(traits(call), len(codes)) for codes, traits in zip(self._codes, TRAITS, strict=True)]
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
-        """Return the covariances of calls: rows of `a` with rows of `b`; `across_states` leaves out the covariance that
-        comes from sharing the cache state alone.
+        """Return the covariances between the calls of `a` (rows) and `b` (columns); `across_states` leaves out the
+        covariance that comes from the shared cache state alone.
         """
         import numpy as np
 
@@ -228,8 +242,8 @@ class Learned:
     def _ask(self, call: Traits) -> Correction:
         """Compute the result of `ask`.
 
-        For an op that was never measured, other ops' calls in the same cache state are ignored: they made the
-        predictions of unmeasured ops worse.
+        For an op that was never measured, other ops' calls with the same cache state add nothing for that state: it
+        made the predictions of unmeasured ops worse.
         """
         import numpy as np
 
@@ -242,8 +256,8 @@ class Learned:
         return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
-        """Return the correction of a call at `at` from the calls `among`; `same` marks which of them share each of its
-        traits.
+        """Return the correction of a call at `at` learned from the calls `among`; `same` marks which calls share each
+        trait with it.
         """
         import numpy as np
 
@@ -266,7 +280,9 @@ def _places(calls: Sequence[Traits]) -> Array:
 
 
 def _weights(calls: Sequence[Traits]) -> Array:
-    """Return the square roots of the calls' shares of the variances."""
+    """Return the square roots of the calls' shares of the variances: `PRODUCTS` for matrix products, 1 for
+    other calls.
+    """
     import numpy as np
 
     return np.array([PRODUCTS**0.5 if call.form == "matmul" else 1.0 for call in calls], dtype=np.float64)
@@ -281,9 +297,9 @@ class LearnedCall(msgspec.Struct, frozen=True):
     source: str
     soc: str
     pull: float
-    """As `Learned.pulls_of` gives it."""
+    """Weight of the call in predictions, from `Learned.pulls_of`."""
     key: str
-    """Of the call and its device, by which a table that holds it is known."""
+    """Key of the call and its device, which identifies the row in other tables."""
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of matrix products and convolutions on the cube cores: pipes overlap, tiles come in waves."""
+"""Time of matrix products and convolutions on the cube cores: pipes overlap, tiles run in waves."""
 
 from __future__ import annotations
 
@@ -14,38 +14,49 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
 JOB_COLUMNS = 256
-"""Columns of the weights that a core keeps while an expert's rows pass: those of the usual base tile."""
+"""Columns of the weights that a core keeps while an expert's rows pass; as in the usual base tile."""
 SPLIT_SHARPNESS = 4.0
-"""How abruptly overlapping is lost around the depth `split_depth`: 6 % at half of it, 94 % at its double."""
+"""How abruptly overlap is lost around the depth `split_depth`: 6 % at half of it, 94 % at twice."""
 ACCUMULATORS = 32768
-"""float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
+"""Number of float32 accumulators in the 128 KiB of L0C: the largest base tile, rows times columns."""
 
 
 LEAST_ROWS = 80
-"""Rows that decide how wide a tile of fewer is: 64 rows, as wide as L0C allows, would take another wave than 65."""
+"""Rows assumed when the width of a tile with fewer rows is chosen; otherwise 64 rows, as wide as L0C allows, would take
+another number of waves than 65.
+"""
 DEALT_OUT = (32, 48, 80, 144, 272)
-"""Rows from which on products have more tiles to choose from: a fractal, or one more than a whole tile."""
+"""Row counts from which on products have more tilings to choose from: one fractal, or one fractal more than a whole
+tile.
+"""
 FEW_WAVES = 4
-"""Waves of tiles of 128 x 256 from which on a fractal more makes no difference."""
+"""Number of waves of 128 x 256 tiles from which on one more fractal of rows makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
-"""Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
+"""Dtypes whose operands are rearranged on loading; float64, which the cube lacks, is never faster than float32."""
 WRITTEN = 0.87
-"""Least share of the peak of HBM at which results are written: a product of K = 32 writes 1 GB in 1.53 ms on a 910B4 of
-0.8 TB/s (KernelBench)."""
+"""Minimum share of the HBM peak at which results are written: a product with K = 32 writes 1 GB in 1.53 ms on a 910B4
+with 0.8 TB/s (KernelBench).
+"""
 MOST_OF_HBM = 0.95
-"""Share of its peak that HBM reaches at best."""
+"""Maximum share of its peak bandwidth that HBM reaches."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
-"""Elements, over the root of K and of at least 32 rows, that float32 tiles keep although cores lie idle, and rows those
-of 16 columns keep; nor is their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2;
-256 x 131072 x 256 reaches 12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 128 x 64
-and four of 64 rows can; the root lies between."""
+"""Minimum size of float32 tiles: they are not halved further although cores are idle, and K is not split.
+
+FLOAT32_TILE: minimum elements per sqrt(K), counting at least 32 rows. FLOAT32_ROWS: minimum rows of tiles of 16
+columns. For 32 x 4096 x 1000, a 910B2 started tiles of 32 x 48 on 21 cores. On a 910B4, 256 x 131072 x 256 reaches 12
+TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s, the rates of eight tiles of 128 x 64 and of four tiles of 64 rows; the
+square root interpolates between these.
+"""
 SPLIT_LEAST = 4096
-"""Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
-with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
+"""Minimum depth of the pieces when K is split over cores; assumed.
+
+Pieces of 1024 would predict half the measured time of products with K = 7168, and no measurement distinguishes 2048
+from more.
+"""
 
 
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """Return a tile and its repeated halvings until no core is idle: large tiles on fewer cores load fewer bytes in
+    """Return a tile and its repeated halvings until no core is idle; large tiles on fewer cores load fewer bytes in
     total.
     """
     n, batch = gemm.n, gemm.batch
@@ -66,9 +77,9 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """Return the candidate plans: a number of rows, and a tiling of these rows by `_tilings`.
+    """Return the candidate plans: a number of rows and a tiling of these rows by `_tilings`.
 
-    With few waves a product may also be computed with more rows, so that it never costs more than a product with more
+    With few waves, plans with more rows are also candidates, so that a product never costs more than one with more
     rows.
     """
     out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
@@ -120,22 +131,22 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     out_bytes_per_element: int
     a_along_k: bool
-    """Rows of A are contiguous along K (not transposed); its narrow side is then never M."""
+    """Whether rows of A are contiguous along K (not transposed); the narrow side of A is then never M."""
     b_along_k: bool
     a_fractal: bool
     b_fractal: bool
     shared_b: bool = False
-    """One B for the whole batch."""
+    """Whether the whole batch shares one B."""
     weight_bits: int = 0
-    """Of an element of B in memory, where it is unpacked to the dtype of A on its way to the cube; else 0."""
+    """Bits per element of B in memory if B is unpacked to the dtype of A while loading; otherwise 0."""
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
-"""Of the operands, in the order in which they are tried."""
+"""Transpositions of (A, B), in the order in which they are tried."""
 
 
 def gemm_of(call: KernelCall) -> Gemm | None:
-    """Return the sizes of a matrix product from operand shapes; transposition from attrs, else whichever makes shapes
+    """Return the sizes of a matrix product from operand shapes; transposition from attrs, or whichever makes the shapes
     match.
 
     Inputs: A, B, and anything after them (bias, scales). Returns None if the shapes do not form a product.
@@ -176,8 +187,8 @@ def gemm_of(call: KernelCall) -> Gemm | None:
 def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
-    """Return (m, n, k, whether A is transposed, whether B is) for two matrices that can be multiplied, preferably with
-    the size `wanted`.
+    """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices that can be multiplied,
+    preferably with the output size `wanted`.
     """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
@@ -200,8 +211,9 @@ def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
 
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
-    """Return the multiply-accumulates per cycle of one cube core; unknown dtypes run at the float32 rate, never for
-    free, and a complex one is four of them.
+    """Return the multiply-accumulates per cycle of one cube core.
+
+    Unknown dtypes run at the float32 rate, never for free; a complex multiply-accumulate counts as four.
     """
     rates = device.macs_per_cycle
     if dtype.startswith("complex"):
@@ -210,7 +222,7 @@ def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
 
 
 def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> float:
-    """Return `size` bytes, scaled up if rows are shorter than the 512 bytes at which loading into L1 is fast."""
+    """Return `size` bytes, scaled up if rows are shorter than 512 bytes, from which on loading into L1 is fast."""
     if fractal or run_bytes >= 512:
         return size
     return size * (512 / max(32, run_bytes)) ** exponent
@@ -241,8 +253,8 @@ def gemm_terms(
     share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the pipes
     of a core wait for each other, and L1 to L0 takes about as long as computing. If few tiles would leave most cores
     idle, K is split across these cores, and the partial sums are read and added once more. `family.memory_factor`
-    multiplies the loading of operands: float32 rows are rearranged at half the speed. `skew` multiplies what the
-    busiest core computes and loads. A product without elements costs its launch.
+    multiplies the time to load operands: float32 rows are rearranged at half the speed. `skew` multiplies the work and
+    loads of the busiest core. A product without elements costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
         return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
@@ -313,8 +325,9 @@ def _shares(
     family: FamilyCost,
     device: DeviceProfile,
 ) -> dict[str, float]:
-    """Return the terms of `total` seconds; the `overlapped` part is divided in proportion to the pipes' times raised to
-    the power of the norm.
+    """Return the terms of `total` seconds.
+
+    The `overlapped` part is divided in proportion to the pipes' times raised to the power of the norm.
     """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
@@ -344,12 +357,12 @@ def matmul_terms(
 
 
 def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
-    """Return the slowdown of a grouped product because one expert has more rows than its even share; 1 for other
+    """Return the slowdown of a grouped product whose busiest expert has more rows than its even share; 1 for other
     products.
 
-    A core keeps a column of the weights and processes all rows of its expert, so an expert has as many jobs as its
-    weights have columns of tiles, and each job is as long as the expert has rows. Jobs on m cores end after work/m + (1
-    - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    A core keeps a column of the weights and processes all rows of its expert. An expert therefore has as many jobs as
+    its weights have columns of tiles, and each job is as long as the expert has rows. Jobs on m cores end after work/m
+    + (1 - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
     """
     busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
     if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
@@ -379,7 +392,7 @@ def conv_terms(
     N1, 16, C0). With at least as many images as cores, each core gets whole images: the busiest core has ceil(N /
     cores) of them. Otherwise a task is 128 output pixels, also backward: 32 images run on 22 to 24 cores of a 910B2,
     and on 16 forward. If there are fewer tasks than cores, steps of 256 output channels are distributed, too: 2 x 256
-    pixels of 2048 to 2048 channels take 23 us on a 950PR; four cores would take 97.
+    pixels of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Cache lines that a kernel fetches because of indices, positions and scales; pure functions.
+"""Number of cache lines that a kernel fetches, from indices, positions and scales; pure functions.
 
 Vector cores with wide vectors (950PR) load single elements through caches, a line at a time; earlier cores transpose
 tensors so that the elements they look up are in rows. Measured times of gathers and samples show that the 950PR does
@@ -11,30 +11,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LINE_BYTES = 128
-"""Of a line of L2."""
+"""Bytes of an L2 cache line."""
 LINE_CYCLES = 3.1
-"""Cycles of a core for a line that L2 gives it: 22 to 28 ps a line by all 64 cores of a 950PR, 4.7 TB/s (gathers of 0.5
-to 8 million elements, hicann/cann-bench)."""
+"""Cycles for which a core waits per line from L2: 22 to 28 ps per line with all 64 cores of a 950PR, 4.7 TB/s (gathers
+of 0.5 to 8 million elements, hicann/cann-bench).
+"""
 CORE_CACHE_BYTES = 128 << 10
-"""What a core keeps of the lines it fetched: gathers from slices of 270 KB fetch half of them anew."""
+"""Bytes of fetched lines that a core keeps: gathers from slices of 270 KB fetch half of the lines again."""
 RANDOM_L2_SHARE = 0.25
-"""Share of L2 that holds a table which is looked up at random, beside what streams through: lines of 33 MB come from
-L2, of 134 and 268 MB for the most part from memory (gathers on a 950PR whose L2 is of 128 MiB)."""
+"""Share of L2 that keeps a randomly accessed table while other data streams through: lines of 33 MB come from L2, lines
+of 134 and 268 MB mostly from memory (gathers on a 950PR with 128 MiB of L2).
+"""
 BY_THREADS = 6.0
-"""Elements that vectors look up in a core's memory which one looked up by a thread is worth: 8 ps on a 950PR over 5 on
-a 910B2, where turning is by itself (gather, hicann/cann-bench)."""
+"""Cost of an element looked up by a thread, in elements looked up by vectors in a core's memory: 8 ps on a 950PR versus
+5 on a 910B2, where the transposition is counted separately (gather, hicann/cann-bench).
+"""
 SAMPLED_BY_THREADS = 0.3
-"""The same of elements between four or eight of an image: 5 ps on a 950PR beside their lines, 94 on a 910B2."""
+"""The same cost for elements interpolated from four or eight of an image: 5 ps on a 950PR, excluding the time for their
+lines, 94 on a 910B2.
+"""
 POSITIONS_TOGETHER = 64
-"""Positions of a grid that a core takes at least: 1024 of 128 channels take four times their lines' time."""
+"""Minimum grid positions per core: 1024 positions of 128 channels take four times as long as their lines."""
 SECTOR_BYTES = 32
-"""Least that memory gives."""
+"""Minimum bytes of a memory access."""
 NEIGHBOURS = 2
-"""Elements along each dimension that one between them is made of."""
+"""Elements along each dimension from which one element is interpolated."""
 
 
 def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_bytes: int) -> float:
-    """Return the lines fetched for `count` single elements, each at any of `along` positions that are `inner` elements
+    """Return the lines fetched for `count` single elements, each at one of `along` positions that are `inner` elements
     apart.
 
     Adjacent elements share the lines of all these positions, and a slice that fits into a core's cache is fetched once.
@@ -47,15 +52,15 @@ def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_byte
 def sampled_lines(count: float, channels: int, itemsize: int) -> float:
     """Return the lines fetched for `count` elements at image positions.
 
-    For each channel, all channels of the position, which are adjacent, pass through the core's cache again: 0.3 ps a
-    byte on a 950PR for 11 to 128 channels (cann-bench). No element needs more lines than it has neighbours in a plane.
+    The adjacent channels of a position pass through the core's cache again for each channel: 0.3 ps per byte on a 950PR
+    for 11 to 128 channels (cann-bench). No element needs more lines than it has neighbours in a plane.
     """
     return count * min(channels * itemsize / LINE_BYTES, NEIGHBOURS**2)
 
 
 def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:
-    """Return the bytes of these lines that come from memory, for a table whose slices are looked up at random in
-    sequence.
+    """Return the bytes of these lines that come from memory, for a table whose slices are accessed at random, one after
+    another.
 
     Each line is loaded once, and again if L2 does not keep it.
     """
@@ -64,8 +69,9 @@ def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: fl
 
 
 def touched(source: Sequence[int], result: Sequence[int], itemsize: int) -> float:
-    """Return the share of an image that interpolation to another size reads: two rows for each result row, and in these
-    rows the sectors that contain its elements.
+    """Return the share of an image that is read for interpolation to another size.
+
+    For each result row, two rows are read, and in these rows the sectors that contain the needed elements.
     """
     share = 1.0
     for size, wanted in zip(source[:-1], result[:-1], strict=True):

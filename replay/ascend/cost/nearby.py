@@ -1,9 +1,9 @@
 # pyright: strict
-"""Correction from kernels of similar sizes measured on the same SoC; the factor approaches 1 as sizes differ more.
+"""Corrects predictions by kernels of similar sizes measured on the same SoC; the factor approaches 1 as sizes differ
+more.
 
-Owns which kernels are similar and how far that reaches. `fit` owns the constants, which all sizes share; the errors
-that remain at some sizes (a tiling that suits them badly, a format, a quirk of the library) are similar at nearby
-sizes.
+Owns which kernels are similar and over what distance. `fit` owns the constants, which all sizes share; the errors that
+remain at some sizes (an unsuitable tiling, a format, a quirk of the library) are similar at nearby sizes.
 """
 
 from __future__ import annotations
@@ -20,55 +20,62 @@ from opreplay.replay.ir.kernel import HALF, KernelCall, State
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)
-"""Octaves over which likeness falls to exp(-1/2): in rows, columns and depth of a product, rows and row length of
-others. Weights that a table names with one number of rows serve other numbers of rows, hardly other weights."""
+"""Octaves at which similarity falls to exp(-1/2): in rows, columns and depth of a product; in rows and row length of
+other kernels.
+
+Weights that a table lists with one number of rows help to predict other numbers of rows, but hardly other weights.
+"""
 
 SPREAD = 0.2
-"""Spread of what constants leave over, in log units: 1.5 to 2 times that of a single kernel's noise."""
+"""Spread of the errors that remain after fitting, in log units: 1.5 to 2 times the noise of a single kernel."""
 
 NOISE = 0.1
-"""Spread of one kernel's own oddity, which tells nothing of its neighbours; repeats of one shape vary by 0.06."""
+"""Spread of a single kernel's own error, which says nothing about its neighbours; repeats of one shape vary by 0.06."""
 
 MOST = 0.35
-"""Log error of one kernel beyond which it counts as odd, and bound of the correction that results."""
+"""Limit on the log error of a neighbour, beyond which it counts as an outlier, and on the resulting correction."""
 
 MAX_NEIGHBOURS = 64
-"""Neighbours that one family keeps: the search goes through all of a kind."""
+"""Maximum number of neighbours kept per family; a prediction searches all neighbours of its kind."""
 
 FARTHEST = 5.0
-"""Multiple of the reach in columns beyond which a neighbour is left out: a hundred-thousandth of its pull."""
+"""Distance in columns, as a multiple of the reach, beyond which a neighbour is ignored: there its pull is a
+hundred-thousandth.
+"""
 
 BEYOND = 8.0
-"""Factor on the sizes measured of a family within which another one is no extrapolation."""
+"""Maximum factor beyond a family's measured sizes at which a prediction is not yet an extrapolation."""
 
 SAME = 1e-6
-"""Octaves over reach within which sizes are the same."""
+"""Maximum distance (octaves over reach) at which sizes count as equal."""
 
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
-"""Forms whose cost follows from shapes; lookups, sorts, transpositions and attention depend on what a table lacks."""
+"""Forms whose cost follows from shapes; lookups, sorts, transpositions and attention depend on data that a
+table lacks.
+"""
 
 
 Spot = tuple[float, float, float]
-"""Sizes as octaves over reach: those of (rows, columns, depth) of a product, (rows, row length, 1) of others."""
+"""Sizes as octaves over reach: (rows, columns, depth) of a product, (rows, row length, 1) of other kernels."""
 
 
 class Place(NamedTuple):
     """The position of a kernel among the kernels of its family."""
 
     kind: str
-    """Types, formats and transposition: kernels of different kinds say nothing of each other."""
+    """Types, formats and transposition: kernels of different kinds say nothing about each other."""
     spot: Spot
 
 
 def place_of(
     call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network", tally: Tally | None = None
 ) -> Place | None:
-    """Return kind and sizes of a call; None if it cannot be compared. Pass `gemm_of(call)` and `tally_of(call)` if
+    """Return the kind and sizes of a call; None if it cannot be compared. Pass `gemm_of(call)` and `tally_of(call)` if
     known.
 
-    Errors of a loop on warm caches do not carry over to a kernel in a network, nor the other way round.
+    Errors of a loop on warm caches do not carry over to a kernel in a network, nor vice versa.
     """
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -130,13 +137,13 @@ def _dtype(name: str) -> str:
 
 
 def spot(rows: float, columns: float, depth: float, form: str) -> Spot:
-    """Return the position of these sizes for a form."""
+    """Return the position of the given sizes for a form."""
     r, c, d = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return log2(rows) / r, log2(columns) / c, log2(depth) / d
 
 
 def sizes_at(spot: Spot, form: str) -> tuple[int, ...]:
-    """Return the sizes from which `spot` was made."""
+    """Return the sizes at the position `spot`."""
     reach = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return tuple(round(2 ** (x * r)) for x, r in zip(spot, reach, strict=True))
 
@@ -153,7 +160,7 @@ def drawn(
     state: State = "network",
     tally: Tally | None = None,
 ) -> float:
-    """Return the factor on the predicted time from the family's measured neighbours of the call; 1 without any."""
+    """Return the factor on the predicted time from the family's measured neighbours of the call; 1 if it has none."""
     form = family.form
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -178,8 +185,8 @@ def drawn(
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
-    """Return the number of elements of a call's largest operand, and its dtype; all half-precision dtypes count as
-    one.
+    """Return the number of elements and the dtype of a call's largest operand; all half-precision dtypes
+    count as one.
     """
     tally = tally_of(call)
     return float(tally.elements), _dtype(tally.dtype)
@@ -206,11 +213,11 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
 
 
 def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
-    """Return the neighbours of a family on an SoC, from (place, log of measured over predicted), in order of
+    """Return the neighbours of a family on an SoC, from (place, log of measured over predicted), in descending order of
     importance.
 
-    A Gaussian process with mean 0: far from all kernels there is no correction; next to a single kernel, four fifths of
-    its error is corrected.
+    Uses a Gaussian process with mean 0: far from all kernels there is no correction; next to a single kernel, four
+    fifths of its error is corrected.
     """
     import numpy as np
 

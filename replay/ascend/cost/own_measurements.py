@@ -4,7 +4,7 @@
 Errors of predictions are correlated: log(measured / predicted) of two calls has a common part if both ran on one
 device, if their kernels are of one family and of similar duration, and if they are calls of one op. Conditioning on the
 measured calls (Gaussian process regression) gives every other prediction a factor and a narrower band. The same
-covariances say by how much a measurement would narrow the total of a step, and so which calls to measure.
+covariances show how much a measurement would narrow the total of a step, and so which calls to measure.
 """
 
 from __future__ import annotations
@@ -27,57 +27,66 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
-"""Shares of the variance of a call's error in common with: all calls on the device; calls of its kernel family of
-similar length; calls of its op; calls of its op of similar length; the same call. Between two fits by maximum
-likelihood: kernels of SoCs that were left out give 0.2, 0.45, 0, 0.13 and 0.22, calls of ops that were never seen give
-the op 0.2 to 0.4. Choices and errors change little between the two (benchmarks/exams/measure_kit.py)."""
+"""Shares of the variance of a call's error that it has in common with: all calls on the device; calls of its kernel
+family of similar duration; calls of its op; calls of its op of similar duration; the same call.
+
+The values lie between two maximum-likelihood fits: kernels of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of
+ops that were never seen give the op 0.2 to 0.4. Choices and errors change little between the two
+(benchmarks/exams/measure_kit.py).
+"""
 REACH_OCTAVES = 3.0
-"""Octaves of predicted time at which the part that goes with similar length has fallen to exp(-1/2)."""
+"""Octaves of predicted time at which the correlation by similar duration falls to exp(-1/2)."""
 OTHER_STATE = 0.8
-"""Correlation of a call's errors in two states of the caches; assumed."""
+"""Correlation of a call's errors in two cache states; assumed."""
 REPEAT_ERROR = 0.03
-"""Standard deviation of the logarithm of a measured time that repeats well."""
+"""Standard deviation of the log of a measured time with good repeatability."""
 MOST_LOG = 5.0
-"""Largest logarithm of measured over predicted that is learned from: beyond a factor of 150 another thing was timed."""
+"""Limit on the log of measured over predicted: beyond a factor of 150 something other than the call was timed."""
 QUANTILE = 1.2816
-"""Standard deviations of a normal distribution that hold 80 %."""
+"""Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Weight, in measured calls, of the bands as they were, when the measured errors scale the bands of the rest."""
+"""Weight of the original bands, in measured calls, when measured errors scale the bands of the other calls."""
 MOST_SCALE = 3.0
-"""Most by which measured errors widen the bands of the rest; they never narrow them, as what is measured is large."""
+"""Maximum factor by which measured errors widen the bands of other calls; they never narrow them, because users measure
+large calls.
+"""
 MEDIAN_SQUARE = 0.455
 """Median of the square of a standard normal variable."""
 CONTRADICTED = 9.0
-"""Squared deviation from what the other calls say, over its usual size, from which a row is named to the user."""
+"""Squared deviation from the prediction by the other calls, relative to its usual size, above which a row is reported
+to the user.
+"""
 LEAST_BAND = 1.05
 TOLD_SHARE = 0.1
-"""Share of the variance of a call's error that measurements must explain for its prediction to rest on them."""
+"""Minimum share of a call's error variance that measurements must explain to count as the basis of its prediction."""
 MOST_CALLS = 2000
-"""Calls that are compared with each other, those with the largest uncertainty first; more would take minutes."""
+"""Maximum number of calls that are compared with each other, in descending order of uncertainty; more would take
+minutes.
+"""
 
 Nearest = Literal["", "call", "op", "family"]
-"""The nearest measurement of the user's that a prediction rests on: of the very call, of its op, of its family."""
+"""The user's nearest measurement that a prediction is based on: the same call, its op, or its family."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted time, with the traits by which its error is correlated with others."""
+    """A predicted time, with the traits by which its error is correlated with other errors."""
 
     call: str
     """Identity of the call: its text, or a kernel with its shapes."""
     op: str
-    """The kernel types that an aten op runs, else the op's name; the type of a kernel."""
+    """Kernel types that an aten op runs; otherwise the name of the op, or the type of the kernel."""
     family: str
-    """Kernel family that takes most of the time."""
+    """Kernel family with the largest share of the time."""
     time_us: float
-    """Of one call."""
+    """Predicted time of one call."""
     band: float
     """Factor of the 80 % band."""
     state: str = "sequence"
-    """What the caches hold when the call starts (`records.L2State`)."""
+    """State of the caches when the call starts (`records.L2State`)."""
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the logarithm of measured over predicted."""
+        """Return the standard deviation of the log of measured over predicted."""
         return max(log(LEAST_BAND), log(self.band)) / QUANTILE
 
 
@@ -94,9 +103,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """A call chosen for measurement."""
 
     index: int
-    """In the calls given."""
+    """Index of the call in the given calls."""
     share: float
-    """Of the variance of the total that measuring it removes, after those chosen before it."""
+    """Share of the total's variance that measuring the call removes, after the calls chosen before it."""
 
 
 def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
@@ -121,19 +130,21 @@ def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
 
 
 class _Doubt(NamedTuple):
-    """What is against a row, and what is made of it."""
+    """The reason to doubt a row, and the variance that is added because of it."""
 
     unlikely: float
-    """Squared deviation from what the other calls say, over its usual size."""
+    """Squared deviation from the prediction by the other calls, relative to its usual size."""
     variance: float
-    """Further variance of its call."""
+    """Variance that is added to the row's call."""
 
 
 class Measured:
-    """Measured calls, ready to adjust other predictions."""
+    """Measured calls, prepared to adjust other predictions."""
 
     def __init__(self, calls: Sequence[Estimate], logs: Sequence[float], spreads: Sequence[float]) -> None:
-        """`logs` are logarithms of measured over predicted; `spreads` are the relative spreads of the repetitions."""
+        """Take the measured calls, the `logs` of measured over predicted, and the relative `spreads` of the
+        repetitions.
+        """
         import numpy as np
 
         self._calls = list(calls)
@@ -146,7 +157,7 @@ class Measured:
 
     @cached_property
     def _noisy(self) -> Array:
-        """The covariances of the measured errors."""
+        """Return the covariances of the measured errors, including noise."""
         import numpy as np
 
         return covariances(self._calls, self._calls) + np.diag(self._noise)
@@ -156,7 +167,7 @@ class Measured:
         return self._inverse_with(self._further)
 
     def _inverse_with(self, variances: Mapping[str, float]) -> Array:
-        """Return the inverse of the covariances, where some calls have a further variance of their own."""
+        """Return the inverse of the covariances after adding `variances` to the variances of some calls."""
         import numpy as np
 
         noisy = self._noisy.copy()
@@ -169,16 +180,18 @@ class Measured:
 
     @cached_property
     def contradicted(self) -> list[int]:
-        """Rows that the other calls contradict: `CONTRADICTED` times as unlikely as rows usually are."""
+        """Return the rows that contradict the other calls: their squared deviation exceeds `CONTRADICTED` times the
+        usual one.
+        """
         return [row for row, doubt in self._doubts.items() if doubt.unlikely > CONTRADICTED]
 
     @cached_property
     def _doubts(self) -> dict[int, _Doubt]:
-        """Rows to doubt: the other calls make their times less likely than the prediction alone does.
+        """Return the doubted rows: the other calls make their times less likely than the prediction alone does.
 
-        The call of such a row gets a further variance, which other calls do not share. It is just so large that no row
-        of the call is more than `DOUBTED` times as unlikely as rows usually are. So a wrong row is still predicted as
-        measured and hardly changes other calls. Rows that agree with each other are believed, however far they are from
+        The call of a doubted row gets additional variance, which it does not share with other calls: just enough that
+        no row of the call deviates by more than `DOUBTED` times the usual square. So a wrong row is still predicted as
+        measured and hardly changes other calls. Rows that agree with each other are trusted, however far they are from
         the prediction, and so are rows about which the other calls say nothing.
         """
         import numpy as np
@@ -199,7 +212,9 @@ class Measured:
         return out
 
     def _against_others(self, further: Mapping[str, float]) -> tuple[Array, Array]:
-        """Return how far each row is from what the rows of other calls say, and the variance expected of that."""
+        """Return each row's deviation from the prediction by the rows of other calls, and the expected variance of that
+        deviation.
+        """
         import numpy as np
 
         inverse = self._inverse_with(further)
@@ -210,7 +225,7 @@ class Measured:
 
     @cached_property
     def _further(self) -> dict[str, float]:
-        """Calls with doubted rows → further variance of each."""
+        """Return the additional variance of each call with doubted rows."""
         return self._of_calls(self._doubts)
 
     def _of_calls(self, doubts: Mapping[int, _Doubt]) -> dict[str, float]:
@@ -222,13 +237,13 @@ class Measured:
 
     @cached_property
     def _scale(self) -> float:
-        """The ratio of the measured errors to the expected ones, as a factor on standard deviations."""
+        """Return the ratio of the measured errors to the expected errors, as a factor on standard deviations."""
         explained = float(self._logs @ self._inverse @ self._logs)
         scale = sqrt((PRIOR_ROWS + explained) / (PRIOR_ROWS + len(self._calls)))
         return min(MOST_SCALE, max(1.0, scale))
 
     def ask(self, estimate: Estimate) -> Adjustment:
-        """Return the factor on a predicted time, and the band around the result."""
+        """Return the factor on a predicted time, and the 80 % band around the adjusted time."""
         alike: Array = covariances([estimate], self._calls)[0]
         further = self._further.get(estimate.call, 0.0)
         if further:
@@ -247,11 +262,11 @@ class Measured:
         )
 
     def leave_one_out(self) -> list[float]:
-        """Return, for each measured call, the log of the factor that follows from all other calls."""
+        """Return, for each measured call, the log of the factor predicted from all other calls."""
         return self._others(self._inverse).tolist()
 
     def _others(self, inverse: Array) -> Array:
-        """Return the log of each row's factor that follows from the rows of other calls."""
+        """Return, for each row, the log of the factor predicted from the rows of other calls."""
         import numpy as np
 
         pulls: Array = inverse @ self._logs
@@ -262,7 +277,7 @@ class Measured:
         return others
 
     def _same_call(self, state: str, rows: Sequence[int]) -> Array:
-        """Return the correlations of a call's errors in one state of the caches with its measured rows."""
+        """Return the correlations of a call's error in one cache state with the errors of its measured rows."""
         import numpy as np
 
         return np.array([1.0 if self._calls[row].state == state else OTHER_STATE for row in rows])
@@ -277,7 +292,9 @@ class Measured:
 
 @lru_cache(maxsize=16)
 def own_measurements(rows: tuple[OwnMeasurement, ...], *, in_network: bool) -> Measured:
-    """Return the measurements of a device file, as errors of predictions in a network or of isolated calls."""
+    """Return the measurements of a device file, as errors of network predictions or of predictions of
+    isolated calls.
+    """
     calls = [
         Estimate(
             call=row.call,

@@ -25,7 +25,9 @@ Terms = Callable[..., dict[str, float]]
 
 
 AICPU_OPERATIONS_PER_US = 4000.0
-"""Operations of one control processor in a microsecond: two a cycle at 2 GHz, assumed, as no measurement is public."""
+"""Operations per microsecond of one control processor: two per cycle at 2 GHz; assumed, because no measurement is
+public.
+"""
 
 
 def _aicpu_terms(
@@ -37,11 +39,13 @@ def _aicpu_terms(
 
 
 HOST_BYTES_PER_US = 64e3
-"""PCIe 5.0 of 16 lanes, one direction, as in the product profiles."""
+"""Bytes per microsecond of PCIe 5.0 x16 in one direction, from the product profiles."""
 PAGEABLE_BYTES_PER_US = 8e3
-"""From or to pageable memory, which the host copies once more: 5 to 12 GB/s in public traces of H100 and A100 hosts."""
+"""Bytes per microsecond from or to pageable memory, which the host copies once more: 5 to 12 GB/s in public traces of
+H100 and A100 hosts.
+"""
 HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
-"""Copies between host and device: no kernel, and of no SoC; the band is assumed."""
+"""Family of copies between host and device, which are not kernels and depend on no SoC; the band is assumed."""
 
 
 def _host_terms(
@@ -66,7 +70,7 @@ FORMS: dict[str, Terms] = {
     "free": _free_terms,
     "host": _host_terms,
 }
-"""Form → cost terms; other forms are matrix products, and vector kernels, of which `COUNTERS` counts the work."""
+"""Form → cost terms; other forms are matrix products, or vector kernels whose work `COUNTERS` counts."""
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch",
@@ -80,11 +84,13 @@ BOUNDS: dict[str, Bound] = {
     "aicpu": "aicpu",
     "slow path": "slow path",
 }
-"""Term → what bounds a kernel in which that term is the longest."""
+"""Term → bound of a kernel in which that term is the longest."""
 
 MOVING = "moving"
-"""The vector term of a kernel that computes nothing: copies, transposes, conversions of layout. Of an op it stands
-beside "vector", so that what a roofline calls arithmetic is none of it."""
+"""The vector term of a kernel that computes nothing: copies, transposes, layout conversions.
+
+An op reports it separately from "vector", so that a roofline does not count it as arithmetic.
+"""
 _MOVES = frozenset({"copy", "transpose", "transdata", "fill"})
 
 
@@ -97,19 +103,19 @@ FLOAT32_PRODUCTS = frozenset({"MatMul", "MatMulV2", "MatMulV3"})
 
 
 VARIED = FLOAT32_PRODUCTS | SUMS | {"TransData"}
-"""Types whose family depends on more than the type."""
+"""Kernel types whose family depends on more than the type."""
 
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
-"""Where a call runs, if not on the AI cores → what it is costed as."""
+"""Core that a call runs on, if not an AI core → kernel type used for its cost."""
 
 
 def variant(call: KernelCall, device: DeviceProfile) -> str:
     """Return the kernel type, refined if kernels of one type have different costs.
 
-    "AiCpu" for kernels on the control processors, "HostCopy" for copies over the bus; TransData with its direction,
-    because its cost depends on the two formats, and "View" if the cube needs no conversion; float32 products with the
-    dtype, because their operands are loaded at another speed; "Reduce:across" for reductions in which several cores
-    have a part of each result.
+    "AiCpu" for kernels on the control processors, "HostCopy" for copies over the bus. TransData gets its direction,
+    because its cost depends on the two formats, and becomes "View" if the cube needs no conversion. float32 products
+    get the dtype, because their operands are loaded at another speed. "Reduce:across" is a reduction in which several
+    cores compute parts of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
@@ -164,8 +170,8 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
     """Return a lower bound on the time in microseconds.
 
-    The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2,
-    and at the peak of HBM for bytes that L2 cannot hold before and after.
+    The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2;
+    and, for bytes that L2 cannot hold before and after the kernel, the peak of HBM.
     """
     form = family.form
     if form == "matmul":
@@ -189,14 +195,17 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
 
 
 NO_INSTRUCTIONS = frozenset({"float64", "complex128", "complex64", "complex32"})
-"""Types that vector and cube cores have no instructions for: whatever else was measured of a family says little."""
+"""Dtypes without instructions on vector and cube cores: measurements of other dtypes of a family say little
+about them.
+"""
 BARE_START_US = 0.9
-"""Least that a kernel was measured to take is 1.1 us (MemSet of one block)."""
+"""Lower bound on the time of any kernel; the shortest measured time is 1.1 us (MemSet of one block)."""
 L2_PEAK_BYTES = 128.0
-"""Bytes a cycle that a vector core moves at most, its instructions' width; 110 read and 86 written in the platform
-configuration of the 910B1."""
+"""Maximum bytes per cycle that a vector core moves, the width of its instructions; the platform configuration of the
+910B1 gives 110 for reads and 86 for writes.
+"""
 MOVES_ALL = frozenset({"elementwise", "copy", "rowwise", "reduce", "transpose", "optimizer", "fill"})
-"""Forms that touch every byte that they name."""
+"""Forms whose kernels access every byte of their operands."""
 
 
 def predict_time_us(
@@ -254,10 +263,10 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """Return a launch time of which only `share` remains beyond one core's launch.
+    """Return the launch time with the part beyond one core's launch multiplied by `share`.
 
-    Of the time a kernel takes beyond its launch, the fourth root of `share` remains: passes and synchronisation do not
-    depend on the caches, but a kernel that does more has more code, which also has to be fetched.
+    The kernel's fixed time is multiplied by the fourth root of `share`: passes and synchronisation do not depend on the
+    caches, but a kernel that does more has more code, which also has to be fetched.
     """
     one_core_us, bare = rates.launch_one_us, launch - family.fixed_us
     if bare > one_core_us:
@@ -277,42 +286,47 @@ def _slowed(
 
 
 UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
-"""Forms that are no program of the AI cores."""
+"""Forms that do not run as programs on the AI cores."""
 
 
 def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
-    """Return the share of a kernel's bytes found in L2 if L2 was cleared, or if the same kernel ran just before."""
+    """Return the share of a kernel's bytes found in L2 if L2 was cleared ("cold") or the same kernel ran just
+    before.
+    """
     if state == "cold":
         return 0.0
     return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
 
 
 LEAST_EXTRAPOLATED = 2.0
-"""Least factor of the band of a kernel that is unlike all that were measured; assumed."""
+"""Minimum band factor of a kernel that is unlike all measured kernels; assumed."""
 EXTRAPOLATED_WIDTH = 1.5
-"""Factor on the logarithm of that band; assumed."""
+"""Factor on the logarithm of the band of a kernel that is unlike all measured kernels; assumed."""
 
 
 def widened(band: float) -> float:
-    """Return the band, as a factor, for a kernel that is unlike all measured kernels."""
+    """Return the band factor widened for a kernel that is unlike all measured kernels."""
     return max(band**EXTRAPOLATED_WIDTH, LEAST_EXTRAPOLATED)
 
 
 UNKNOWN = "Unknown"
-"""The family of what no kernel is known of: costed by its bytes."""
+"""Family of unknown kernels, whose cost is based on their bytes."""
 MOST_BY_BYTES = 7.7
-"""Upper factor of the 80 % band of what is costed by its bytes alone, which says nothing of its arithmetic, its passes
-or how badly it reads: of 430 kernels and ops of the public tables, each costed as if nothing were known of it, 10 %
-took longer than that (7.0 where each of their families counts once); the median is 1.5. Few take less than their bytes,
-but lookups do, which read a part: below, the band is that of a kernel unlike all that were measured."""
+"""Upper factor of the 80 % band of a cost based on bytes alone, which ignores arithmetic, passes and access patterns.
+
+Of 430 kernels and ops of the public tables, each costed as if it were unknown, 10 % took longer than this factor (7.0
+if each family counts once); the median is 1.5. Few kernels take less time than their bytes, but lookups do, because
+they read only a part: the lower bound of the band is that of a kernel unlike all measured kernels.
+"""
 
 MOST_US = 1e15
-"""Thirty years: no kernel takes longer."""
+"""Maximum time of a kernel in microseconds: thirty years."""
 
 
 def _beyond_measure(call: KernelCall, device: DeviceProfile) -> Simulated:
-    """Return a prediction for sizes that exceed any memory, for which the formulas give no number: the time of the
-    bytes, up to the maximum.
+    """Return a prediction for sizes that exceed any memory, where the formulas give no number.
+
+    The prediction is the time to move the bytes, at most `MOST_US`.
     """
     time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
     time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
@@ -332,11 +346,11 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> Simulated:
 
 
 BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
-"""Families whose bands do not follow from what was measured of kernels on the AI cores."""
+"""Families whose bands do not follow from measurements of kernels on the AI cores."""
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
-    """Return the evidence for a kernel; no core has instructions for the dtypes in `NO_INSTRUCTIONS`."""
+    """Return the evidence for a kernel; dtypes in `NO_INSTRUCTIONS` that were not measured have "its form" only."""
     if (dtype := tally.dtype) in NO_INSTRUCTIONS and dtype not in family.dtypes:
         return "its form"
     return evidence_of(call.type, family)
@@ -366,8 +380,8 @@ def predict_kernel(
     """Return the cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels; None
-    derives it from `state`: in a network the expected share for the working set. `loaded` says how often the
-    instruction caches hold a vector kernel's code when it starts in a network. Never raises for a well-formed call: an
+    derives it from `state` (in a network: the expected share for the working set). `loaded` is the share of launches in
+    a network at which the instruction caches hold a vector kernel's code. Never raises for a well-formed call: an
     unregistered kernel type, and sizes that exceed any memory, are costed by their bytes and marked uncalibrated.
     """
     family = family_of(call, device)

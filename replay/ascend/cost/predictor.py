@@ -9,15 +9,15 @@ from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.replay.results.records import Simulated
 
 MAX_CACHED = 200_000
-"""Predictions kept; more than that and the cache starts again."""
+"""Maximum number of cached predictions; beyond it the cache is cleared."""
 
 
 class Predictor:
     """A cache of `predict_kernel` results for one device.
 
     The key holds the type, all tensors and all attributes (sequence lengths, transposition, ranks, ...), so two calls
-    that differ in a single number are two predictions. Devices do not share a cache, as two of the same name may
-    differ.
+    that differ in a single number have separate entries. Devices do not share a cache, because two devices with the
+    same name may differ.
     """
 
     def __init__(self, device: DeviceProfile) -> None:

@@ -1,10 +1,10 @@
 # pyright: strict
-"""The part of each kernel's data that is still in L2, estimated from the kernel sequence and the tensor sizes.
+"""Estimates the part of each kernel's data that is still in L2 from the kernel sequence and the tensor sizes.
 
-A kernel table has no addresses. A tensor is assumed to be the most recently used tensor with the same number of
-elements and dtype that no other operand of the same kernel has claimed; the bytes between the two uses are the reuse
-distance. Weights and caches of layers are an exception: each has its own memory (`owned_operands`). If a caller knows
-the identity of a tensor, it passes it.
+A kernel table has no addresses. Each operand is taken to be the most recently used tensor with the same number of
+elements and dtype that no other operand of the same kernel has claimed; the bytes accessed between the two uses are the
+reuse distance. Weights and caches of layers are an exception: each has its own memory (`owned_operands`). A caller that
+knows the identity of a tensor passes it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, itemsize
 
 Touch = tuple[float, float | None]
-"""(bytes of a tensor, bytes touched since it was last touched); None for a tensor not seen before."""
+"""(bytes of a tensor, bytes accessed since its last use); None for a tensor not seen before."""
 
 FAR = 1e9
-"""Times the reach of L2, beyond which nothing is found; greater powers are no numbers."""
+"""Reuse distance, in multiples of the reach of L2, at which the ratio is capped: nothing is found there, and larger
+powers would overflow.
+"""
 MAX_DESCRIBED = 50_000
-"""Kernels whose sizes are kept."""
+"""Maximum number of kernels whose tensor sizes are cached."""
 BEYOND = "beyond the tensors"
-"""In place of a dtype: memory that a kernel reads and does not name."""
+"""Used in place of a dtype for memory that a kernel reads beyond its operands."""
 MAX_REMEMBERED = 64
-"""Touches of one size that are kept; older ones are far beyond any cache."""
+"""Maximum number of remembered uses per size; older ones are far beyond any cache."""
 
 
 class Stream:
-    """The kernels of a device in launch order, and when each tensor was last used; the clock counts bytes.
+    """Tracks when each tensor was last used by the kernels of a device, in launch order; the clock counts bytes.
 
     A tensor with a given identity was last used when that identity was. Any other tensor is assumed to be the most
     recently used one of its size and dtype, because the allocator reuses freed memory.
@@ -52,9 +54,9 @@ class Stream:
     ) -> tuple[Touch, ...]:
         """Return the next kernel's tensors with their reuse distances, which include the kernel's own bytes.
 
-        The last entry is the bytes that it moves beyond its tensors, if any: cache pages that attention reads. `inputs`
-        and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if unknown. A tensor that the
-        kernel writes gets its memory by size.
+        The last entry covers the bytes that the kernel moves beyond its tensors, if any: cache pages that attention
+        reads. `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if unknown. A
+        tensor that the kernel writes is matched to memory by its size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
@@ -81,7 +83,7 @@ class Stream:
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
         """Return (elements, dtype) and bytes of a kernel's tensors, and of the memory that it moves beyond them.
 
-        Results are cached, as most kernels repeat. A kernel reads no more of a lookup table than it moves.
+        Results are cached, because most kernels repeat. A kernel reads no more of a lookup table than it moves.
         """
         described = self._described.get(id(call))
         if described is None or described[0] is not call:
@@ -116,7 +118,7 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
     """Return each kernel's tensors with their reuse distances, in launch order; a distance includes the kernel's own
     bytes.
 
-    None stands for a kernel of unknown shapes (a collective), which is assumed to use no memory.
+    None in `calls` is a kernel of unknown shapes (a collective), which is assumed to use no memory.
     """
     launches, stream = list(calls), Stream()
     owned = owned_operands(launches)
@@ -129,7 +131,7 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
 _PRODUCT = re.compile(r"Mat[Mm]ul|Gemm|^(Depthwise|Deformable)?Conv\dD")
 _ATTENTION = re.compile(r"Attention|FlashDecode|^Mla")
 _IN_PLACE = re.compile(r"Scatter|IndexPut|Cache")
-"""Kernels that write some rows of their first operand and name it as their output."""
+"""Kernels that write some rows of their first operand, which is also their output."""
 _BLOCKED = re.compile(r"FRACTAL|C0")
 """Formats that are not row-major."""
 _Kind = tuple[int, str, str]
@@ -140,8 +142,8 @@ def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hash
     """Return the identity of each input, by position in launch order, for kernels that read weights or caches.
 
     The second and later operands of products, and keys and values of attention, are weights or caches if no kernel in
-    the table writes a tensor of that kind: each layer has its own, and reads them once per step. If the table holds
-    several steps, the same layer reads them again one step later. Inputs that may be any tensor are None.
+    the table writes a tensor of that kind: each layer has its own, and reads it once per step. If the table holds
+    several steps, the same layer reads it again one step later. Inputs that may be any tensor are None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -175,7 +177,7 @@ def _written(call: KernelCall) -> Sequence[TensorSpec]:
 
 
 def is_update(call: KernelCall) -> bool:
-    """Check whether a kernel writes some rows of its first operand, in place."""
+    """Check whether a kernel writes some rows of its first operand in place."""
     return bool(_IN_PLACE.search(call.type)) and bool(call.outputs) and call.inputs[:1] == call.outputs[:1]
 
 
@@ -184,7 +186,9 @@ def _kind(spec: TensorSpec) -> _Kind:
 
 
 MOST_ALIKE = 5
-"""Weights of one size that a layer has at most, and one more: four projections of equal size, but not five."""
+"""Number of equally sized weights that one layer never has: layers have four projections of equal size, but
+not five.
+"""
 
 
 def _steps_told(counts: Sequence[int]) -> int:
@@ -192,8 +196,8 @@ def _steps_told(counts: Sequence[int]) -> int:
     ambiguous.
 
     The number of steps divides the count of every kind, some kind (a head, the last layer) is read once per step, and
-    some kind more often per step than in any one layer. The last condition is needed because a few layers alone look
-    like steps.
+    some kind is read more often per step than any one layer would. The last condition is needed because a table of a
+    few layers would look like several steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
@@ -202,7 +206,7 @@ def _steps_told(counts: Sequence[int]) -> int:
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
     """Return the tensors of an op's kernels with their reuse distances when the op starts in `state`.
 
-    The state is: L2 was cleared, or the same op ran just before. In a network nothing is known about them.
+    "cold": L2 was cleared. "warm": the same op ran just before. "network": nothing is known about the tensors.
     """
     if state == "network":
         return [() for _ in calls]
@@ -214,10 +218,10 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
 
 
 def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return the tensor uses of an isolated kernel: its output stays in L2 as far as L2 holds the kernel's tensors,
-    wherever its input comes from.
+    """Return the tensor uses of an isolated kernel whose output stays in L2, as far as L2 holds the kernel's tensors.
 
-    This does not apply to attention, which reads more than the tensors it names (`moved_bytes`).
+    The output stays wherever the input comes from. This does not apply to attention, which reads more than the tensors
+    it names (`moved_bytes`).
     """
     kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
     if len(touches) > reads + sum(spec is not None for spec in call.outputs):
@@ -227,29 +231,32 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
 
 
 def _in_place(touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return the tensors written by a kernel that names no outputs, such as an optimizer: all largest tensors but one,
-    the gradient.
+    """Return the tensors written by a kernel that names no outputs, such as an optimizer: all of the largest tensors
+    except one, the gradient.
     """
     largest = max((size for size, _ in touches), default=0.0)
     return tuple((size, None) for size, _ in touches if size == largest)[:-1]
 
 
 class Held(NamedTuple):
-    """Contents of the caches for a kernel when it starts."""
+    """Contents of the caches when a kernel starts."""
 
     resident: float | None = None
-    """Share of its bytes that is in L2; None where nothing is known."""
+    """Share of the kernel's bytes that is in L2; None if unknown."""
     loaded: float = 0.0
-    """How often its code is in the instruction caches, as a share of its launches."""
+    """Share of the kernel's launches at which its code is in the instruction caches."""
 
 
 CODES_KEPT = 3
-"""Other kernels that may run before the code of one has left the instruction caches: the median `aiv_icache_miss_rate`
-of a Qwen step on a 910B4 is 0.000 where up to two ran in between, 0.003 after three, 0.02 to 0.05 after more."""
+"""Number of other kernels after which a kernel's code has left the instruction caches.
+
+The median `aiv_icache_miss_rate` of a Qwen step on a 910B4 is 0.000 if up to two kernels ran in between, 0.003 after
+three, 0.02 to 0.05 after more.
+"""
 
 
 class Codes:
-    """The kernels whose code is in the instruction caches, derived from the launch order."""
+    """Tracks which kernels have their code in the instruction caches, from the launch order."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -259,7 +266,7 @@ class Codes:
         """Check whether the caches hold the next kernel's code: its type and dtypes ran at most `CODES_KEPT` other
         kernels ago.
 
-        None stands for an unknown kernel.
+        None is an unknown kernel.
         """
         self._number += 1
         if call is None:

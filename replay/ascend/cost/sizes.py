@@ -25,7 +25,7 @@ def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """Counts from one pass over a call's tensors; most kernels need nothing more from them."""
+    """Counts from one pass over a call's tensors, which are all that most kernels need."""
 
     read: int
     """Bytes of all inputs."""
@@ -34,15 +34,15 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     most: int
     """Elements of the largest tensor."""
     most_bytes: int
-    """Bytes of the tensor that has most."""
+    """Bytes of the tensor with the most bytes."""
     main: TensorSpec | None
-    """The operand of most bytes, the first of several."""
+    """The operand with the most bytes; the first one of several."""
     widest: TensorSpec | None
-    """The operand of most elements, the first of several; None where none has any."""
+    """The operand with the most elements; the first one of several; None if no operand has elements."""
     elements: int
-    """Those of `widest`."""
+    """Elements of `widest`."""
     dtype: str
-    """Of the operand of most elements, the last of several."""
+    """Dtype of the operand with the most elements; the last one of several."""
 
 
 def tally_of(call: KernelCall) -> Tally:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Slow paths of the kernel library: which calls take one, and how long they then take; values and pure functions.
 
-The paths themselves are data: `devices/_slow_paths.toml`, and additions in a device file.
+The paths are data: `devices/_slow_paths.toml`, and additions in a device file.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from opreplay.replay.ascend.profile import SlowPath
 from opreplay.replay.ir.kernel import HALF, UNIFIED_BUFFER, KernelCall, itemsize
 
 SCALAR_CYCLES = 25.0
-"""Cycles an element that a scalar loop on one core needs at most: what a cumulative product takes."""
+"""Maximum cycles per element of a scalar loop on one core, as measured for a cumulative product."""
 UNDIVIDED = 4096
-"""Elements inside of a middle dimension that a core takes as they are, the most that was measured; of more, parts are
-taken to be dealt out to cores, as no measurement has fewer than 16 outer slices."""
+"""Maximum elements inside a middle dimension that one core processes undivided, the largest measured value.
+
+Longer lines are assumed to be split over cores, because no measurement has fewer than 16 outer slices.
+"""
 SHORT_ROW_BYTES = 256
-"""Of a row that takes its own start whatever it holds: half of what a vector core moves in a transfer at full pace."""
+"""Maximum bytes of a short row, which has a fixed start time regardless of its content: half of what a vector core
+moves in one transfer at full rate.
+"""
 FEW_ROWS = 16
-"""Rows of a product with one column that the cube still takes: 8 take 7 us, 32 take 17 on a 910B4-1."""
+"""Maximum rows of a product with one column that still runs on the cube: 8 rows take 7 us, 32 take 17 us on a
+910B4-1.
+"""
 ALIGNED = 32
-"""Bytes that rows of a product's operands are a multiple of where loading them is fast."""
+"""Row alignment in bytes of a product's operands that allows fast loading."""
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -38,8 +44,8 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """Return the division along the dimension given by attrs (`cols`, `inner`); the innermost dimension without
-    `inner`.
+    """Return the division of a tensor along the dimension given by attrs (`cols`, `inner`); the innermost dimension
+    without `inner`.
     """
     source = first(call.inputs)
     if source is None or not source.shape:
@@ -142,7 +148,7 @@ def length_of(cut: Lines) -> int:
 
 
 FAR = 8.0
-"""Factor on what was measured within which another length is no extrapolation, as for sizes."""
+"""Maximum factor beyond the measured lengths at which a length is not yet an extrapolation, as for sizes."""
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of a kernel on the vector cores: its terms add up because they do not overlap on the hardware."""
+"""Time of a kernel on the vector cores; terms that overlap are shortened so that all terms add up to the time."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 
 ONE_BY_ONE = 1.0
-"""Cycles an element that one vector core needs at most for what its instructions do: moving runs of one element."""
+"""Maximum cycles per element of one vector core for work that its instructions cover: moving runs of one element."""
 BURST = 12.0
-"""Cycles of one of the runs that one instruction copies: 0.1 us for 16 of them on a 910C die."""
+"""Cycles per run of a copy by one instruction: 0.1 us for 16 runs on a 910C die."""
 FULL_CORES = 40
-"""Vector cores that `launch_full_us` is of: starting takes longer the more cores start, by 0.06 us a core on one table
-of copies on 1 to 40 cores."""
+"""Number of vector cores to which `launch_full_us` applies.
+
+Starting takes longer on more cores: 0.06 us per core in one table of copies on 1 to 40 cores.
+"""
 FURTHER = 0.25
-"""Of what a core adds, what each beyond these does: kernels in networks start in 7.8 us on the 40 cores of a 910B4 and
-in 8.3 us on the 48 of a 910B2."""
+"""Launch time of each core beyond these, relative to the earlier cores: kernels in networks start in 7.8 us on the 40
+cores of a 910B4 and in 8.3 us on the 48 of a 910B2.
+"""
 ACCESS = 200.0
-"""Cycles that a core waits for memory where what it reads next depends on contents: 0.1 us."""
+"""Cycles for which a core waits for memory if its next address depends on contents: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
 """Forms whose runs follow from shapes."""
 ONE_CORE_BYTES = 19.0
-"""Bytes a cycle that one vector core draws from HBM: 34 to 36 GB/s on a 910C die (copies in a ring of 64 MiB)."""
+"""Bytes per cycle that one vector core reads from HBM: 34 to 36 GB/s on a 910C die (copies in a ring of 64 MiB)."""
 
 
 def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     """Return the expected share of a kernel's bytes found in L2 if nothing is known about the preceding kernels.
 
-    Falls smoothly as the working set outgrows the cache: share / (1 + (bytes / (reach * L2)) ** sharpness).
+    The share falls smoothly as the working set outgrows the cache: share / (1 + (bytes / (reach * L2)) ** sharpness).
     """
     rates = device.rates
     relative = bytes_touched / (rates.resident_reach * device.l2_bytes)
@@ -37,9 +40,9 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[float, float]:
-    """Return the (HBM, L2) time of moving bytes through `blocks` vector cores, with the share `resident` of them in L2.
+    """Return the (HBM, L2) time to move bytes through `blocks` vector cores if the share `resident` of them is in L2.
 
-    For a kernel by itself, the bytes that it writes are counted as resident first.
+    For an isolated kernel (`by_itself`), its written bytes are counted as resident first.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -55,7 +58,9 @@ def memory_us(
 
 
 def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -> float:
-    """Return the launch time on `blocks` vector cores, from the times on one core and on all cores; microseconds."""
+    """Return the launch time in microseconds on `blocks` vector cores, interpolated from the times on one core and on
+    all cores.
+    """
     if blocks > FULL_CORES:
         blocks = FULL_CORES + FURTHER * (blocks - FULL_CORES)
     if blocks > 1:

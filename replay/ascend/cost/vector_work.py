@@ -24,15 +24,20 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import HALF, KernelCall, TensorSpec, itemsize
 
 VECTOR_FLOATS = 64
-"""float32 numbers of one vector instruction: 256 bytes. Rows are worked on in float32."""
+"""float32 elements per vector instruction: 256 bytes. Rows are processed in float32."""
 
 SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "ReduceMax", "ReduceMin", "ReduceProd"})
-"""Reductions of which several cores may have parts of one result."""
+"""Reductions in which several cores may compute parts of one result."""
 SUMMED_ALONE = 300e3
-"""Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
-other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
+"""Maximum bytes of a row that one core reduces by itself; assumed.
+
+Reading this many bytes takes a core as long as synchronisation between several cores (7 us, the difference of the
+fitted families). Rows of 64 KB and of 2 MB and more were measured.
+"""
 SUMMED_ALONE_WIDE = 25e3
-"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from about 3,000 on."""
+"""The same limit for 8-byte integers, which are so slow on one core that several cores are faster from about 3,000
+elements on.
+"""
 
 
 def summed_alone(dtype: str) -> float:
@@ -41,46 +46,55 @@ def summed_alone(dtype: str) -> float:
 
 
 PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
-"""Kernels that share few rows among all cores on a 950PR: argmax of one of a million numbers takes 6 us, which one core
-would take 66 for (hicann/cann-bench); of those that give values as well it is assumed."""
+"""Kernels that split few rows over all cores on a 950PR: argmax over a million numbers takes 6 us, and would take 66 us
+on one core (hicann/cann-bench); assumed for the types that also return values.
+"""
 ACROSS, ACROSS_LINE, AGAIN = 3.0, 80.0, 1.6
-"""Elements along the innermost dimension that one along another is worth on a 910B2; cycles of a line of any length; on
-the elements of slices that a core cannot hold, whose lines are read again. By 13 softmaxes along dimensions of 127 to
-8192, with lines of 5 to 1023 elements on a core (hicann/cann-bench)."""
+"""Costs of work along a dimension other than the innermost on a 910B2.
+
+ACROSS: factor per element, compared with the innermost dimension. ACROSS_LINE: cycles per line of any length. AGAIN:
+factor per element for slices that a core cannot hold, because their lines are read again. From 13 softmaxes along
+dimensions of 127 to 8192, with lines of 5 to 1023 elements on a core (hicann/cann-bench).
+"""
 REPEATED = 0.05
-"""Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
-cycles where others take 0.020, quotients of float16 0.21 by the vector pipe's counters of a 910B4."""
+"""Cycles per element for a one-column operand that is repeated along each row: sums and products with one take 0.059
+cycles instead of 0.020, float16 quotients 0.21, by the vector pipe's counters of a 910B4.
+"""
 
 SORTED_IN_CORE = 4096
-"""Numbers that a vector core sorts in its own memory, with their places and a second buffer."""
+"""Number of elements that a vector core sorts in its own memory, together with their indices and a second buffer."""
 MERGED = 2.0
-"""How much dearer a level of merging is where runs are read from memory and written back, over one within a core: by 11
-sorted rows of 151,936 on a 910C die (204 us), the only long ones measured; dealt out evenly they would take 88 us."""
+"""Cost of a merge level that reads runs from memory and writes them back, relative to a level within a core.
+
+From 11 sorted rows of 151,936 on a 910C die (204 us), the only long rows measured; distributed evenly they would take
+88 us.
+"""
 
 NATIVE_HALF = 0.7
-"""Cycles an element of float16 arithmetic over those of float32: 0.0137 over 0.020 for sums and products, 0.0088 over
-0.018 for relu by the vector pipe's counters of a 910B4 in a loop; one instruction takes 128 of them."""
+"""Cycles per element of float16 arithmetic relative to float32: 0.0137 to 0.020 for sums and products, 0.0088 to 0.018
+for relu, by the vector pipe's counters of a 910B4 in a loop; one instruction processes 128 float16 elements.
+"""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
     """The work of one vector kernel."""
 
     blocks: float
-    """Vector cores used."""
+    """Number of vector cores used."""
     elements: float
-    """Elements that the busiest core works on."""
+    """Elements that the busiest core processes."""
     rows: float
-    """Rows, runs, images or indices that the busiest core works on."""
+    """Rows, runs, images or indices that the busiest core processes."""
     read: float
-    """Bytes."""
+    """Bytes read."""
     write: float
-    """Bytes."""
+    """Bytes written."""
     repeated: float = 0.0
-    """Elements of the busiest core that come of repeating an operand along its rows."""
+    """Elements that the busiest core processes because an operand is repeated along its rows."""
     further: float = 0.0
-    """Cycles of the busiest core beyond those of elements and rows."""
+    """Cycles of the busiest core in addition to those for elements and rows."""
     memory: float = 0.0
-    """Factor on the time of memory in place of the family's."""
+    """Factor on the memory time that replaces the family's factor; 0 keeps the family's."""
 
 
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
@@ -98,7 +112,7 @@ def _numel(spec: TensorSpec | None) -> int:
 
 
 DIVERGING = frozenset({"Gcd"})
-"""Kernels whose steps depend on what an element is, of which wide vectors take no more at a time."""
+"""Kernels whose steps depend on the element's value, so that wide vectors process no more elements at a time."""
 
 
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -176,8 +190,8 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
 def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
     """Return the costs of work across lines, for `outer` slices of `length` lines of `inner` elements.
 
-    The costs are the factor on an element against work along the innermost dimension, and cycles of the busiest core
-    for its lines, whatever they hold.
+    The costs are the factor per element compared with work along the innermost dimension, and the cycles of the busiest
+    core for its lines, regardless of their length.
     """
     shares = max(1.0, device.aiv_cores / max(1.0, outer))
     held_bytes = length * inner / shares * 4
@@ -188,7 +202,7 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
     """Return work that is distributed in `lines` of `cols` elements regardless of tensor shapes.
 
-    Each line is processed in `steps`; an element costs `each` in arithmetic.
+    Each line is processed in `steps`; `each` is the arithmetic cost of an element.
     """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
@@ -223,29 +237,41 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 TURNED_TOGETHER = 64
-"""Elements that a block to be turned reads and writes together, of however many dimensions: [67, 67, 17, 13, 11]
-float16 backwards takes 125 us on a 910B2, which single rows of 11 would make 420 (hicann/cann-bench)."""
+"""Elements that a transposed block reads and writes contiguously, for any number of dimensions: reversing the
+dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2; single rows of 11 would take 420 us
+(hicann/cann-bench).
+"""
 SWAPPED_TOGETHER = 256
-"""The same where only rows and columns of matrices are swapped: even 9 rows of 65536 keep up with memory."""
+"""The same number if only rows and columns of matrices are swapped: even 9 rows of 65536 run at memory speed."""
 BLOCK_BYTES = 32
-"""A block of a vector core's memory, which rows are padded to."""
+"""Size of a block in a vector core's memory, to which rows are padded."""
 TURNED_SINGLY = 0.8
-"""Cycles an element of odd matrices that a 910B turns: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023] to
-[373, 133221], where aligned ones keep up with memory (hicann/cann-bench); none of it on a 950PR."""
+"""Cycles per element to transpose unaligned matrices on a 910B: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023]
+to [373, 133221]; aligned ones run at memory speed (hicann/cann-bench). A 950PR has no such cost.
+"""
 TURNED_BYTES = 9.0
-"""The same of single bytes, which a 910B has no instruction to turn: [4097, 511] takes it 238 us, a 950PR 9."""
+"""The same cost for 1-byte elements, which a 910B has no instruction to transpose: [4097, 511] takes 238 us, 9 us on a
+950PR.
+"""
 TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
-"""Cycles an element of 2 bytes that a 950PR takes to turn where both sides of a matrix are as long, and elements of a
-core that it takes so for: 8 to 20 us more for [256, 256] to [769, 1537], none where one side is 9, 91 or 255 nor of 4
-bytes, and no more for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench)."""
+"""Extra cost of transposing matrices of 2-byte elements on a 950PR.
+
+TURNED_HALVES: cycles per element. MANY_TURNED: minimum length of both sides. MOST_HALVES: maximum elements per core
+that are charged. Measured: 8 to 20 us more for [256, 256] to [769, 1537]; none if one side is 9, 91 or 255, or for
+4-byte elements; and no more for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
+"""
 FEW_TURNED = 16
-"""Rows of a matrix that a core turns at once and writes as one run: [2, 9, 65536] takes 15 us and 10 us."""
+"""Number of rows below which a core transposes a matrix at once and writes it as one run: [2, 9, 65536] takes 15 us and
+10 us.
+"""
 TURNED_MEMORY = 1.38
-"""On the time of memory where blocks are turned, on vectors of 128 and of 256 bytes: [8192, 8192] of 4 bytes moves
-0.95 TB/s on both (hicann/cann-bench). Runs of 256 bytes reach 0.55 on a 910B2, and 1.4 on a 950PR."""
+"""Factor on the memory time of block transpositions, for vectors of 128 and of 256 bytes: [8192, 8192] of 4 bytes moves
+0.95 TB/s on both (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, and 1.4 on a 950PR.
+"""
 RUN_BY_RUN = 1.4
-"""Of a row's cycles, what a run takes of several dimensions backwards on a 950PR, which moves one after the other: 20
-cycles, 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench)."""
+"""Cost of a run relative to a row when several dimensions are reversed on a 950PR, which moves one run after another:
+20 cycles, 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench).
+"""
 
 
 def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -314,7 +340,7 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
-    """Return the number of runs of elements copied one by one between NCHW of this shape and blocks of channels.
+    """Return the number of runs copied element by element between NCHW of this shape and blocks of channels.
 
     A run is a channel of an image, or a block of channels if that is longer. Single points have the same layout in
     both, except for padded channels.
@@ -337,8 +363,9 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
 
 
 WALKED = 85.0
-"""Cycles of a block of rows that each core walks past to find its own, by re-routing of 16 to 512 blocks: 0.045 us each
-on a 950PR, 0.06 on a 910B2 (hicann/cann-bench)."""
+"""Cycles for each core to skip a block of rows while it looks for its own, from re-routing 16 to 512 blocks: 0.045 us
+per block on a 950PR, 0.06 on a 910B2 (hicann/cann-bench).
+"""
 
 
 def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -404,14 +431,17 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 BLOCKED_CHANNELS = 16
-"""Channels that a block of the format NC1HWC0 holds, whether an image has them or not: interpolation of one channel
-takes as long as of 16 on a 910B2, not on a 950PR (hicann/cann-bench)."""
+"""Channels per block of the format NC1HWC0, including padding: interpolating one channel takes as long as 16 on a
+910B2, but not on a 950PR (hicann/cann-bench).
+"""
 WINDOWED = 4.0
-"""Elements of a pool of fixed windows that one of an adaptive pool is worth, on vectors of 128 bytes and of 256 alike:
-30 ps an element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench)."""
+"""Cost of an element of an adaptive pool, in elements of a pool with fixed windows, for vectors of 128 and of 256
+bytes: 30 ps per element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench).
+"""
 VISITED, VISITED_CHANNEL = 55.0, 0.35
-"""Cycles of a position in an adaptive window on channels-last data of a 910B, and of each channel: 50 to 100 in all for
-7 to 97 channels, once what turning takes is off (13 calls, hicann/cann-bench)."""
+"""Cycles per position of an adaptive window on channels-last data of a 910B, and per channel of it: 50 to 100 cycles in
+all for 7 to 97 channels, without the time of transpositions (13 calls, hicann/cann-bench).
+"""
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
 
@@ -453,14 +483,16 @@ def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
 
 
 MIXED, MIXED_BY_THREADS = 2.5, 3.3
-"""Elements of an image that is only laid out in blocks which one of the result is worth, made of four neighbours: 20 ps
-over 4 to 10 on a 910B2; and by threads, 6 ps on a 950PR (31 calls, hicann/cann-bench)."""
+"""Cost of a result element interpolated from four neighbours, in elements of an image that is only converted to blocks.
+
+MIXED: 20 ps versus 4 to 10 on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, by threads (31 calls, hicann/cann-bench).
+"""
 
 
 def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
     """Return the work of interpolation: converting images to blocks of channels, and mixing their elements.
 
-    For plain images it is the mixing only.
+    On wide vectors, which read plain images, it is the mixing only.
     """
     work = _pooled(call, device, main)
     if device.vector_width > 1.0:
@@ -515,10 +547,9 @@ COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Wor
 
 
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
-    """Return the factor on the cycles per element.
+    """Return the factor on the cycles per element for the dtype.
 
-    bfloat16 is widened first, and so is float16 if more than elementwise work is done; 8-byte integers have no
-    instructions.
+    bfloat16 is widened first, and so is float16 except in elementwise work; 8-byte integers have no instructions.
     """
     # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
     if (half_ratio := family.half_ratio) == 1.0 == family.wide_ratio:

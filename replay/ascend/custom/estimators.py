@@ -3,7 +3,7 @@
 
 Estimates of an op are tried in this order: a user's estimator; a user's properties; a tile program; the built-in
 estimate, which lowers to kernels; the bytes of its tensors. Owns no cost formula except the one for properties;
-`op_invoke` owns what user code sees.
+`op_invoke` owns the objects that user code receives.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ Value = TypeVar("Value")
 ESTIMATORS: UserTable[UserFunction] = UserTable("estimator", remedy="override=True replaces it")
 
 MAX_SECONDS = 1e9
-"""Thirty years: no op takes longer, and sums of such times stay finite."""
+"""Maximum time of an op in seconds (thirty years); sums of such times stay finite."""
 MAX_AMOUNT = 1e30
-"""More bytes or operations than that are no property of an op."""
+"""Maximum number of bytes or operations accepted as a property of an op."""
 SHOWN = 200
-"""Characters of a user's wrong value that a message repeats."""
+"""Maximum characters of an invalid user value repeated in a message."""
 _OWN_FILES = (__file__, op_invoke.__file__)
 
 CUBE_DTYPES = ("float16", "bfloat16", "float32", "int8")
-"""Dtypes that an estimator is told a peak rate of, where the cube multiplies them."""
+"""Dtypes for which estimators get a peak rate of the cube, if the cube supports them."""
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
 
@@ -69,7 +69,7 @@ class DeviceFacts:
 
     @cached_property
     def mma_ops(self) -> dict[Any, float]:
-        """Peak operations per second of the cube cores by torch dtype; a multiply-add is two."""
+        """Peak operations per second of the cube cores by torch dtype; a multiply-add counts as two."""
         import torch
 
         device = self.profile
@@ -115,8 +115,8 @@ def register_op_estimator(
     """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
 
     `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` is a device, its name, a tuple or list of
-    these, or None for all devices. The function takes precedence over every built-in estimate. Raises ValueError for a
-    second registration for the same op and device, unless `override`.
+    these, or None for all devices. The function takes precedence over every built-in estimate. Raises ValueError on a
+    second registration for the same op and device, unless `override` is set.
     """
 
     name = op_name(op)
@@ -148,7 +148,9 @@ def clear_registrations() -> None:
 
 
 def refuse_unknown_devices() -> None:
-    """Raise CustomOpError if an estimator's device neither ships nor was loaded: the estimator would never be used."""
+    """Raise CustomOpError if an estimator's device is neither shipped nor loaded, because the estimator would never be
+    used.
+    """
     for entry in ESTIMATORS:
         if entry.device is not None and not is_known(entry.device):
             message, hint = no_such_device(entry.device)
@@ -159,8 +161,8 @@ def refuse_unknown_devices() -> None:
 
 
 def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
-    """Return one line, with the reason, for each of the user's estimators, property functions and rules that was not
-    used.
+    """Return one line, with the reason, for each estimator, property function, tile program and rule of the user that
+    was not used.
 
     `devices` are the simulated devices, `ops` the names of the examined ops.
     """
@@ -201,13 +203,13 @@ class Estimate(Generic[Value]):
 
     value: Value
     source: str
-    """The function, "name (file.py:line)"."""
+    """The function as "name (file.py:line)"."""
     assumed: str
-    """What it used that is not known of the op; "" for nothing."""
+    """Assumption about the op that the function relied on; "" if none."""
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> Estimate[float] | None:
-    """Return the microseconds from a user's estimator for `op` on `device`; None if none is registered.
+    """Return the time in microseconds from a user's estimator for `op` on `device`; None if none is registered.
 
     Raises CustomOpError if the function fails or does not return a time.
     """
@@ -270,7 +272,7 @@ def property_terms(op: ReplayOp, device: DeviceProfile, state: State = "network"
 
 
 def _wrong_in(properties: object) -> str | None:
-    """Return what is wrong with a user's properties, as text; None if they are valid."""
+    """Return the error in a user's properties as text; None if they are valid."""
     if not isinstance(properties, PerformanceProperties):
         return f"{_shown(properties)}, no PerformanceProperties"
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
@@ -292,9 +294,9 @@ def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: St
     (`overlap_p`).
 
     The launch time depends on the number of vector cores: the cores that the bytes occupy, or more if the operations
-    exceed what a core does while another one starts. An op that multiplies has the launch time of the cube. A dtype
+    exceed what a core computes while another one starts. An op that multiplies has the launch time of the cube. A dtype
     unknown to the cube runs at the float32 rate: nothing is computed for free. Cold caches hold none of the bytes, warm
-    caches as many as fit, and in a network they hold the usual share.
+    caches as many as fit, and caches in a network the usual share.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -349,8 +351,8 @@ def _text(error: BaseException) -> str:
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
     """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are skipped.
 
-    A folder with an __init__.py is imported as a package, and then the files that the import did not load. If a file
-    fails, the remaining files are still loaded; afterwards CustomOpError names every failure with file and line. Raises
+    A folder with an __init__.py is imported as a package, followed by the files that the import did not load. If a file
+    fails, the remaining files are still loaded; then CustomOpError lists every failure with file and line. Raises
     UsageError if `folder` is not a folder. None loads nothing.
     """
     if folder is None:
@@ -383,5 +385,5 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
 
 
 def _run_alone(file: Path) -> list[Path]:
-    """Run a file that belongs to no package; return it unless it ran before."""
+    """Run a file that belongs to no package; return it in a list, which is empty if it ran before."""
     return [file] if run_file(file) else []

@@ -24,7 +24,7 @@ PropertyFunction = TypeVar("PropertyFunction", bound=Callable[..., Any])
 LOOKUPS = frozenset(
     {"index", "index_select", "embedding", "gather", "take", "take_along_dim", "_index_put_impl_", "slice", "select"}
 )
-"""Ops that read of their first tensor only as much as they return."""
+"""Ops that read no more of their first tensor than they return."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class ComputeOps:
     """Arithmetic of one dtype; a multiply-add is two operations."""
 
     mma_ops: float = 0.0
-    """On the cube cores."""
+    """Operations on the cube cores."""
     gp_ops: float = 0.0
-    """On the vector cores."""
+    """Operations on the vector cores."""
 
 
 @dataclass(slots=True)
@@ -42,15 +42,15 @@ class PerformanceProperties:
     """The work of an op, from which the default estimator computes a time."""
 
     compute_ops: dict[Any, ComputeOps] = field(default_factory=dict[Any, ComputeOps])
-    """By dtype: a torch.dtype or its name."""
+    """Operations by dtype; a key is a torch.dtype or its name."""
     memory_read_bytes: float = 0.0
     memory_write_bytes: float = 0.0
     memory_readwrite_bytes: float = 0.0
-    """Bytes updated in place: moved twice, and counted in neither of the two others."""
+    """Bytes updated in place: moved twice, and not included in the read or write bytes."""
 
 
 class PerformanceModel:
-    """Namespace for the type that estimators return."""
+    """Namespace for the result type of estimators."""
 
     @dataclass(slots=True)
     class Result:
@@ -72,14 +72,14 @@ class OpInvokeInfo:
     def __init__(self, op: ReplayOp) -> None:
         self.op = op
         self.assumed_out = False
-        """Whether a result that nobody knows was asked for, by `out` or `get_memory_access_properties`."""
+        """Whether user code requested a result whose size is unknown, by `out` or `get_memory_access_properties`."""
 
     @classmethod
     def register_op_properties(cls, op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
         """Register a function from OpInvokeInfo to PerformanceProperties for an op.
 
         `op` is torch.ops.ns.name, one of its overloads, or "ns::name". Raises ValueError if the user already registered
-        a property function for the op, unless `override`.
+        a property function for the op, unless `override` is set.
         """
 
         name = op_name(op)
@@ -92,12 +92,14 @@ class OpInvokeInfo:
 
     @property
     def name(self) -> str:
-        """ "ns::name" as recorded."""
+        """The op's name as "ns::name", as recorded."""
         return self.op.name
 
     @cached_property
     def func(self) -> Any:
-        """The torch op that was called, as an overload if it is known; None if torch does not know the op."""
+        """The torch op that was called, as an overload if that can be identified; None if torch does not have
+        the op.
+        """
         from opreplay.replay.resolve.names import known_overload
 
         return known_overload(self.op)
@@ -114,7 +116,7 @@ class OpInvokeInfo:
 
     @cached_property
     def out(self) -> Any:
-        """The result as a meta tensor, or a tuple of them for several results; None if the op returns nothing.
+        """The result as a meta tensor, a tuple of them for several results, or None if the op returns nothing.
 
         An unknown result is assumed to match the tensor that the op updates, otherwise its first tensor.
         """
@@ -122,7 +124,9 @@ class OpInvokeInfo:
         return results[0] if len(results) == 1 else results or None
 
     def _results(self) -> Sequence[TensorMeta | None]:
-        """Return the known or assumed results of the op; set `assumed_out` if the first tensor is assumed."""
+        """Return the known or assumed results of the op; set `assumed_out` if they are assumed to match the first
+        tensor.
+        """
         if self.op.outputs is not None:
             return self.op.outputs
         if self.op.recorded_outputs is not None:
@@ -137,7 +141,8 @@ class OpInvokeInfo:
         """Return the bytes moved if every argument is read once and every result written once.
 
         Tensors updated in place count once as read and written; a lookup reads as many bytes of its table as it
-        returns. An unknown result, e.g. of an op without a fake kernel, counts like the first tensor argument.
+        returns. An unknown result, e.g. of an op without a fake kernel, counts as if it were like the first tensor
+        argument.
         """
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
@@ -160,7 +165,7 @@ class OpInvokeInfo:
 
 
 def register_op_properties(op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
-    """Register op properties: `OpInvokeInfo.register_op_properties` as a function like the other decorators."""
+    """Register op properties; function form of `OpInvokeInfo.register_op_properties`, like the other decorators."""
     return OpInvokeInfo.register_op_properties(op, override=override)
 
 

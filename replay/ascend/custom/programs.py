@@ -1,7 +1,7 @@
 # pyright: strict
-"""User-written kernels that define the cost of an op: registered by op, tried before the built-in rules.
+"""User-written kernels that define the cost of an op; registered by op and tried before the built-in rules.
 
-Owns the table and the values; `replay.tile`, a layer above, computes the costs.
+Owns the table of programs and their result type; `replay.tile`, a layer above, computes the costs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
     time_us: float
     low_us: float
     high_us: float
-    """80 % band."""
+    """Upper end of the 80 % band in microseconds."""
     terms_us: dict[str, float]
     bound: str
     confidence: Confidence
     extrapolated: bool
-    """It lies far outside of what was measured of the program."""
+    """Whether the call is far outside the measurements of the program."""
     source: str
-    """ "function (file.py:line)"."""
+    """Function and place, as "function (file.py:line)"."""
 
 
 Coster = Callable[[ReplayOp, DeviceProfile, State], "ProgramCost | None"]
-"""None where the program is not for this call."""
+"""Function that returns the cost of a call; None if the program does not cover the call."""
 
 PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op has one program")
 
@@ -49,7 +49,7 @@ def register_program_cost(op: str, function: Coster) -> None:
 
 
 def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
-    """Return the cost of this call from the program registered for its op; None without a program that covers the call.
+    """Return the cost of this call from the program registered for its op; None if no program covers the call.
 
     Raises CustomOpError for a call that does not fit the program.
     """

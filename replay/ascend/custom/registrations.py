@@ -1,5 +1,5 @@
 # pyright: strict
-"""Valid targets of a user's registration: an op and a device, given as objects or by name."""
+"""Validates the target of a user's registration: an op and a device, given as objects or by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.traces.errors import UsageError
 
 USER_RULES: UserTable[UserFunction] = UserTable("rule", remedy="override=True replaces it")
-"""Users' own lowering rules, by op name or by a regular expression for the start of one; before the built-in ones."""
+"""Users' own lowering rules, by op name or by a regular expression for its start; they precede the built-in rules."""
 
 
 class CustomOpError(UsageError):
@@ -38,7 +38,7 @@ def _caller() -> str:
 
 
 def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) -> None:
-    """Raise CustomOpError if a registration names no op, or if a name is not an op's name."""
+    """Raise CustomOpError if a registration names no op or contains an invalid op name."""
     if not names:
         raise CustomOpError(f"{place_of(function)}: a {what} needs at least one op, such as mylib::norm")
     for name in names:
@@ -48,7 +48,7 @@ def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) 
 
 
 def op_name(op: Any) -> str:
-    """Return "ns::name" for a torch op, an overload packet, or such text. Raises NoOp for anything else."""
+    """Return "ns::name" for a torch op, an overload packet, or text of this form. Raises NoOp for anything else."""
     name = op if isinstance(op, str) else getattr(op, "_qualified_op_name", None)
     if name is None:
         # An overload knows its schema; `_schema.name` has no overload name in it.
@@ -60,7 +60,7 @@ def op_name(op: Any) -> str:
 
 
 def device_name(device: Any) -> str | None:
-    """Return the name of a device given as an object or by name, canonical for shipped devices; None means all devices.
+    """Return the canonical name of a device given as an object or by name; None means all devices.
 
     Raises CustomOpError for a name that neither ships nor was loaded. While a user's file is being loaded, the devices
     of the command are not known yet.

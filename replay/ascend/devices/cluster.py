@@ -26,7 +26,9 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     transport: str
     """HCCS, UB, SIO, RDMA, PCIE, or a name of your own, which makes predictions extrapolated."""
     bytes_per_s: Quantity
-    """Of a mesh from a die to each other one, else of a die; one direction, achieved."""
+    """Achieved bytes per second in one direction: from a die to each other die in a mesh, otherwise in total
+    per die.
+    """
     latency: Quantity
     mesh: bool = False
 
@@ -38,10 +40,10 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     soc: str
     servers: int
     dies: int
-    """Of a server."""
+    """Dies per server."""
     name: str = ""
     inside: LinkEntry | None = None
-    """Links of a server; those of the SoC where left out."""
+    """Links inside a server; the links of the SoC if left out."""
     between: LinkEntry | None = None
 
 
@@ -61,7 +63,9 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """Return the device as a die of the cluster; its version includes the cluster, since predictions differ."""
+    """Return the device as a die of the cluster; its version names the cluster, because the cluster changes
+    predictions.
+    """
     version = f"{device.version} in {cluster.name}"
     return msgspec.structs.replace(device, cluster=cluster, version=version)
 

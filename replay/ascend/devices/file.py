@@ -37,19 +37,21 @@ from opreplay.traces.folders import read_regular
 from opreplay.traces.toml_text import parse_toml
 
 SCHEMA_VERSION = 3
-"""Changes of format: 1 first version; 2 families may have `nearby`; 3 `measured` and `base_version`."""
+"""Version of the file format: 1 is the first; 2 adds `nearby` to families; 3 adds `measured` and `base_version`."""
 
 MAX_FILE_BYTES = 1 << 20
-"""Of a device file or a file of a cluster; 2000 measured calls take a quarter of it."""
+"""Maximum size of a device file or cluster file; 2000 measured calls take a quarter of it."""
 
 RETIRED = frozenset({"reread_reach"})
-"""Rates that files of version 1 may give and that no cost depends on any more."""
+"""Rates that files of version 1 may contain and that no cost uses any more."""
 
 MAX_PULL = 10.0
-"""Largest pull of a neighbour that a file may give; close neighbours that disagree pull more than they say together."""
+"""Maximum pull of a neighbour in a file; close neighbours that disagree have pulls larger than their combined
+effect.
+"""
 
 MOST_MEASURED = 2000
-"""Measured calls of a file: every prediction is compared with each of them."""
+"""Maximum number of measured calls per file, because every prediction is compared with each of them."""
 
 DATASHEET: dict[str, str] = {
     "aic_cores": "core",
@@ -67,7 +69,7 @@ DATASHEET: dict[str, str] = {
     "link_bytes_per_s": "byte/s",
     "link_latency": "us",
 }
-"""Datasheet entries that a device must have, and the unit each is given in."""
+"""Required datasheet entries of a device, with their units."""
 
 OPTIONAL: dict[str, str] = {
     "server_dies": "die",
@@ -82,10 +84,12 @@ OPTIONAL: dict[str, str] = {
     "macs_float8_e5m2": "MAC/cycle/core",
     "macs_float4_e2m1fn_x2": "MAC/cycle/core",
 }
-"""Datasheet entries that a device may have: dies of a server, links beside `link`, the width of a vector core's
-instructions where it is not 128, how much longer a convolution takes that reads plain layouts (without one, layouts are
-converted for it), and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
-through the cube; none has one for float64."""
+"""Optional datasheet entries of a device, with their units.
+
+Dies of a server; links other than `link`; the width of a vector core's instructions if it is not 128; how much longer a
+convolution takes that reads plain layouts (without this entry, layouts are converted for it); and dtypes that only some
+cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never has one.
+"""
 
 NUMBERS = (
     "cycles",
@@ -102,7 +106,7 @@ NUMBERS = (
     "scale",
     "band",
 )
-"""Numbers of a family, all in the units that the model file declares."""
+"""Numeric fields of a family, all in the units that the model file declares."""
 
 
 OTHER_FIELDS = (
@@ -119,19 +123,19 @@ OTHER_FIELDS = (
     "measured_here",
     "measured_elsewhere",
 )
-"""What else a file may say of a family."""
+"""Other fields that a file may contain for a family."""
 
 
 class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A measured kernel, as written in a file."""
 
     sizes: tuple[int, int, int]
-    """(rows, columns, depth) of a product, (rows, row length, 1) of others."""
+    """(rows, columns, depth) of a product, (rows, row length, 1) of other kernels."""
     pull: float
 
 
 class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A family, as written in a file: only the given fields replace values of the shared model."""
+    """A family, as written in a file; only the given fields replace values of the shared model."""
 
     source: str
     confidence: Trust
@@ -171,14 +175,14 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     units: dict[str, str]
     rates: dict[str, Quantity]
     alone: dict[str, dict[str, Quantity]]
-    """By `DeviceProfile.kind`: factors on rates, and `FAMILY_FACTORS`, of calls by themselves."""
+    """Factors on rates and on `FAMILY_FACTORS` for isolated calls, by `DeviceProfile.kind`."""
     families: dict[str, FamilyEntry]
 
 
 FAMILY_FACTORS = ("cycles", "row_cycles", "fixed_us")
-"""Factors on constants of families of vector kernels."""
+"""Constants of vector kernel families that have factors for isolated calls."""
 UNSCALED = frozenset({"matmul", "conv", "attention", "collective", "aicpu", "host", "free"})
-"""Forms of the other families."""
+"""Forms of families without these factors."""
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,23 +194,23 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: str = "0"
     base: str | None = None
     base_version: str = ""
-    """Version of the base whose predictions `measured` was compared with; empty where any will do."""
+    """Version of the base whose predictions `measured` was compared with; empty accepts any version."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
-    """Of devices that share what is fitted to any of them; the device's own name where there is none."""
+    """Group of devices that share the constants fitted to any of them; the device's own name if it is in no group."""
     datasheet: dict[str, Quantity] = {}
     rates: dict[str, Quantity] = {}
     families: dict[str, FamilyEntry] = {}
     pipes: dict[str, Quantity] = {}
-    """In place of those of `_pipes.toml`."""
+    """Values that replace those of `_pipes.toml`."""
     slow_paths: tuple[SlowPath, ...] = ()
-    """Beside those that all devices have, and before them."""
+    """Slow paths that are tried before those common to all devices."""
     measured: tuple[OwnMeasurement, ...] = ()
     """Calls that the user measured."""
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The core's memories and paths: values for all devices, and values that replace them on single devices."""
+    """Memories and paths of a core: values for all devices, and values that replace them on single devices."""
 
     schema_version: int
     pipes: dict[str, Quantity]
@@ -275,7 +279,7 @@ def _check_entries(entries: object, kind: type[Any], where: str) -> None:
 
 @lru_cache(maxsize=1)
 def load_model() -> ModelFile:
-    """Load and check the shared cost model: every rate is present, every number has a unit, no type has two
+    """Load the shared cost model and check that every rate is present, every number has a unit, and no type has two
     families.
     """
     model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
@@ -340,7 +344,7 @@ def _paths_by_type(paths: Iterable[SlowPath]) -> dict[str, tuple[SlowPath, ...]]
 
 
 def type_table(model: ModelFile) -> dict[str, str]:
-    """Map each CANN kernel type to its family; refuse a type that two families claim."""
+    """Return the family of each CANN kernel type. Raises FormatError for a type that is in two families."""
     table: dict[str, str] = {}
     for family, entry in model.families.items():
         for kernel_type in entry.types:
@@ -457,7 +461,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
-    """Return the device before any calibration: its datasheet, and the shared model's starting values."""
+    """Return the device without any calibration: its datasheet and the shared model's initial values."""
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     bare = _bare.get(key)
     if bare is None:
@@ -478,8 +482,11 @@ _bare: dict[object, DeviceProfile] = {}
 
 
 REFERENCE = {"910": "910b2", "950": "950pr"}
-"""Kind of device → the device whose constants calls by themselves have on all devices of the kind, so that no larger
-one is slower because a network was measured on it; factors and measured calls are relative to these."""
+"""Kind of device → device whose constants are used for isolated calls on all devices of the kind.
+
+The constants are shared so that no larger device is slower because a network was measured on it. Factors and measured
+calls are relative to these devices.
+"""
 
 
 def alone(device: DeviceProfile) -> DeviceProfile:
@@ -510,8 +517,8 @@ def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DevicePro
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
-    """Return the device with its rates and families multiplied by factors, and without measured neighbours, which are
-    kernels in networks.
+    """Return the device with its rates and families multiplied by factors, without measured neighbours, because these
+    are kernels in networks.
     """
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
     families = {name: _scaled(family, factors) for name, family in device.families.items()}
@@ -530,7 +537,7 @@ def _scaled(family: FamilyCost, factors: Mapping[str, float]) -> FamilyCost:
 
 
 def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:
-    """Merge family entries; each entry overrides the entries before it."""
+    """Merge family entries; later entries override earlier ones."""
     values: dict[str, Any] = {"name": name, "form": form}
     for layer in filter(None, layers):
         fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
@@ -560,7 +567,7 @@ def _shipped(name: str) -> DeviceFile:
 
 @lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
-    """Return the shipped device for a name or alias, ignoring case; None if there is none."""
+    """Return the name of the shipped device for a name or alias, ignoring case; None if there is none."""
     wanted, names = _plain(name), list_devices()
     by_name = (known for known in names if _plain(known) == wanted)
     by_alias = (known for known in names if wanted in map(_plain, _shipped(known).aliases))
@@ -593,7 +600,7 @@ DEVICE_FILE = f"A device file is a regular TOML file of at most {MAX_FILE_BYTES:
 
 
 def is_file_name(text: str) -> bool:
-    """Check whether the device text names a file, not a shipped device: it has a slash or ends in .toml."""
+    """Check whether the text is the path of a device file, not a device name: it contains a slash or ends in .toml."""
     return text.endswith(".toml") or "/" in text
 
 

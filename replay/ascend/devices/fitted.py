@@ -1,9 +1,9 @@
 # pyright: strict
-"""The constants fitted to public measurements for the devices that ship: one table, `fitted.csv`, by family and SoC.
+"""Constants fitted to public measurements for the shipped devices: one table, `fitted.csv`, by family and SoC.
 
-A row without an SoC holds for all of them, one with an SoC, or a generation, for that alone; a row without a family is
-a rate; one with sizes is a measured kernel and how far it pulls (see `cost.nearby`). `python -m
-benchmarks.device_model fit` writes it.
+A row without an SoC applies to all SoCs, a row with an SoC or a generation to that only. A row without a family is a
+rate. A row with sizes is a measured kernel and its pull (see `cost.nearby`). `python -m benchmarks.device_model fit`
+writes the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
-    """Return source and confidence of a family's constants, depending on how many of its kernels were measured."""
+    """Return the source and confidence of a family's constants, depending on how many of its kernels were measured."""
     if samples:
         return {"source": source, "confidence": "fitted"}
     if samples_elsewhere:
@@ -45,7 +45,7 @@ def rows_of(text: str) -> tuple[Row, ...]:
 
 
 def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
-    """Return version, rates and families of a device in the form of a device file.
+    """Return the version, rates and families of a device in the form of a device file.
 
     `names` are the device's generation and its own name; `units` are the units of the rates.
     """
@@ -83,11 +83,13 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
 
 
 FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
-"""What the table says of measurements, beside what was fitted to them."""
+"""Constants of the table that describe the measurements, not the fit."""
 
 
 def counts_of(rows: tuple[Row, ...]) -> dict[str, int]:
-    """Count the fitted numbers: shared by all devices, of single devices, and weights of measured kernels."""
+    """Count the fitted numbers: those shared by all devices, those of single devices, and the weights of measured
+    kernels.
+    """
     constants = [row for row in rows if not row[3] and row[2] not in FACTS]
     shared = sum(not row[1] for row in constants)
     return {"shared": shared, "of_single_devices": len(constants) - shared, "pulls": sum(bool(row[3]) for row in rows)}

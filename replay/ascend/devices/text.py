@@ -33,7 +33,7 @@ def _number(value: float) -> str:
 
 
 def constant_text(name: str, value: Constant) -> str:
-    """Return a constant as files of devices write it."""
+    """Return a constant in the notation of device files."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -72,7 +72,7 @@ MEASURED = ("measured_here", "measured_elsewhere")
 
 
 def neighbours(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(kind, sizes, pull) of each neighbour."""
+    """Yield (kind, sizes, pull) of each neighbour."""
     for kind, measured in family.nearby.items():
         for rows, columns, depth, pull in measured:
             yield kind, sizes_at((rows, columns, depth), family.form), f"{pull:.4f}"
@@ -117,7 +117,7 @@ def _measurement(row: OwnMeasurement) -> str:
 
 
 def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) -> str:
-    """Return the TOML text of a shipped device with a user's measured calls; it refers to the device by its name."""
+    """Return the TOML text of a shipped device with a user's measured calls; the text refers to the device by name."""
     parts = [
         "".join(f"# {line}\n" for line in header.splitlines()),
         f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(name)}\ntitle = {json.dumps(title)}\n"
@@ -144,7 +144,7 @@ def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
 
 
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
-    """Return the TOML text of a calibrated device: differences from the shared model. `header` becomes comment
+    """Return the TOML text of a calibrated device: its differences from the shared model. `header` becomes comment
     lines.
     """
     shared, model = load_model(), datasheet_only(device)
@@ -169,7 +169,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """Return a shipped device in the complete form of a user's device file."""
+    """Return a shipped device as a complete device file, in the form of a user's file."""
     device = load_device(name)
     header = f"{device.title}: datasheet values, and constants fitted to public measurements."
     source = next(rate.source for rate in load_file(name).rates.values())

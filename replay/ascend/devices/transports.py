@@ -1,5 +1,5 @@
 # pyright: strict
-"""The time of one transfer on each transport between dies: read from `_transports.toml`, looked up by kind and SoC."""
+"""Time of one transfer on each transport between dies, from `_transports.toml`, by kind of work and SoC."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opreplay.traces.errors import FormatError
 from opreplay.traces.toml_text import parse_toml
 
 Work = Literal["copy", "reduce", "send"]
-"""What is done on arrival: nothing; a reduction in line; nothing, with one peer alone."""
+"""Work on received data: "copy" none, "reduce" an inline reduction, "send" none, with a single peer."""
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,10 +25,10 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reduce: Quantity | None = None
     send: Quantity | None = None
     socs: dict[str, dict[Work, Quantity]] = {}
-    """Rates of one SoC, by name."""
+    """Rates of single SoCs, by SoC name."""
 
     def rate(self, work: Work, soc: str = "") -> Quantity:
-        """Return bytes per second for this SoC if listed, otherwise for all SoCs."""
+        """Return the bytes per second for this SoC if listed, otherwise for all SoCs."""
         soc_rates = self.socs.get(soc, {})
         # To one peer alone links are quicker than in a mesh: what an SoC reaches there says nothing of that.
         other = None if work == "send" else next(iter(soc_rates.values()), None)
@@ -40,12 +40,12 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 ALIASES = {"HCCS_SW": "HCCS", "HCCS SW": "HCCS", "UB": "HCCS", "ROCE": "RDMA"}
-"""Other spellings of transports → the entry that stands for them."""
+"""Other spellings of transports → name of the entry that is used for them."""
 
 
 @lru_cache(maxsize=1)
 def transports() -> dict[str, Transport]:
-    """Return the shipped table, by transport."""
+    """Return the shipped transports by name."""
     text = (resources.files("opreplay.replay.ascend.devices") / "_transports.toml").read_bytes()
     raw = parse_toml(text)
     if raw.pop("schema_version", None) != 1:
@@ -63,7 +63,7 @@ def transport_named(name: str, table: dict[str, Transport] | None = None) -> Tra
 
 
 def work_of(op: str) -> Work:
-    """Return what a collective does with received data, by its name."""
+    """Return the work that a collective does on received data, derived from its name."""
     plain = op.lower().replace("_", "")
     if "reduce" in plain:
         return "reduce"

@@ -1,4 +1,4 @@
-"""Errors of predictions against measurements, by kernel type and overall; computes, never reads or prints."""
+"""Computes errors of predictions against measurements, by kernel type and overall; does not read or print."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, State
 
 MOST_WEIGHT = 0.1
-"""Largest share of a set's time that one kernel may have in `capped_wape`."""
+"""Maximum share of a set's time that one kernel may have in `capped_wape`."""
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of predicted against measured times, as fractions."""
+    """Errors of predicted times relative to measured times, as fractions."""
 
     n: int
-    """Unique kernels."""
+    """Number of unique kernels."""
     mape: float
-    """Mean of |predicted - measured| / measured over unique kernels, medians of their launches both."""
+    """Mean of |predicted - measured| / measured over unique kernels; both times are medians over launches."""
     median_ape: float
     p90_ape: float
     wape: float
@@ -40,12 +40,14 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     total_error: float
     """(sum of predicted - sum of measured) / sum of measured over all launches; errors of either sign cancel."""
     in_band: float
-    """Share of unique kernels whose measured time lies in their 80 % band."""
+    """Share of unique kernels whose measured time is within their 80 % band."""
     within_10: float = float("nan")
-    """Share of unique kernels predicted within 10 % of what was measured."""
+    """Share of unique kernels predicted within 10 % of the measured time."""
     within_25: float = float("nan")
     capped_wape: float = float("nan")
-    """`wape` with no kernel weighing more than MOST_WEIGHT of its set: one giant does not decide."""
+    """`wape` with the weight of each kernel capped at MOST_WEIGHT of its set, so that one huge kernel does not
+    dominate.
+    """
 
 
 class Part(NamedTuple):
@@ -54,7 +56,7 @@ class Part(NamedTuple):
     call: KernelCall
     touches: tuple[Touch, ...] = ()
     loaded: bool = False
-    """Whether its code is in the instruction caches."""
+    """Whether the kernel's code is in the instruction caches."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +65,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     row: KernelRow
     touches: tuple[Touch, ...] = ()
     loaded: bool = False
-    """Whether its code is in the instruction caches, as far as the order of launches tells."""
+    """Whether the kernel's code is in the instruction caches, derived from the launch order."""
     duration_us: float
     state: State = "network"
     several: tuple[Part, ...] = ()
-    """The kernels of a measured op; empty where the row is a kernel."""
+    """The kernels of a measured op; empty if the row is a single kernel."""
     soc: str = ""
-    """What its row says of the device; empty where it says nothing."""
+    """Device named in the row; empty if it names none."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -78,17 +80,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One unique kernel, predicted and measured."""
+    """One unique kernel with its measured and predicted times."""
 
     call: KernelCall
     measured_us: float
-    """Median over launches."""
+    """Measured time, median over launches."""
     predicted_us: float
-    """Median over launches."""
+    """Predicted time, median over launches."""
     low_us: float
     high_us: float
     count: int
-    """Launches."""
+    """Number of launches."""
     total_us: float
     absolute_us: float
     """Sum over launches of |predicted - measured|."""
@@ -96,20 +98,22 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over launches of predicted - measured."""
     held_out: bool = False
     extrapolated: bool = False
-    """Far from all that was measured of its family."""
+    """Whether the kernel is far from all measurements of its family."""
     shipped_us: float | None = None
-    """What `op` predicts, where `predicted_us` leaves out what was learned of this very kernel's source; else None."""
+    """Time that `op` predicts, if `predicted_us` leaves out the measurements of this kernel's own source; otherwise
+    None.
+    """
 
     @property
     def ape(self) -> float:
-        """|predicted - measured| / measured."""
+        """Return |predicted - measured| / measured."""
         return abs(self.predicted_us - self.measured_us) / self.measured_us
 
 
 def launches(table: KernelTable) -> list[Launch]:
-    """Return the measured rows of a table; if rows are launches in order, each has the reuse distances of its tensors.
+    """Return the measured rows of a table; if they are launches in order, each has the reuse distances of its tensors.
 
-    Rows without a duration are part of the sequence, as they use memory too.
+    Rows without a duration are part of the sequence, because they use memory, too.
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
@@ -122,7 +126,7 @@ def launches(table: KernelTable) -> list[Launch]:
 
 
 def alone(launch: Launch, state: State) -> Launch:
-    """Return a kernel's launch as an isolated one: "cold", with none of its inputs in L2, or "warm", as in a loop."""
+    """Return a kernel's launch as an isolated one: "cold" (none of its inputs in L2) or "warm" (as in a loop)."""
     (touches,) = touches_in([launch.row.call], state)
     return msgspec.structs.replace(launch, touches=written_back(launch.row.call, touches), loaded=False, state=state)
 
@@ -163,7 +167,7 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
 
 
 def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
-    """Return (time, factor of the band, whether extrapolated) for all kernels of a launch; their errors are
+    """Return (time, band factor, whether extrapolated) for all kernels of a launch; their errors are taken as
     independent.
     """
     total = square = 0.0
@@ -178,7 +182,7 @@ def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProf
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of `values` lie, by linear interpolation; NaN if there are none."""
+    """Return the value below which a share `share` of `values` lies, by linear interpolation; NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -189,8 +193,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def errors_of(compared: Sequence[Compared]) -> Errors:
-    """Return errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN if there are
-    none.
+    """Return errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN if there are no
+    kernels.
     """
     if not compared:
         nan = float("nan")
@@ -212,8 +216,8 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def _capped(compared: Sequence[Compared]) -> float:
-    """Return WAPE with each weight capped at MOST_WEIGHT of the sum; with too few kernels for that, the cap is
-    raised.
+    """Return the WAPE with each weight capped at MOST_WEIGHT of the sum; the cap is raised if there are too few kernels
+    for it.
     """
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Tables of measured calls: one row per call in opreplay's notation, with its time, the device, and the L2 state.
+"""Reads tables of measured calls: one row per call in opreplay's notation, with its time, the device and the L2 state.
 
 Owns the columns and which rows can be used; `simulate` owns a call's cost, `calibrate.calls` the rows used in a fit.
 """
@@ -27,11 +27,11 @@ from opreplay.traces.folders import open_regular_text
 MAX_ROWS = 100_000
 MAX_TABLE_BYTES = 256 << 20
 TIMES = ("torch_us", "time_us", "us", "duration_us")
-"""Columns of which the first that a table has is the time of a call in microseconds."""
+"""Columns with the time of a call in microseconds, in order of preference."""
 _SPREAD = re.compile(r"\bspread (\d{1,9}(?:\.\d{1,9})?) %")
-"""In the note of a row: the middle half of the repeats as a share of their median."""
+"""Spread in the note of a row: interquartile range of the repetitions as a percentage of their median."""
 BETWEEN = " ; "
-"""Between the calls of a composite, whose times were summed."""
+"""Separator between the calls of a composite, whose times were added up."""
 
 
 class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,20 +39,20 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     ops: tuple[ReplayOp, ...]
-    """Several of a composite."""
+    """The op of the call; several for a composite."""
     soc: str
-    """As a device is called here; empty where the row does not say."""
+    """opreplay's name of the device; empty if the row names none."""
     l2: L2State | None
-    """None where the row does not say."""
+    """Cache state; None if the row does not give it."""
     time_us: float
     source: str = ""
-    """Project and file, without the version."""
+    """Project and file of the source, without the version."""
     spread: float = 0.0
-    """Of the repeats, relative to the time; 0 where the note does not say."""
+    """Spread of the repetitions relative to the time; 0 if the note does not give it."""
 
     @property
     def key(self) -> str:
-        """A key that identifies the call on this device in every table."""
+        """Return a key of the call, device and time, which is the same in every table."""
         return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
 
 
@@ -63,7 +63,7 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[MeasuredCall, ...]
     rows: int
     usable_rows: int
-    """Rows with a time of exactly the call that they name, on a known device."""
+    """Number of rows whose time covers exactly the named call, on a known device."""
     dropped: dict[str, int]
     """Reason → rows that could not be used."""
 
@@ -89,8 +89,8 @@ def read_call_table(
 ) -> CallTable:
     """Read the usable calls of a table; `soc` is the device for rows that name none.
 
-    `only` selects rows by their columns; rows that it rejects are not counted. Left out with a reason: rows without a
-    time, rows with an unknown device, rows whose column `exact` is not "yes", and rows that are not a call. Raises
+    `only` selects rows by their columns; rejected rows are not counted. These rows are left out with a reason: rows
+    without a time, with an unknown device, with a column `exact` other than "yes", and rows that are not a call. Raises
     TraceError if the file cannot be read, Malformed if it holds no call, TooLarge for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
@@ -130,13 +130,13 @@ def read_call_table(
 
 
 LEAST_US = 1e-3
-"""Least time of a call that is taken for one, in microseconds; no kernel starts in less than 0.9."""
+"""Minimum time in microseconds of a valid row; no kernel starts in less than 0.9."""
 L2_WORDS = frozenset({"", "unknown", "cold", "loop", "warm"})
-"""What a column `l2` may say."""
+"""Valid values of a column `l2`."""
 
 
 def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
-    """Return why a row cannot be used; empty if it can."""
+    """Return why a row cannot be used; "" if it can."""
     if not (row.get("op") or "").strip():
         return "no op named"
     try:
@@ -156,12 +156,13 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
 
 
 MISLABELLED = {("flagos-ai/FlagGems", "910b4"): "910b4-1"}
-"""(project, device as its tables call it) → the device that it is: 1 GB of weights in 769 us is 1.32 TB/s, and a 910B4
-has 0.8."""
+"""(project, device as named in its tables) → actual device: 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has
+only 0.8.
+"""
 
 
 def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
-    """Return the device that a row names; `soc` if it names none or is ambiguous ("910b")."""
+    """Return the device that a row names; `soc` if it names none or an ambiguous one ("910b")."""
     named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
     named = MISLABELLED.get(((row.get("source") or "").split(":")[0].split("#")[0].split("@")[0], named), named)
     several = named not in list_devices() and any(device.startswith(named) for device in list_devices())
@@ -180,7 +181,7 @@ def _call(
 
 
 def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
-    """Return the op of each call, or the reason why `opreplay op` refuses the text.
+    """Return the op of each call, or the reason why `opreplay op` rejects the text.
 
     All calls are resolved together, which takes a tenth of the time of resolving them one by one; if one of them fails,
     the list is halved until the failing call is alone.

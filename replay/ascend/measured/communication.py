@@ -1,8 +1,9 @@
 # pyright: strict
-"""Transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of transfers.
+"""Reads transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of
+transfers.
 
 The layout is that of the public outputs of torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → its
-times and, by transport, bytes, time and the packets of each size.
+times and, by transport, the bytes, the time and the packets of each size.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from opreplay.traces.folders import open_regular, read_regular
 MAX_FILE_BYTES = 512 << 20
 MAX_TRANSFERS = 2_000_000
 COLUMNS = ("op", "transport", "transit_mb", "transit_ms", "sizes")
-"""That a table of transfers has at least."""
+"""Required columns of a table of transfers."""
 PARTS = ("HCCS", "PCIE", "SIO", "HCCS_SW")
-"""Transports that the profiler's SDMA adds up."""
+"""Transports whose sum the profiler reports as SDMA."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """Data that one rank moved for one collective over one transport."""
 
     op: str
-    """"hcom_allReduce_", ..."""
+    """Name of the collective, e.g. "hcom_allReduce_"."""
     transport: str
     packets: tuple[tuple[float, int], ...]
-    """(bytes, how many), of each size."""
+    """(bytes, count) for each packet size."""
     transit_us: float | None
-    """All packets; None where the table leaves it out."""
+    """Time of all packets; None if the table leaves it out."""
     run: str = ""
-    """What it is of: ranks of one profiled run share it."""
+    """Profiled run; its ranks share the name."""
     soc: str = ""
-    """As the table says; "" where it does not."""
+    """SoC named in the table; "" if it names none."""
 
     @property
     def size_bytes(self) -> float:
@@ -52,7 +53,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     rows: tuple[Transfer, ...]
     dropped: dict[str, int]
-    """Reason → entries that say nothing of a transfer."""
+    """Reason → number of entries that do not describe a transfer."""
 
 
 class _Bandwidth(msgspec.Struct):
@@ -74,7 +75,7 @@ class _Pair(msgspec.Struct):
 
 
 def is_communication(path: str | Path) -> bool:
-    """Check whether this module reads a file: by its suffix, or by the columns of a table."""
+    """Check whether this module reads a file: by its suffix, or by a table's columns."""
     if str(path).lower().endswith(".json"):
         return True
     try:
@@ -87,7 +88,7 @@ def is_communication(path: str | Path) -> bool:
 
 
 def read_transfers(path: str | Path) -> Transfers:
-    """Read the transfers of a file. Raises Malformed for an unknown layout, TooLarge over the limits."""
+    """Read the transfers of a file. Raises Malformed for an unknown layout, TooLarge if a limit is exceeded."""
     text = _bytes(path)
     if not str(path).lower().endswith(".json"):
         return _table(str(path), text)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Output tensors of kernels whose record names only inputs (reports of averages, optimizers); estimates, no costs."""
+"""Estimates output tensors of kernels whose record gives only inputs (tables of averages, optimizers); no costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Inputs = tuple["TensorSpec | None", ...]
 Outputs = tuple["TensorSpec | None", ...]
 
 _CAST_TO = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16", "int32": "int64", "int64": "int32"}
-"""The usual other side of a cast, when only the source is recorded."""
+"""Usual target dtype of a cast if only the source dtype is recorded."""
 
 
 def _spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
@@ -61,10 +61,10 @@ _BY_TYPE: dict[str, Callable[[TensorSpec], Outputs]] = {
 """Kernel type → its outputs from its first input."""
 
 BINARY = frozenset({"Add", "Sub", "Mul", "RealDiv", "Maximum", "Minimum"})
-"""Types whose output has the shape that their inputs broadcast to."""
+"""Types whose output has the broadcast shape of their inputs."""
 
 NO_OUTPUTS = frozenset({"MemSet", "ApplyAdamWV2", "ApplyAdamW"})
-"""Types that have no outputs of their own: they update their inputs, or nothing is recorded of them."""
+"""Types without outputs of their own: they update their inputs, or no outputs are recorded."""
 
 
 def complete_outputs(kernel_type: str, inputs: Inputs) -> Outputs:

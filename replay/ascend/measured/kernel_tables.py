@@ -15,7 +15,7 @@ from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
 
 _HOST_CORES = ("AI_CPU", "AICPU")
-"""Cores of kernels that run on the NPU's control processors."""
+"""Names of the NPU's control processors in the column of cores."""
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,33 +23,34 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     call: KernelCall
     duration_us: float | None
-    """None where the table is blank."""
+    """Duration in microseconds; None if the table leaves it blank."""
     count: int = 1
-    """Launches that the row stands for."""
+    """Number of launches that the row covers."""
     held_out: bool = False
     index: int = 0
-    """Place in launch order."""
+    """Position in launch order."""
     communication: bool = False
     has_shapes: bool = True
 
 
 class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel table as read, and a count of what could not be used."""
+    """A kernel table as read, with counts of the dropped rows."""
 
     path: str
     rows: tuple[KernelRow, ...]
     dropped: dict[str, int]
     """Reason → number of rows."""
     is_sequence: bool = True
-    """Rows are launches in order; False for a table of means."""
+    """Whether the rows are launches in order; False for a table of means."""
     has_held_out: bool = False
-    """Whether a column says which rows are held out."""
+    """Whether a column marks held-out rows."""
 
 
 def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTable:
-    """Read a kernel table in launch order. Broken rows are dropped and counted.
+    """Read a kernel table in launch order; broken rows are dropped and counted.
 
-    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, TooLarge over `max_rows`.
+    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, TooLarge for more than
+    `max_rows` rows.
     """
     with open_table(path, max_rows=max_rows) as table:
         rows: list[KernelRow] = []

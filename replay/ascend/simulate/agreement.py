@@ -1,8 +1,8 @@
 # pyright: strict
-"""Compares the kernels that an NPU was recorded to run for an op with the kernels from the lowering; recorded times
-only.
+"""Compares the kernels that an NPU was recorded to run for an op with the kernels from the lowering; uses recorded
+times only.
 
-Needs a plan of a trace that a kernel table was joined to; other plans have nothing to compare with.
+Needs a plan of a trace that was joined with a kernel table; other plans have nothing to compare with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opreplay.replay.ir.model import ReplayOp
 
 Verdict = Literal["same", "close", "differs"]
 HELPERS = frozenset({"MemSet", "TransData", "Transpose", "Cast", "BroadcastTo", "TensorMove", "ViewCopy", "AsStrided"})
-"""Types that prepare operands of another kernel: formats, types, layouts, zeros. CANN adds them as it sees fit."""
+"""Kernel types that prepare operands of another kernel: formats, dtypes, layouts, zeros. CANN adds them as needed."""
 _VERSION = re.compile(r"V\d+$")
 
 
@@ -29,12 +29,14 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     verdict: Verdict
-    """"same": all types and numbers; "close": the same but for versions ("MatMulV2", "MatMulV3") and helpers."""
+    """The verdict: "same" if all types and counts agree; "close" if they differ only in versions ("MatMulV2",
+    "MatMulV3") and helper kernels; otherwise "differs".
+    """
     recorded: dict[str, float]
-    """Of a call on average: calls of one signature may run different kernels."""
+    """Average launches per call; calls of one signature may run different kernels."""
     lowered: dict[str, int]
     recorded_us: float
-    """Of all calls, of the kernels whose type is recorded."""
+    """Time of all calls, in kernels whose type is recorded."""
 
 
 def compare_kernels(op: ReplayOp) -> KernelAgreement | None:

@@ -20,31 +20,31 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the recorded time, 0 to 1, that the predictions of one device cover."""
 
     users: float
-    """By a user's estimators, properties and rules."""
+    """Share predicted by a user's estimators, properties and rules."""
     rules: float
-    """By built-in lowering rules."""
+    """Share predicted by built-in lowering rules."""
     invented: float
-    """By such rules on sizes that no argument tells, or that the recorded time refutes."""
+    """Share predicted by built-in rules from sizes that no argument gives, or that the recorded time contradicts."""
     bytes: float
-    """By nothing but the bytes of the arguments."""
+    """Share predicted from the bytes of the arguments only."""
     ops: int
-    """How many ops were predicted."""
+    """Number of predicted ops."""
     selected: float = 1.0
-    """By any of the selected ops, predicted or not."""
+    """Share of all selected ops, predicted or not."""
 
     @property
     def nothing(self) -> float:
-        """What no prediction stands for: ops without one, and `elsewhere`."""
+        """Return the share without any prediction: ops without one, and `elsewhere`."""
         return max(0.0, 1.0 - self.users - self.rules - self.invented - self.bytes)
 
     @property
     def elsewhere(self) -> float:
-        """What is in no selected op: other ops, labels, generated code, kernels without an op."""
+        """Return the share in no selected op: other ops, labels, generated code, kernels without an op."""
         return 1.0 - min(1.0, whole(self.selected))
 
     @property
     def predicted(self) -> float:
-        """Share with any prediction."""
+        """Return the share with any prediction."""
         return whole(self.users + self.rules + self.invented + self.bytes)
 
 
@@ -69,7 +69,7 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Return the share of the predicted time with this confidence; if nothing is predicted, all of it is
+    """Return the share of the predicted time that has this confidence; if nothing is predicted, all of it is
     uncalibrated.
     """
     by_confidence = summed(times_us)
@@ -80,11 +80,12 @@ def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence
 
 
 MEASURED = {"call": "these calls", "op": "other calls of the ops", "family": "their kernel families"}
-"""`Simulated.measured` → what the user's measurements are of."""
+"""`Simulated.measured` → text for what the user's measurements cover."""
 
 
 def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the shares of the predicted time based on the user's measurements, by what was measured (`MEASURED`).
+    """Return the shares of the predicted time that are based on the user's measurements, by what was measured
+    (`MEASURED`).
 
     `times_us` are (`Simulated.measured`, microseconds) of each prediction.
     """
@@ -94,7 +95,7 @@ def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def measured_text(shares: Mapping[str, float]) -> str:
-    """Return "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; empty without
+    """Return a text like "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; "" without
     measurements.
     """
     if not shares:
@@ -104,8 +105,8 @@ def measured_text(shares: Mapping[str, float]) -> str:
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
-    """Return each op's share of the recorded device time, else of host time; of the number of ops if no time was
-    recorded.
+    """Return each op's share of the recorded device time, or of host time if there is none, or of the number of ops if
+    no time was recorded.
     """
     for total, weight in ((plan.device_us_total, _device_us), (plan.host_us_total, _host_us)):
         if total > 0:
@@ -114,15 +115,18 @@ def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
 
 
 def clock_of(plan: ReplayPlan) -> str:
-    """What the shares of a plan are of: "device time", `host_clock` of its selection, or "ops" where no time was
-    recorded."""
+    """Return the quantity that the shares of a plan refer to: "device time", the `host_clock` of its selection, or
+    "ops" if no time was recorded.
+    """
     if plan.device_us_total > 0:
         return "device time"
     return host_clock(plan.selection) if plan.host_us_total > 0 else "ops"
 
 
 def host_clock(selection: object) -> str:
-    """The host time that shares of a selection are of: of "all", a call's time is in each call around it as well."""
+    """Return the name of the host time that shares refer to; for "all", the time of nested calls counts in each
+    enclosing call, too.
+    """
     return "the selected ops' host time" if selection == "all" else "host time"
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A whole plan on several simulated devices side by side; what one device takes is `op` and `step`."""
+"""Predicts a whole plan on several simulated devices; `op` and `step` predict for one device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
-    """Load simulated devices by name, in the given order; with `cluster` its own SoC first, and all as dies of the
-    cluster.
+    """Load simulated devices by name, in the given order; with `cluster`, its own SoC comes first, and all are dies of
+    the cluster.
 
     Raises UsageError for unknown devices, duplicate names, and registrations for an unknown device.
     """
@@ -44,8 +44,8 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
 
 
 def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
-    """Return a warning about collectives whose groups exceed the cluster they are predicted on; None if there are
-    none.
+    """Return a warning about collectives whose groups are larger than the cluster they are predicted on; None if there
+    are none.
     """
     groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
     largest = max(groups, default=0)
@@ -65,8 +65,9 @@ def simulate_plan(
     contents: Callable[[ReplayOp], Contents | None],
     l2: L2State = "sequence",
 ) -> list[Step]:
-    """Predict all ops of a plan on each device, in the given order; the L2 state follows from the op sequence, or is
-    `l2`.
+    """Predict all ops of a plan on each device, in the given order.
+
+    `l2` is the L2 state of each op; "sequence" derives it from the op sequence.
     """
     if plan.sequence is None or l2 == "warm":
         return [simulate_step(plan.ops, device, contents, None, l2) for device in devices]
@@ -79,7 +80,7 @@ def simulate_plan(
 
 
 def _streamed(step: Step, device: DeviceProfile, kernels: StepKernels) -> Step:
-    """Return the step with the predicted time of one pass, and the bytes that it must at least stream in that time."""
+    """Return the step with the predicted time of one pass and the minimum bytes that it must stream in that time."""
     times = {op.id: op.simulated.time_us for op in step.ops}
     return msgspec.structs.replace(
         step,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these import torch
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 LEAST_SHARE = 0.0005
-"""Share of the variance of the total from which on a call is worth measuring."""
+"""Minimum share of the total's variance for a call to be worth measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,13 @@ class Kit:
 
     text: str
     calls: tuple[Timed, ...]
-    """Most valuable first."""
+    """Calls to measure, most valuable first."""
     ops: int
-    """Of the plan that have a prediction."""
+    """Number of ops in the plan with a prediction."""
     share: float
-    """Of the variance of the predicted total that measuring all of them removes."""
+    """Share of the predicted total's variance that measuring all calls removes."""
     estimated_s: float
-    """How long the file runs, about."""
+    """Approximate run time of the file in seconds."""
     left_out: tuple[tuple[ReplayOp, Reason], ...]
     """Ops with a prediction that the file cannot call."""
 
@@ -102,7 +102,7 @@ def make_kit(
 
 
 def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:
-    """Return the predicted microseconds of an isolated call: on cold caches, and in a loop."""
+    """Return the predicted microseconds of an isolated call with cold caches, and in a loop (warm caches)."""
     cold, warm = (simulate_op(op, device, contents(op), l2).time_us for l2 in ("cold", "warm"))
     return cold, warm
 

@@ -17,7 +17,7 @@ from opreplay.replay.results.records import Simulated
 
 
 def work_of(op: ReplayOp, simulated: Simulated) -> str:
-    """Return the key that ops with the same work share: the kernel types of an aten op, otherwise the op's name."""
+    """Return a key shared by ops with the same work: the kernel types of an aten op, otherwise the op's name."""
     kinds = dict.fromkeys(simulated.kernels)
     if len(kinds) > 1:
         kinds.pop("TensorMove", None)  # of what is then written in place
@@ -25,7 +25,7 @@ def work_of(op: ReplayOp, simulated: Simulated) -> str:
 
 
 def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simulated) -> Estimate:
-    """Return the prediction in the form that own measurements are compared with."""
+    """Return the prediction as an `Estimate`, for comparison with the user's measurements."""
     return Estimate(
         call=call_identity(op),
         op=work_of(op, simulated),
@@ -37,7 +37,7 @@ def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simul
 
 
 def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> tuple[float, Simulated]:
-    """Return the factor from the user's measurements, and the prediction with this factor and its new band."""
+    """Return the factor from the user's measurements, and the prediction adjusted by it with its new band."""
     own = own_measurements(device.measured, in_network=simulated.l2 == "sequence").ask(estimate)
     time_us = simulated.time_us * own.factor
     is_of_op = own.nearest in ("call", "op")

@@ -42,7 +42,7 @@ from opreplay.traces.model import MOST_ELEMENTS, tensor_text
 from opreplay.traces.sums import summed
 
 Parts = list[tuple[KernelCall, Simulated]]
-"""The kernels of an op, and what each takes."""
+"""The kernels of an op with their predictions."""
 
 
 class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +51,13 @@ class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     family: str
     inputs: tuple[str, ...]
-    """Like "bfloat16[4096,1024] ND"."""
+    """Input tensors as text, e.g. "bfloat16[4096,1024] ND"."""
     outputs: tuple[str, ...]
     attrs: dict[str, object]
     count: int
     prediction: Simulated
     samples: int
-    """Unique kernels of this family that the device was calibrated on."""
+    """Number of unique kernels of this family that the device was calibrated with."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +72,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BY_USER = ("user estimator", "user properties", "tile program", "user rule")
-"""Predictions from what users registered."""
+"""Methods of prediction that users registered."""
 
 
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
-    """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments.
+    """Check whether a prediction covers the op's work; False for labels costed by bytes and for ops without arguments.
 
-    Never for a call that no device can run.
+    Always False for a call that no device can run.
     """
     if is_impossible(op) or simulated.by == "nothing":
         return False
@@ -116,7 +116,7 @@ def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfil
 
 
 def _terms_of(call: KernelCall, cost: Simulated, device: DeviceProfile) -> dict[str, float]:
-    """Return the microseconds of one call by term; vector pipe time counts as moving if the pipes do nothing else."""
+    """Return the microseconds of one call by term; vector time counts as moving if the kernel only moves data."""
     terms = cost.terms_us
     if "vector" not in terms or not only_moves(family_of(call, device)):
         return terms
@@ -134,7 +134,7 @@ def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, flo
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
     """Return the error factor of a sum of times from the (factor, microseconds) of its terms.
 
-    Errors of an op's kernels are independent, so their deviations add in quadrature.
+    Errors of an op's kernels are taken as independent, so their deviations add in quadrature.
     """
     squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
     return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
@@ -167,7 +167,7 @@ def _by(lowering: Lowering) -> By:
 
 
 def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
-    """Return what takes most of the time; "slow path" if kernels on slow paths take most of it."""
+    """Return the bound with the most time; "slow path" if kernels on slow paths take more than half of the time."""
     slow = sum(cost.time_us * call.count for call, cost in parts if cost.bound == "slow path")
     if slow > 0.5 * total:
         return "slow path"
@@ -175,15 +175,15 @@ def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
 
 
 NO_ELEMENTS = "no elements"
-"""In place of what bounds an op that launches nothing, as its results have no element."""
+"""Bound of an op that launches nothing because its results have no elements."""
 LEAST_ASSUMED = 3.0
-"""Least factor of the band of an op whose sizes were made up: weights half or twice as large, of other precision."""
+"""Minimum band factor of an op with assumed sizes: weights may be half or twice as large, or have another precision."""
 EXTRAPOLATED_SHARE = 0.1
-"""Of an op's time that a kernel must have to make the op extrapolated, or to decide what is known of it."""
+"""Minimum share of an op's time for a kernel to make the op extrapolated, or to decide its evidence."""
 
 
 def state_of(l2: L2State) -> State:
-    """Return the state in which a kernel is predicted; `_corrected` distinguishes loops from cleared caches."""
+    """Return the state in which a kernel is predicted; `_corrected` distinguishes loops from cold caches."""
     return "network" if l2 == "sequence" else "cold" if l2 == "loop" else l2
 
 
@@ -196,12 +196,11 @@ def simulate_op(
 ) -> Simulated:
     """Predict one call of `op` on `device`: microseconds, bottleneck and an 80 % band.
 
-    A user's estimator takes precedence (bound "custom"), then a user's properties, then a tile program registered for
-    the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which was
-    used. Views cost nothing and have the bound "none". `contents` describes the values of the arguments; without it
-    they follow from the batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected
-    by measured calls: the shipped ones, or `learned`. Raises CustomOpError if a user's function fails, and
-    InternalError for a fault of opreplay's own.
+    Methods in order of precedence: a user's estimator (bound "custom"), a user's properties, a tile program registered
+    for the op, the lowering to kernels, the op's bytes (marked "uncalibrated"); `by` says which was used. Views cost
+    nothing and have the bound "none". `contents` describes the values of the arguments; without it they follow from the
+    batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected by measured calls: the
+    shipped ones, or `learned`. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
@@ -213,8 +212,9 @@ def simulate_in_turn(
     contents: Callable[[ReplayOp], Contents | None] | None = None,
     learned: Learned | None = None,
 ) -> list[Simulated]:
-    """Predict calls that were timed together: the first starts in state `l2`, each other call finds the data of the
-    call before it in L2, as far as that fits.
+    """Predict calls that were timed together.
+
+    The first call starts in state `l2`; each other call finds the data of the previous call in L2, as far as it fits.
     """
     return [
         simulate_op(op, device, contents(op) if contents is not None else None, "warm" if number else l2, learned)
@@ -223,7 +223,7 @@ def simulate_in_turn(
 
 
 def simulate_kernels(op: ReplayOp, device: DeviceProfile, l2: L2State = "sequence") -> Simulated:
-    """Return the prediction by `simulate_op` for the kernels that the op is lowered to, ignoring user registrations."""
+    """Return the prediction of `simulate_op` from the lowered kernels, ignoring user registrations."""
     return _by_kernels(op, device, Predictor(device), None, (), l2)[0]
 
 
@@ -236,11 +236,11 @@ def simulate_by_family(
     l2: L2State = "sequence",
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """Return the result of `simulate_op`, and microseconds of one call by kernel family; "custom" for a user's
-    estimate.
+    """Return the result of `simulate_op`, and the microseconds of one call by kernel family ("custom" for a user's
+    estimate).
 
     `predict` caches kernels that several ops have in common; `cached` gives the cache state of each kernel, if known.
-    Raises CustomOpError if a user's function fails, InternalError for a fault of opreplay's own.
+    Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -281,7 +281,7 @@ def _by_kernels(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """Return the result of `simulate_by_family` for the kernels that the op is lowered to."""
+    """Return the result of `simulate_by_family` from the lowered kernels of the op."""
     if op.reason is not None and op.reason.kind == "layout not recorded":
         return msgspec.structs.replace(_NOTHING, source=str(op.reason)), {}
     lowering = lower(op, contents)
@@ -305,7 +305,7 @@ def _together(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their times, and the op's prediction, adjusted to the user's measurements on the
+    """Return an op's kernels with their times, and the op's prediction, both adjusted to the user's measurements on the
     device.
     """
     parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
@@ -325,10 +325,10 @@ def _shipped(
     l2: L2State,
     learned: Learned | None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their times, and the op's prediction without the user's measurements.
+    """Return an op's kernels with their times, and the op's prediction, without the user's measurements.
 
-    In a network it uses the device's fitted constants; for an isolated call, the constants for isolated calls,
-    corrected by measured calls.
+    In a network, the prediction uses the device's fitted constants; for an isolated call, it uses the constants for
+    isolated calls, corrected by measured calls.
     """
     state = state_of(l2)
     if state != "network":
@@ -348,8 +348,10 @@ def _shipped(
 
 
 MOST_BELOW_WARM = 1.8
-"""Factor by which an irregular op may take less in a network than on warm caches: programs of networks launch kernels
-more quickly than loops over one call, and the two were measured by different sources."""
+"""Maximum factor by which an irregular op may be faster in a network than on warm caches.
+
+Programs of networks launch kernels faster than loops over one call, and the two were measured by different sources.
+"""
 
 
 def _at_least_warm(
@@ -357,8 +359,8 @@ def _at_least_warm(
 ) -> tuple[Parts, Simulated]:
     """Raise the time of an irregular op in a network to nearly its time on warm caches, as corrected by measured calls.
 
-    Constants of networks come from few irregular calls, and mostly small ones; no network leaves more in L2 than an
-    identical call that ran just before.
+    The constants for networks come from few irregular calls, most of them small, and no network leaves more in L2 than
+    an identical call that ran just before.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -379,25 +381,25 @@ def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> 
 
 
 NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
-"""Forms of cost that measured calls say nothing of, or too little: contents decide what attention reads."""
+"""Forms of cost about which measured calls say nothing or too little; the time of attention depends on contents."""
 
 
 class Uncorrected(msgspec.Struct, frozen=True):
     """An isolated call before the correction by measured calls."""
 
     traits: Traits
-    """What measured calls are compared by."""
+    """Traits by which the call is compared with measured calls."""
     simulated: Simulated
-    """What the cost forms give."""
+    """Prediction by the cost forms."""
     parts: Parts
     assumed: bool
-    """Sizes were made up which decide the time."""
+    """Whether sizes that decide the time were assumed."""
 
 
 def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> Uncorrected | None:
     """Predict an isolated call by the cost formulas alone.
 
-    Return None for an op that is not lowered by a built-in rule, or that measured calls cannot correct.
+    Returns None for an op that is not lowered by a built-in rule, or that measured calls cannot correct.
     """
     lowering = lower(op)
     return _uncorrected(op, lowering, device, l2) if _by(lowering) == "rule" else None
@@ -416,7 +418,7 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
 
 
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
-    """Return the traits by which a call is compared; None for a call that measured calls cannot correct."""
+    """Return the traits by which a call is compared; None if measured calls cannot correct it."""
     state = state_of(l2)
     predict = Predictor(alone(load_device(REFERENCE[generation])))
     parts = started(lowering.kernels, predict, state)
@@ -444,10 +446,10 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
 
 
 def _work_of(name: str, lowering: Lowering, longest: str) -> str:
-    """Return the key of an op's work: for aten ops the kernels that it runs, as several names request the same work.
+    """Return the key of an op's work: the kernel types for aten ops, because several names request the same work.
 
     The copy of a tensor that is then written in place is not part of the key, unless that copy is the `longest` kernel.
-    Programs on the control processors have no names of their own.
+    Programs on the control processors have no kernel types of their own, so the op's name is the key.
     """
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
     if len(kinds) > 1 and longest != "TensorMove":
@@ -458,7 +460,7 @@ def _work_of(name: str, lowering: Lowering, longest: str) -> str:
 
 
 def _way_of(call: KernelCall) -> str:
-    """Return a kernel's type, and the variant that it uses for some calls."""
+    """Return a kernel's type with its variant: ":grouped", ":middle" or none."""
     inner = call.attrs.get("inner")
     middle = isinstance(inner, int) and inner > 1
     return call.type + (":grouped" if "groups" in call.attrs else ":middle" if middle else "")
@@ -467,7 +469,9 @@ def _way_of(call: KernelCall) -> str:
 def _corrected(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State, learned: Learned
 ) -> tuple[Parts, Simulated] | None:
-    """Return the prediction of an isolated call corrected by similar measured calls; None if they do not apply."""
+    """Return the prediction of an isolated call, corrected by similar measured calls; None if they cannot
+    correct it.
+    """
     bare = _uncorrected(op, lowering, device, l2)
     if bare is None:
         return None
@@ -481,7 +485,9 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Correct a prediction by measured calls, with the lower bound of its kernels and the band of its cell."""
+    """Return the prediction corrected by measured calls, with the lower bound of its kernels and the band of
+    its cell.
+    """
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))
     evidence = _evidence_of_op(correction, parts, simulated, device)
@@ -500,12 +506,13 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
 
 
 COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": ("cold",)}
-"""States that leave no more in the caches: a call takes no longer than it does in any of these."""
+"""Cache state → states that leave no more in the caches; a call is never slower than in any of these."""
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
-    """Return where the op was measured as a single call, otherwise the evidence for its kernels; dtypes without
-    instructions were never measured.
+    """Return the evidence from single calls of the op if there are any, otherwise the evidence for its kernels.
+
+    Dtypes without instructions were never measured and have "its form".
     """
     if any(spec.dtype in NO_INSTRUCTIONS for call, _ in parts for spec in call.inputs if spec is not None):
         return "its form"
@@ -515,11 +522,11 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """Return a lower bound on the time of a call: `least_us` of its kernels, plus the bytes that it reads and writes
-    beyond L2, at the HBM rate.
+    """Return a lower bound on the time of a call: `least_us` of its kernels, or the HBM time of the bytes that L2 does
+    not hold.
 
-    On cold caches all that it reads comes from HBM. A loop over more data than L2 holds evicts the least recently used
-    data first, so nothing is found in L2 again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB of L2
+    On cold caches all bytes read come from HBM. A loop over more data than L2 holds evicts the least recently used data
+    first, so nothing is found in L2 again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB of L2
     (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
     """
     bare, calls = alone(device), [call for call, _ in parts]
@@ -538,13 +545,13 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
 
 
 MOST_OF_HBM = 0.94
-"""Share of the peak of HBM that no measured call exceeds: 1,200 public ones reach 0.94 (gelu of 268 MB on a 910B2)."""
+"""Maximum share of the HBM peak over 1,200 public measured calls (gelu of 268 MB on a 910B2)."""
 ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})
-"""Kernels with an index for each element."""
+"""Kernels with an index per element."""
 
 
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
-    """Return the bytes that an op's kernels read in full, each tensor once.
+    """Return the bytes that an op's kernels read in full, counting each tensor once.
 
     If several kernels may have read the same tensor, the result is at least the bytes of the kernel that reads most.
     Lookup tables do not count.
@@ -560,10 +567,10 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """Return how the kernels of a user's rule are costed, as text, with the kernel family, or by bytes for an unknown
-    name.
+    """Return a text that says how the kernels of a user's rule are costed: as one of a family, or by bytes for an
+    unknown name.
 
-    It also lists the arguments used for names that the rule asked for, if arguments have no names.
+    The text also lists the arguments used for names that the rule requested, if arguments have no names.
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
@@ -579,26 +586,26 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
 _NOTHING = Simulated(
     time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="nothing"
 )
-"""No prediction, see `is_predicted`."""
+"""Result without a prediction, see `is_predicted`."""
 
 
 def _is_absurd_kernel(call: KernelCall) -> bool:
-    """Check whether a kernel works on more elements than any memory holds: its op's arguments do not form a valid
-    call.
+    """Check whether a kernel has more elements than any memory holds; then its op's arguments do not form a
+    valid call.
     """
     specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
     return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
-"""Forms of cost that multiply on the cube."""
+"""Forms of cost that use the cube."""
 _NARROW_FLOATS = ("float8", "float4")
 
 
 def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
     """Return the dtype of a product that no known unit of the device can multiply; "" if there is none.
 
-    These products are costed at the rate of another dtype: the device refuses them, or computes them on its host
+    Such products are costed at the rate of another dtype: the device rejects them, or computes them on its host
     processor.
     """
     products = [call for call in lowering.kernels if family_of(call, device).form in CUBE_FORMS]
@@ -613,11 +620,13 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
 
 
 _PACKED = frozenset({"int4", "uint8", "int32"})
-"""Of weights and indices that a kernel lists first, unpacked to what the cube takes; not of products by themselves."""
+"""Dtypes of packed weights and indices that a kernel lists first, and that are unpacked for the cube; they are no
+dtypes of products themselves.
+"""
 
 
 def _marked(simulated: Simulated, dtype: str) -> Simulated:
-    """Mark the prediction of a product that the device has no unit for: far from anything measured."""
+    """Mark the prediction of a product that no unit of the device supports as uncalibrated and extrapolated."""
     if not dtype or simulated.time_us <= 0:
         return simulated
     factor = max(simulated.high_us / simulated.time_us, LEAST_ASSUMED)
@@ -632,8 +641,8 @@ def _marked(simulated: Simulated, dtype: str) -> Simulated:
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
-    """Return a prediction from a user's registration: nothing was calibrated, so the band is that of an unknown
-    kernel.
+    """Return a prediction from a user's registration; it has the band of an unknown kernel because nothing was
+    calibrated.
     """
     time_us = sum(terms.values())
     band = device.families["Unknown"].band
@@ -654,7 +663,7 @@ def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str
 def explain_op(
     op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
 ) -> Explanation:
-    """Return the kernels of `op` on `device`, each with its tensors, terms, bound, confidence and band."""
+    """Return an explanation of `op` on `device`: its kernels, each with tensors, terms, bound, confidence and band."""
     simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
     parts, _ = _together(op, lowering, device, Predictor(device), (), l2)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicts a whole step on a simulated device: its total with a band, and where the time goes; sums, no cost
+"""Predicts a whole step on a simulated device: its total with a band, and where the time goes; sums only, no cost
 formulas.
 """
 
@@ -31,9 +31,9 @@ class OpStep(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     simulated: Simulated
-    """One call."""
+    """Prediction for one call."""
     families_us: dict[str, float]
-    """One call, by kernel family."""
+    """Time of one call by kernel family."""
     count: int
 
 
@@ -45,46 +45,57 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     total_us: float
     low_us: float
     high_us: float
-    """80 % band."""
+    """Upper end of the 80 % band."""
     by_bound: dict[str, float]
-    """Largest first; "custom" for users' own estimates."""
+    """Time by bound, largest first; "custom" for users' own estimates."""
     by_family: dict[str, float]
     uncalibrated_share: float
-    """Of the predicted time: ops of which some kernel family was checked on no SoC. `coverage` says what share of the
-    recorded time predictions stand for. 1 where nothing is predicted, as in timelines."""
+    """Share of the predicted time in ops of which some kernel family was not checked on any SoC; 1 if nothing is
+    predicted, as in timelines.
+
+    `coverage` has the share of the recorded time that predictions cover.
+    """
     ops: tuple[OpStep, ...]
     measured: dict[str, float] = {}
-    """Shares of the predicted time that rest on the user's own measurements, by `coverage.MEASURED`."""
+    """Shares of the predicted time that are based on the user's own measurements, by `coverage.MEASURED`."""
     l2: L2State = "sequence"
-    """What the caches were taken to hold when an op starts."""
+    """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Of the device: cube and vector cores times clock, L2 and HBM; what no device beats that has less of each."""
+    """Peaks of the device: cube and vector cores times clock, L2 and HBM. A device with less of each cannot
+    be faster.
+    """
     hbm_bytes: float | None = None
-    """Memory of the device."""
+    """Memory size of the device in bytes."""
     failed: dict[str, str] = {}
-    """Op id → why it has no prediction, where a function of the user's failed, or nothing tells what it costs."""
+    """Op id → why it has no prediction: a user's function failed, or its cost cannot be determined."""
     pass_us: float = 0.0
-    """Of one pass through the plan's recorded or captured step; `total_us` is of all calls. 0 without such a step."""
+    """Time of one pass through the plan's recorded or captured step (`total_us` covers all calls); 0 without such a
+    step.
+    """
     pass_bytes: int = 0
-    """Bytes of distinct tensors from outside that one pass reads in full (`step_residency.outside_bytes`)."""
+    """Bytes of distinct tensors created outside the step that one pass reads in full
+    (`step_residency.outside_bytes`).
+    """
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Bytes/s that the memory would have to stream if that exceeds its peak: the prediction is too short."""
+        """Return the bytes/s that HBM would have to stream, if they exceed its peak and the prediction is therefore too
+        short.
+        """
         _, _, l2_bytes, hbm_bytes_per_s = self.peaks or (0.0, 0.0, 0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
         return streamed / self.pass_us * 1e6 if streamed * 1e6 > hbm_bytes_per_s * self.pass_us else None
 
 
 class Inversion(NamedTuple):
-    """Ops predicted to be faster on a device than on another with at least as much of every resource."""
+    """Ops predicted to be faster on one device than on another device with at least as much of every resource."""
 
     smaller: str
     larger: str
     ops: int
     compared: int
     most: float
-    """Times as fast, at most."""
+    """Largest speed-up on the smaller device."""
 
     def __str__(self) -> str:
         return (
@@ -97,7 +108,7 @@ class Inversion(NamedTuple):
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
     """Return pairs of devices for which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.
 
-    The cause is calibration: launches and kernels that were measured on one device and copied, or not measured, for the
+    The cause is calibration: launches and kernels that were measured on one device, and copied or not measured for the
     other.
     """
     inverted: list[Inversion] = []
@@ -113,7 +124,7 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
 
 
 NOTABLE = 0.03
-"""Share by which times differ enough to be told."""
+"""Minimum relative difference between times that is reported."""
 
 
 def _summed_us(parts: Iterable[OpStep]) -> tuple[dict[str, float], dict[str, float]]:
@@ -130,10 +141,11 @@ def simulate_step(
     cached: Mapping[str, Sequence[Held]] | None = None,
     l2: L2State = "sequence",
 ) -> Step:
-    """Simulate every op that can be simulated; labels and ops without arguments are left out, as neither is free.
+    """Simulate every op that can be simulated; labels and ops without arguments are left out, because they are not
+    free.
 
-    `contents` describes the values of an op's arguments, if they affect its time; `cached` gives the cache state of
-    each op's kernels, by op id (see `step_residency`); `l2` is a cache state for every op instead.
+    `contents` describes the values of an op's arguments, if they affect its time. `cached` gives the cache state of
+    each op's kernels, by op id (see `step_residency`); `l2` sets one cache state for every op instead.
 
     Errors of kernels in one family are correlated and add up; errors of different families are independent.
     """
@@ -179,11 +191,11 @@ def simulate_step(
 
 
 def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
-    """Return the 80 % deviations of the total: down in log microseconds, up in microseconds.
+    """Return the 80 % deviations of the total: downward in log microseconds, upward in microseconds.
 
     Each op has the band of its own prediction. Errors of ops in one kernel family add up; families are independent.
-    Upward deviations are not added as logarithms: an op that may take eight times as long is a small part of the
-    logarithms.
+    Upward deviations are not added as logarithms, because an op that may take eight times as long would contribute too
+    little to them.
     """
     below, above = dict[str, float](), dict[str, float]()
     for part in parts:
@@ -209,10 +221,10 @@ def _largest_first(times: dict[str, float]) -> dict[str, float]:
 
 
 def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
-    """Return the ops that lose most against the recorded device, with the loss of all calls in microseconds; worst
-    first.
+    """Return the ops that lose most time compared with the recorded device, with the loss of all calls in microseconds;
+    worst first.
 
-    Ops without recorded device time are left out: there is nothing to compare with.
+    Ops without recorded device time are left out, because there is nothing to compare with.
     """
     known = {op.id: op for op in ops}
     lost = [

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Cache contents for each op when it runs, derived from the calls of a recorded step and the identity of their tensors.
+"""Derives the cache contents for each op from the calls of a recorded step and the identity of their tensors.
 
 Owns the walk over the step; `residency` owns reuse distances and a device's cache model, `sequence.linking` finds the
-result that an argument comes from. A step is assumed to follow itself: a parameter was last used one step ago.
+result that an argument comes from. The step is assumed to repeat: a parameter was last used one step ago.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]
-"""Op id → what the caches hold of each of its kernels, over the calls of the step."""
+"""Op id → cache contents for each of its kernels, over the calls of the step."""
 
 READS_ALL = MOVES_ALL | {"matmul", "conv"}
-"""Forms of kernels that read every byte of what they name."""
+"""Forms of kernels that read every byte of their operands."""
 
 _Place = tuple[int, int]
-"""(op, kernel of it)."""
+"""(op, kernel of the op)."""
 _Tensor = tuple[int, str, Hashable]
-"""(elements, dtype, which tensor it is)."""
+"""(elements, dtype, identity of the tensor)."""
 
 
 class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
     """Indices into `ops`."""
     linked: Linked
     kernels: list[tuple[KernelCall, ...]]
-    """Of each op."""
+    """Kernels of each op."""
 
 
 def step_kernels(
@@ -59,7 +59,7 @@ def step_kernels(
 
 
 def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[HeldByOp]:
-    """Return, for each device, the cache contents for each op of the step."""
+    """Return, for each device, the cache contents for the kernels of each op in the step."""
     launches, loaded, known = Counter[_Place](), Counter[_Place](), Counter[_Place]()
     resident = [defaultdict[_Place, float](float) for _ in devices]
     for index, number, touches, code_cached in _walk(step):
@@ -90,8 +90,8 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
     """Return the bytes of distinct tensors that no call of the step creates and its kernels read in full: mostly
     parameters.
 
-    All of them pass from HBM in each step, except what L2 still holds from the previous step. Tensors that may be read
-    only in part, as in lookups and attention, do not count; nor do tensors of ops without a prediction.
+    All of them are loaded from HBM in each step, except what L2 still holds from the previous step. Tensors that may be
+    read only in part, as in lookups and attention, do not count; nor do tensors of ops without a prediction.
     """
     sizes: dict[Hashable, int] = {}
     reads: list[list[int]] = []
@@ -100,7 +100,7 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
         full = [call for call in kernels if family_of(call, device).form in READS_ALL] if op.id in predicted else []
         reads.append([at for call in full for at in _matched(call.inputs, tensors) if isinstance(at, int)])
     origin: dict[Value, Source] = {}
-    """Of views: the tensor from outside that they are of."""
+    """Result of a view → source of the viewed tensor."""
     for place, (index, sources) in enumerate(zip(step.calls, step.linked.sources, strict=True)):
         of = [origin.get(source.value, source) if source.value is not None else source for source in sources]
         if not step.kernels[index] and of:
@@ -117,7 +117,7 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
 
 
 def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
-    """Return the kernels that an op launches; none if a user's rule fails, which the op's prediction reports."""
+    """Return the kernels that an op launches; none if a user's rule fails, because the op's prediction reports that."""
     try:
         return lower(op, contents).kernels
     except CustomOpError:
@@ -125,8 +125,8 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """Yield (op, kernel, tensor uses, whether its code is cached) for every launch of a step that has run once
-    before.
+    """Yield (op, kernel, tensor uses, whether its code is cached) for every launch of a step that has already
+    run once.
     """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -164,8 +164,8 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
-    """Match each of a kernel's tensors to one of the op's: the first with as many elements and the same dtype, each
-    once.
+    """Match each of a kernel's tensors to a tensor of the op: the first one with equal number of elements and dtype,
+    each used once.
     """
     unmatched = list(tensors)
     out: list[Hashable] = []

@@ -1,6 +1,6 @@
-"""Converts one call from Python to the form of the IR: arguments by schema names, tensors by their metadata.
+"""Converts one Python call to the form of the IR: arguments by schema names, tensors by their metadata.
 
-Owns no order: `storages` tracks the storage of each tensor over several calls.
+Only single calls are handled here: `storages` tracks each tensor's storage over several calls.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 ALIGNED_BYTES = 512
-"""What torch's allocators align memory to: where a tensor lies in it counts up to here."""
+"""Alignment of torch's memory allocators: storage offsets are recorded modulo this number of bytes."""
 MAX_TEXT = 128
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _WRAPPED = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
-"""Type of the 0-dim tensor that torch makes of a Python number."""
+"""Dtype of the 0-dim tensor that torch creates from a Python number."""
 _ENUMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -40,7 +40,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
     """Return metadata of the tensors of one call; tensors whose bytes overlap have the same storage number.
 
-    None for a tensor that is sparse, nested, quantized, or of a dtype unknown to plans.
+    The entry is None for a tensor that is sparse, nested, quantized, or of a dtype that plans do not support.
     """
     spans: list[tuple[int, int, int]] = []
     for tensor in tensors:
@@ -69,8 +69,8 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """Return, for each (storage, begin, end), the first relevant byte, and a memory number if several spans share
-    memory.
+    """Return, for each (storage, begin, end), the byte from which offsets count, and a number for memory that several
+    spans share.
     """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
@@ -104,7 +104,9 @@ def named_values(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def key_of_value(value: Any) -> Any:
-    """Return a key that distinguishes values of an argument; tensors are distinguished by their metadata."""
+    """Return a key that distinguishes argument values; tensors all have the same key, as their metadata is compared
+    separately.
+    """
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     if isinstance(value, list | tuple):
@@ -179,8 +181,9 @@ def _plain(value: Any) -> Any:
 
 
 def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `torch.tensor` to read the values of tensors in a list one by one, so that a mode sees it and fake tensors
-    with known values can return them.
+    """Wrap `torch.tensor` to read the tensors in a list one by one.
+
+    A dispatch mode then sees each read, and fake tensors with known values can return them.
     """
 
     def called(data: Any, **named: Any) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Describes a torch.distributed call as a collective: operation, sizes and group; owns no process group."""
+"""Describes a torch.distributed call as a collective: operation, sizes and group; holds no process group."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from opreplay.traces.collectives.names import Kind, kind_of
 
 _GROUPS = ("process_group", "group_name", "group")
 _RESULTS = ("output", "out")
-"""How arguments that hold results begin."""
+"""Prefixes of the names of arguments that hold results."""
 _ROOTS = ("root_rank", "src")
 _PEERS = ("src", "dst")
 
 
 def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> Collective | None:
-    """Return the collective of a call, as its rank sees it; None for any other op, and if the arguments are ambiguous.
+    """Return the collective of a call, as seen by its rank; None for any other op, and if the arguments are ambiguous.
 
-    Its `reduce_op` is "" for ops of c10d, whose reduction is a value that Python cannot read.
+    `reduce_op` is "" for ops of c10d, because Python cannot read their reduction.
     """
     kind = kind_of(spec.name) if spec.name.partition("::")[0] in COLLECTIVE_NAMESPACES else None
     if kind is None:  # `group` of native_group_norm is a number
@@ -86,7 +86,7 @@ def group_name(func: Any, args: Sequence[Any]) -> str:
 
 
 def _group(value: Any) -> Any:
-    """Return the process group that an argument names or is."""
+    """Return the process group that an argument names or contains."""
     import torch.distributed as dist
 
     distributed: Any = dist.distributed_c10d
@@ -118,7 +118,7 @@ def _sizes(
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:
-    """Return splits of rows in elements; () if they are even."""
+    """Return the number of elements in each split of rows; () for even splits."""
     counts = tuple(int(row) for row in rows or ())
     if not sum(counts) or total % sum(counts):
         return ()

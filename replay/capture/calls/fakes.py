@@ -1,6 +1,6 @@
 """Replaces real tensors in a step by fake tensors; the real ones stay unchanged.
 
-torch's own mode runs an op for real if all its tensors are real: it would write to the user's parameters.
+torch's own fake mode runs an op for real if all its tensors are real, which would write to the user's parameters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
-"""How a tensor of Python's numbers comes to be; fake tensors remember its value only if they see it made."""
+"""Ops that create a tensor from Python numbers; fake tensors store its values only if they see this call."""
 
 
 _MAX_KNOWN = 1 << 18
-"""Elements of a tensor whose values are followed: positions, masks, ranges."""
+"""Maximum number of elements of a tensor whose values are tracked: positions, masks, ranges."""
 _aten: Any = torch.ops.aten
 _KNOWN_SOURCES = frozenset(
     getattr(_aten, name)
@@ -39,15 +39,17 @@ _KNOWN_SOURCES = frozenset(
 _UNINITIALIZED = ("empty", "new_empty", "resize", "set_")
 _SUMMARIES, _SAYS_NO = (_aten.all.default, _aten.any.default), (_aten.isnan.default, _aten.isinf.default)
 _LOOKS = frozenset((*_SUMMARIES, *_SAYS_NO, _aten.eq.Scalar, _aten.ne.Scalar, _aten.eq.Tensor, _aten.mul.Tensor))
-"""Calls of a look for numbers that are not finite."""
+"""Calls that belong to a check for non-finite numbers."""
 _FINITE = "where the step looks for numbers that are not finite, it is taken to find none"
 _GROUPED_MM: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)
-"""None in old torch."""
+"""The `_grouped_mm` overload; None in old versions of torch."""
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
 class _Corrected(TorchDispatchMode):
-    """Corrects calls that fake tensors refuse although the step runs, or for which fake and real kernels differ."""
+    """Corrects calls that fake tensors refuse although the real step runs, or for which fake and real kernels
+    differ.
+    """
 
     def __init__(self, fakes: Fakes) -> None:
         super().__init__()
@@ -125,14 +127,16 @@ def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[in
 
 
 class _Known:
-    """Values of fake tensors that do not depend on inputs or random numbers: positions, masks of a length, ranges."""
+    """Values of fake tensors that depend neither on inputs nor on random numbers: positions, masks of a
+    length, ranges.
+    """
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._answers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Of tensors that say of each number whether it is finite: what they say of one that is."""
+        """For tensors that hold the result of a finiteness test per element: the test's result for a finite element."""
         self.notes: tuple[str, ...] = ()
-        """What was assumed of values."""
+        """Assumptions about values."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """Return the values; None if they are unknown."""
@@ -144,7 +148,7 @@ class _Known:
             self._real.pop(tensor, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Compute the result of a call if all its inputs are known; otherwise drop the values that it overwrites."""
+        """Compute the result of a call if all its inputs are known; otherwise drop known values that it overwrites."""
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
             return
@@ -165,8 +169,8 @@ class _Known:
         self._real[fake] = real
 
     def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Compute a call from known values; None if some are unknown, or if the call uses random numbers or has
-        state.
+        """Compute a call from known values; None if some are unknown, or if the call has state or uses random
+        numbers.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if is_lift(func):
@@ -189,10 +193,10 @@ class _Known:
             return func(*args, **kwargs)
 
     def _of_finite_numbers(self, func: Any, args: Any, returned: Any) -> torch.Tensor | None:
-        """Return the result of `all` or `any` in a check for non-finite numbers: there are none, as in a step that
-        works.
+        """Return the result of `all` or `any` in a check for non-finite numbers, assuming that there are none, as in a
+        working step.
 
-        Also records the calls of the check; `isfinite` makes four.
+        Also tracks the other calls of the check; `isfinite` makes four.
         """
         answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
         if answer is not None and func in _SUMMARIES:
@@ -210,7 +214,7 @@ class _Known:
         return None
 
     def _overwrite(self, storages: Set[int]) -> None:
-        """Mark the contents of these storages as unknown, and drop the values of all views of them."""
+        """Drop the values of all tensors in these storages, because their contents are now unknown."""
         for fake, real in list(self._real.items()):
             if real.untyped_storage()._cdata in storages:
                 del self._real[fake]
@@ -221,20 +225,20 @@ def _is_small(result: Any) -> bool:
 
 
 class Fakes:
-    """One fake tensor for each real one; fake tensors share storages like the real ones."""
+    """Creates one fake tensor for each real tensor; fake tensors share storages as the real ones do."""
 
     def __init__(self) -> None:
         # Real tensors never get there: `of` stands before.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._real: list[torch.Tensor] = []
-        """Real tensors, alive as long as others would be taken for them."""
+        """Real tensors, kept alive so that a new tensor cannot get the id of an old one."""
         self._fake_by_id: dict[int, torch.Tensor] = {}
         self._corrected = _Corrected(self)
         self.known = _Known()
 
     @contextmanager
     def constructing(self) -> Generator[None, None, None]:
-        """Context for building a model: its weights have no values, and initialisers do not read them."""
+        """Context for building a model, in which weights have no values and initializers do not read them."""
         self._corrected.constructing = True
         try:
             yield
@@ -242,7 +246,7 @@ class Fakes:
             self._corrected.constructing = False
 
     def followed(self, real: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor whose values are known."""
+        """Return a fake tensor with known values."""
         fake = self.mode.from_tensor(real, static_shapes=True)
         self.known.add(fake, real)
         return fake
@@ -254,8 +258,8 @@ class Fakes:
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
-        """Enter the fake mode with modules that can be moved and cast, which torch refuses for parameters in its own
-        memo.
+        """Enter the fake mode, with support for moving and casting modules; torch refuses that for parameters in its
+        own memo.
         """
         utils: Any = torch.utils
         plain = utils.swap_tensors
@@ -290,7 +294,7 @@ class Fakes:
 
     @contextmanager
     def taken_for_real(self) -> Generator[None, None, None]:
-        """Context for running a step: libraries that treat fake tensors differently treat them like real ones if
+        """Context for running a step, in which libraries that detect fake tensors treat them like real ones, if
         possible.
         """
         foreach: Any = import_module("torch.utils._foreach_utils")
@@ -333,5 +337,5 @@ class Fakes:
 
 
 def is_lift(func: Any) -> bool:
-    """Check whether a call makes a tensor of Python numbers: it must get the real tensor."""
+    """Check whether a call creates a tensor from Python numbers; the call must get the real tensor."""
     return func.namespace == "aten" and func._schema.name.partition("::")[2] in _LIFTS

@@ -1,7 +1,7 @@
-"""Tracks which module makes each call of a step, and whether it is forward, backward or the optimizer.
+"""Tracks which module makes each call of a step, and whether the call belongs to forward, backward or the optimizer.
 
-A call in backward belongs to the module whose forward made its autograd node: nodes carry the sequence number at their
-creation, so no hooks on tensors are needed and the step is unchanged.
+A call in backward belongs to the module whose forward created its autograd node. Nodes carry the sequence number of
+their creation, so no hooks on tensors are needed and the step is unchanged.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from opreplay.replay.ir.captured import LikeDevice, StepPhase
 
 _autograd: Any = import_module("torch._C")._autograd
 _optimizers: Any = import_module("torch.optim.optimizer")
-"""What type checkers do not see."""
+"""`torch.optim.optimizer`, as Any because type checkers do not see its contents."""
 _NO_MODULE = -1
 _NO_NODE = (1 << 63) - 1
-"""Nodes that accumulate gradients have a number beyond any other's."""
+"""Minimum sequence number of nodes that accumulate gradients; all other nodes have smaller numbers."""
 
 
 class ModuleTracker:
     """Tracks modules, optimizers and autograd while a step runs."""
 
     def __init__(self, storages: Storages, *, device: LikeDevice = "cpu") -> None:
-        """`device` sets the default of optimizers: parameters one by one, or as lists."""
+        """`device` determines whether optimizers process parameters one by one or as lists by default."""
         self._storages, self._by_list = storages, device != "cpu"
         self._one_by_one: dict[str, None] = {}
-        """Optimizers that would take lists on another device."""
+        """Names of optimizers that process parameters one by one, but would use lists on another device."""
         self._lists: list[dict[str, Any]] = []
-        """Groups of parameters that take them for this step."""
+        """Parameter groups that were switched to lists for this step."""
         self._stack: list[int] = []
         self._paths: dict[str, int] = {}
         self._of_module: dict[int, int] = {}
         self._roots: list[torch.nn.Module] = []
-        """Kept alive, as others are known by their address."""
+        """Root modules, kept alive because modules are identified by their address."""
         self._prefixes: list[str] = []
         self._of_node: dict[int, int] = {}
         self._of_parameter: dict[int, int] = {}
         self._stepping = 0
         self._saved = _SavedState()
         self.counters: set[int] = set()
-        """Storages of what optimizers count, and which torch keeps on the host beside any device."""
+        """Storages of optimizer counters, which torch keeps on the host even if parameters are on a device."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on how the step would differ on another device."""
+        """Notes on differences of the step on another device."""
         return tuple(
             f"{name} takes parameters one by one, its default on a CPU; on CUDA and NPU it takes lists in far fewer "
             "kernels: --device cuda or npu, or foreach=True"
@@ -60,11 +60,11 @@ class ModuleTracker:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Paths of modules by number."""
+        """Paths of modules, by module number."""
         return tuple(self._paths)
 
     def register(self, root: torch.nn.Module) -> None:
-        """Name a model's modules, parameters and buffers."""
+        """Register a model's modules, parameters and buffers by name."""
         if id(root) in self._of_module:
             return
         alike = sum(type(known) is type(root) for known in self._roots[1:])
@@ -83,9 +83,7 @@ class ModuleTracker:
                 self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
-        """Return parameters and buffers of all models, by name; for a DTensor or similar, the tensors that it consists
-        of.
-        """
+        """Return parameters and buffers of all models, by name; for a DTensor or similar, its inner tensors."""
         return [
             (f"{prefix}{name}", part)
             for prefix, root in zip(self._prefixes, self._roots, strict=True)
@@ -106,7 +104,7 @@ class ModuleTracker:
 
     @contextmanager
     def inside(self, path: str | None) -> Iterator[None]:
-        """Context in which calls count as made by the module of this path."""
+        """Context in which calls are attributed to the module with this path."""
         if path is None:
             yield
             return
@@ -175,7 +173,9 @@ class ModuleTracker:
         self._describe_state(optimizer, outside=False)
 
     def _take_lists(self, optimizer: torch.optim.Optimizer) -> None:
-        """Choose lists as `_default_to_fused_or_foreach` of torch.optim does for tensors on an accelerator."""
+        """Use lists of parameters when `_default_to_fused_or_foreach` of torch.optim does so for tensors on an
+        accelerator.
+        """
         for group in optimizer.param_groups:
             fixed = "foreach" not in group or group["foreach"] is not None or group.get("fused")
             refused = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
@@ -208,7 +208,10 @@ _COUNTED = ("step", "mu_product")
 
 
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield torch.optim's counters in host tensors: none if it is fused or capturable; ASGD counts on the device."""
+    """Yield the counters that torch.optim keeps in host tensors.
+
+    There are none if the optimizer is fused or capturable; ASGD counts on the device.
+    """
     if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
         return
     for group in optimizer.param_groups:

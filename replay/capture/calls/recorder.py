@@ -1,5 +1,6 @@
-"""Records every call that reaches torch's dispatcher below autograd, in order, as ops of a plan; owns no step and no
-file.
+"""Records every call that reaches torch's dispatcher below autograd, in order, as ops of a plan.
+
+Runs no step and writes no file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
 _QUERIES = frozenset({"prim", "profiler"})
-"""Namespaces of what asks for a tensor's device and the like."""
+"""Namespaces of ops that query properties such as a tensor's device."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _DETACH, _DETACH_IN_PLACE = torch.ops.aten.detach.default, torch.ops.aten.detach_.default
 _EMPTY = torch.ops.aten.empty.memory_format
@@ -46,14 +47,16 @@ _COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
-"""Told of each call: its number and tensor arguments before it runs (result None), and its results after it."""
+"""Called twice for each call: with its number and tensor arguments before it runs (result None), and with its results
+after it.
+"""
 
 
 class Recorder(TorchDispatchMode):
-    """Records calls while it is entered. A tensor subclass's operation is recorded as the calls that it makes."""
+    """Records calls while it is active. An operation on a tensor subclass is recorded as the calls that it makes."""
 
     supports_higher_order_operators = True
-    """To refuse them."""
+    """Lets higher-order operators reach this mode, which raises UsageError for them."""
 
     def __init__(
         self,
@@ -73,23 +76,25 @@ class Recorder(TorchDispatchMode):
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
         self._slots: list[tuple[list[int], list[int]]] = []
-        """Of each op: which tensor of the call each of its arguments and results is, -1 for a Python number."""
+        """For each op, the index among the call's tensors of each tensor argument and result; -1 for a Python
+        number.
+        """
         self._specs: dict[Any, OpSpec] = {}
         self.calls: list[int] = []
         self.memories: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.phases: list[StepPhase] = []
         self.modules: list[int] = []
         self.outside: list[int] = []
-        """Storages from outside in the order in which calls first take them."""
+        """Storages that existed before the step, in the order in which calls first use them."""
         self._taken: set[int] = set()
         self._gradients = False
-        """Whether the call that runs is made with gradients on, for arguments that require them."""
+        """Whether the running call is made with gradients enabled and has arguments that require them."""
         self.running: Any = None
-        """The overload that runs, for errors."""
+        """The overload that is running, for error messages."""
 
     @property
     def ops(self) -> tuple[ReplayOp, ...]:
-        """Each unique op, in the order of first calls."""
+        """All unique ops, in the order of their first calls."""
         pairs = zip(self._ops, self._counts, strict=True)
         return tuple(msgspec.structs.replace(op, count=count) for op, count in pairs)
 
@@ -119,7 +124,7 @@ class Recorder(TorchDispatchMode):
         return _ADD_IN_PLACE if is_sum else func
 
     def _recorded(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run a call that is not composed of others, and record it unless it only repeats an existing view."""
+        """Run a call that is not composed of other calls, and record it unless it only recreates an existing view."""
         views = self.without_mode.views
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
@@ -132,7 +137,9 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _lifted(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Record a tensor of Python numbers, with its allocation and its detach, which a mode does not see."""
+        """Record the creation of a tensor from Python numbers, with its allocation and its detach, which a mode does
+        not see.
+        """
         like: torch.Tensor = args[0]
         detached = self.without_mode.makes_tensor
         if like.untyped_storage().resizable() and (like.dim() or detached):  # neither numpy's nor x[0] = 1
@@ -142,7 +149,7 @@ class Recorder(TorchDispatchMode):
         return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
-        """Run one call by `run`, and record it as a call of `func`."""
+        """Run one call with `run`, and record it as a call of `func`."""
         inputs = list(tensors_in((*args, *kwargs.values())))
         number = self._storages.call = len(self.calls)
         into = self._memories(inputs, outside=True)
@@ -209,7 +216,7 @@ class Recorder(TorchDispatchMode):
         returned: Any,
         flops: int | None,
     ) -> ReplayOp:
-        """Return the op of the first call of its kind."""
+        """Return the op for the first call of its kind."""
         spec = self._spec(func)
         meta_by_tensor = {id(tensor): meta for tensor, meta in zip(inputs, metas, strict=True)}
         replay_args: list[ReplayArg] = []
@@ -267,7 +274,7 @@ def _refusal(
 
 
 def _decides_itself(kind: type) -> bool:
-    """Check whether tensors of this type make calls of their own, like a DTensor; fake tensors do not."""
+    """Check whether tensors of this type make their own calls, like a DTensor; fake tensors do not."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if kind in _PLAIN_TYPES or issubclass(kind, FakeTensor):
@@ -276,7 +283,7 @@ def _decides_itself(kind: type) -> bool:
 
 
 def _is_composed(func: Any) -> bool:
-    """Check whether torch composes an op of others on every device; an op with its own kernel counts as a call."""
+    """Check whether torch composes an op of other ops on every device; an op with its own kernel counts as a call."""
     composed = _COMPOSED.get(func)
     if composed is None:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -287,10 +294,11 @@ def _is_composed(func: Any) -> bool:
 
 
 def _is_internal(func: Any) -> bool:
-    """Check whether a call is not part of the step: a query, or torch's own detach of a tensor that it keeps for
+    """Check whether a call is not part of the step: a query, or torch's own detach of a tensor that it saves for
     backward.
 
-    Without a mode this detach is not dispatched. A user's detach comes from below autograd, whose keys are then off.
+    Without a mode this detach is not dispatched. A user's detach comes from below autograd, where the autograd keys are
+    excluded.
     """
     if func is not _DETACH or torch.is_inference_mode_enabled():
         return func.namespace in _QUERIES
@@ -298,7 +306,9 @@ def _is_internal(func: Any) -> bool:
 
 
 def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
-    """Return metadata of the results in the form of `with_outputs`: lists flattened, None for what is not a tensor."""
+    """Return metadata of the results in the form of `with_outputs`: lists flattened, None for results that are not
+    tensors.
+    """
     items = list(flattened(returned))
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     metas = iter(of_call.metas_of(tensors))
@@ -309,9 +319,10 @@ def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
 def _slots(
     op: ReplayOp, values: Sequence[tuple[Any, Any]], inputs: Sequence[torch.Tensor], returned: Any
 ) -> tuple[list[int], list[int]]:
-    """Return the indices, among a call's tensors, of the op's tensor arguments, -1 for a number; and of its results.
+    """Return the indices, among a call's tensors, of the op's tensor arguments (-1 for a Python number) and of its
+    results.
 
-    What is not a tensor in the plan has no index.
+    Values that are not tensors in the plan have no index.
     """
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []
@@ -330,7 +341,9 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """By one of `formulas`, else by one that was registered with torch later; None where neither has one."""
+    """Return a call's FLOPs by one of `formulas`, or by a formula registered with torch later; None if there
+    is none.
+    """
     from torch.utils.flop_counter import flop_registry
 
     from opreplay.replay.arguments.operations import formulas

@@ -1,6 +1,6 @@
 """Tracks the storage of each tensor in a step, when storages are allocated and freed, and their total size.
 
-Owns numbers and bytes. The code that knows what a storage holds describes it: modules, optimizers, gradients.
+Manages numbers and bytes only. What a storage holds is described by the code for modules, optimizers and gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 
 
 def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor consists of: itself, or those inside a DTensor or similar."""
+    """Yield the plain tensors that a tensor consists of: itself, or the inner tensors of a DTensor or similar."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for part in (getattr(tensor, name) for name in names):
@@ -33,7 +33,7 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class _Storage:
-    """Facts about one storage."""
+    """Properties of one storage."""
 
     __slots__ = ("first_size", "kind", "names", "outside", "size")
 
@@ -42,7 +42,7 @@ class _Storage:
         self.kind: Kind | None = None
         self.names: dict[str, None] = {}
         self.outside = False
-        """It was there before the step."""
+        """Whether the storage existed before the step."""
 
 
 class Storages:
@@ -53,9 +53,9 @@ class Storages:
         self._seen_as = seen_as or (lambda tensor: tensor)
         self._all: list[_Storage] = []
         self._numbers: dict[int, int] = {}
-        """By address, of those that are alive: an address is used again."""
+        """Numbers of live storages by address; an address may be reused."""
         self._events: list[tuple[int, int, int]] = []
-        """(call, storage, bytes that come or go)."""
+        """(call, storage, bytes allocated or freed)."""
         self._memories: dict[tuple[int, int, bool], int] = {}
         self.call = -1
         """The call that is running; -1 before the first one."""
@@ -75,8 +75,8 @@ class Storages:
         return number
 
     def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Return the number of a dense tensor's start address; a conjugate view differs from the tensor that it
-        views.
+        """Return the number of a dense tensor's start address; a conjugated or negated view has a different number than
+        its base.
         """
         place = (
             self.number(tensor, outside=outside),
@@ -99,7 +99,7 @@ class Storages:
                 entry.names[name] = None
 
     def of(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage; for a real tensor, that of its replacement."""
+        """Return the number of a tensor's storage; for a real tensor, the number of its replacement's storage."""
         return self.number(self._seen_as(tensor))
 
     def is_outside(self, number: int) -> bool:
@@ -121,7 +121,7 @@ class Storages:
         )
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
-        """Return the moment of each phase with the most live memory; `phases` has the phase of each call."""
+        """Return the moment with the most live memory in each phase; `phases` has the phase of each call."""
         alive, at = 0, 0
         by_kind: dict[Kind, int] = {}
         best: dict[StepPhase, PhasePeak] = {}
@@ -141,7 +141,7 @@ class Storages:
 
     @contextmanager
     def watching_resizes(self) -> Iterator[None]:
-        """Track `UntypedStorage.resize_`, with which FSDP frees memory; no dispatched op shows it."""
+        """Track `UntypedStorage.resize_`, with which FSDP frees memory, because no dispatched op shows it."""
         plain: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -153,7 +153,7 @@ class Storages:
             yield
 
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Record results whose size an op has changed, as `resize_` and `out=` do."""
+        """Record results whose storage an op has resized, as `resize_` and `out=` do."""
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 continue

@@ -1,7 +1,8 @@
-"""Gradients that autograd would sum in place because nothing else holds them; under a dispatch mode it never does.
+"""Gradients that autograd would sum in place because nothing else references them; under a dispatch mode it never does.
 
-Its engine (InputBuffer.cpp, `accumulate`) writes to the sum so far if that is dense, not a tensor subclass, and held by
-nothing else; a mode counts as a subclass. The plan must contain the calls that run without a mode.
+The autograd engine (InputBuffer.cpp, `accumulate`) writes to the partial sum if that tensor is dense, not a tensor
+subclass, and not referenced elsewhere; an active mode counts as a subclass. The plan must contain the calls that run
+without a mode.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from opreplay.replay.capture.calls.storages import Storages
 
 _internal: Any = import_module("torch._C")
 _ALONE = 2
-"""References to a storage that one tensor has: its own, and the one that asks."""
+"""References to a storage that only one tensor uses: from that tensor, and from the query."""
 _UNSEEN = 5
-"""References to the Python object of a tensor that no Python code has: those of this call."""
+"""References to a tensor's Python object if no other Python code holds it: those of this call."""
 _UNSHARED = 4
-"""References in C++ to a tensor that no other node is going to be given: those of this call."""
+"""References in C++ to a tensor that no other node will receive: those of this call."""
 
 
 class Summed:
-    """Records the autograd node in which each storage was made."""
+    """Records which autograd node created each storage."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._node_of: dict[int, int] = {}
 
     def add(self, results: Iterable[torch.Tensor]) -> None:
-        """Record the results of a call; results of forward have no node."""
+        """Record the results of a call; in forward there is no node."""
         node = _node()
         if node is not None:
             for tensor in results:
@@ -40,7 +41,7 @@ class Summed:
                     self._node_of.setdefault(self._storages.number(tensor), node)
 
     def is_own(self, tensor: Any) -> bool:
-        """Check whether the current autograd node made a tensor's storage."""
+        """Check whether the current autograd node created a tensor's storage."""
         node = _node()
         if node is None or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
@@ -49,8 +50,8 @@ class Summed:
     def is_summed_up(self, total: Any, more: Any) -> bool:
         """Check whether the engine would have added two tensors in place.
 
-        The sum so far was made by another node than the one that just ran; a node's own sums are of tensors that it
-        made.
+        The partial sum must come from another node than the one that just ran: sums computed by a node itself are of
+        tensors that it created.
         """
         node = _node()
         if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):
@@ -66,7 +67,7 @@ class Summed:
 
 
 def _node() -> int | None:
-    """Return the number of the autograd node that runs, or has just run; None outside a backward."""
+    """Return the number of the autograd node that is running or has just run; None outside of backward."""
     if _internal._current_graph_task_id() == -1:
         return None
     node = _internal._current_autograd_node()

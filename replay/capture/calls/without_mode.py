@@ -1,11 +1,13 @@
-"""Calls as they are while no dispatch mode watches and no tensor is fake: torch's C++ then takes another way.
+"""Converts calls to those made when no dispatch mode is active and no tensor is fake, because torch's C++ code then
+takes other paths.
 
-ATen asks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true of every tensor while a mode
-watches: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead
-of scattering, and formulas of autograd write to copies. The plan is to hold what runs without one, on every device.
+ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true of every tensor while a mode
+is active: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead
+of scattering, and autograd formulas write to copies. The plan must contain the calls that run without a mode, on every
+device.
 
-`Views` follows views that autograd makes again after something was written to their base: it takes the strides of plain
-tensors, but asks fake ones for the view once more.
+`Views` tracks views that autograd recreates after a write to their base: for plain tensors it uses the strides, but for
+fake ones it calls the view op again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from opreplay.replay.ir.captured import LikeDevice
 
 _COPY, _AS_STRIDED = torch.ops.aten.copy_.default, torch.ops.aten.as_strided.default
 _GRADIENTS_OF_VIEWS = "CopySlices"
-"""The node of what was written to a view: its gradient is a view of a copy."""
+"""Suffix of the name of the autograd node for a write to a view; its gradient is a view of a copy."""
 
 
 class Views:
@@ -35,9 +37,9 @@ class Views:
 
     def __init__(self) -> None:
         self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """By call: its last result, and the version of the base of which autograd knows how it was made."""
+        """For each call, its last result and the version of the base for which autograd knows how to recreate it."""
         self._copied = 0
-        """Address of the storage to which the node that runs has just copied its gradient."""
+        """Address of the storage to which the running node has just copied its gradient."""
 
     def is_again(self, func: Any, args: Sequence[Any]) -> bool:
         """Check whether autograd makes this call to recreate a view whose base was written to."""
@@ -51,14 +53,16 @@ class Views:
         return True
 
     def add(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Record a call."""
+        """Record a view, or the target of a copy."""
         if func is _COPY:
             self._copied = args[0].untyped_storage()._cdata
         if func.is_view and torch.is_grad_enabled() and isinstance(result, torch.Tensor):
             self._last[_key(func, args)] = weakref.ref(result), args[0]._version
 
     def is_of_gradient(self, func: Any, args: Sequence[Any], node: str | None) -> bool:
-        """Check whether a call views the copy of a gradient; for a plain tensor autograd uses its strides instead."""
+        """Check whether a call views the copy of a gradient; for a plain tensor, autograd uses strides instead of this
+        call.
+        """
         is_copied = node is not None and node.endswith(_GRADIENTS_OF_VIEWS)
         return is_copied and func is not _AS_STRIDED and args[0].untyped_storage()._cdata == self._copied
 
@@ -86,42 +90,46 @@ _WRITES: dict[Any, Any] = {
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.put.default: _aten.put_.default,
 }
-"""What a formula of autograd (torch/csrc/autograd/FunctionsManual.cpp) does in place, to a tensor of its own."""
+"""In-place overloads that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) use on tensors they created, by
+the overload seen under a mode.
+"""
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
-"""Nodes whose formulas write to copies all the same."""
+"""Prefixes of autograd nodes whose formulas write to copies even without a mode."""
 _CROSS_ENTROPY: dict[Any, Any] = {_aten.sub.Tensor: _aten.sub_.Tensor, _aten.mul.Tensor: _aten.mul_.Tensor}
-"""What the formula of `binary_cross_entropy_with_logits` takes in place beside."""
+"""Additional in-place overloads that the formula of `binary_cross_entropy_with_logits` uses."""
 _SELECTING = (
     *("MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward", "KthvalueBackward", "ModeBackward"),
     *("SortBackward", "TopkBackward"),
 )
-"""Nodes of `value_selecting_reduction_backward`, which makes its zeros itself."""
+"""Prefixes of autograd nodes that use `value_selecting_reduction_backward`, which creates its zeros itself."""
 
 _FORMULAS = frozenset({_NEW_ZEROS, *_WRITES, *_CROSS_ENTROPY})
 
 Call = tuple[Any, Sequence[Any], dict[str, Any]]
-"""(overload, arguments, named ones)."""
+"""(overload, positional arguments, keyword arguments)."""
 
 
 class WithoutMode:
-    """Tracks which composed op's kernel runs, and which calls it makes without a mode."""
+    """Tracks which composite op's kernel is running, and determines which calls it would make without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
-        """`wraps`: whether tensors of a type make calls of their own; for these torch always takes the other path.
+        """`wraps` says whether tensors of a type make their own calls; for these torch always takes the other path.
 
-        `fake`: whether calls run on fake tensors. `device` selects the path.
+        `fake` says whether calls run on fake tensors. `device` selects the path.
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
         self.views = Views()
         self.packing = 0
-        """Hooks that run now of those that put away what backward needs: what they detach is part of the call."""
+        """Number of running hooks that pack tensors saved for backward; the detach calls they make belong to the
+        recorded call.
+        """
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Wrap the kernels of the composed ops concerned, also for calls from C++. Applies to the whole process.
+        """Wrap the kernels of the relevant composite ops, also for calls from C++. Applies to the whole process.
 
-        Needs `torch.library.get_kernel` (torch 2.10); before it calls are recorded as a mode sees them.
+        Requires `torch.library.get_kernel` (torch 2.10); in older versions calls are recorded as a mode sees them.
         """
         get_kernel = getattr(torch.library, "get_kernel", None)
         if get_kernel is None:
@@ -186,7 +194,9 @@ class WithoutMode:
             yield
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
-        """Return the call that runs without a mode. `is_own`: whether the current autograd node made a tensor."""
+        """Return the call that runs without a mode. `is_own` says whether the current autograd node created a
+        tensor.
+        """
         if func is _VIEW and self._running in _RESHAPING and not args[0].is_contiguous():
             view = func(*args, **named)
             return _aten._reshape_alias.default, (args[0], list(view.shape), list(view.stride())), {}
@@ -212,14 +222,14 @@ class WithoutMode:
 
     @property
     def makes_tensor(self) -> bool:
-        """Whether `torch.tensor` is running, which detaches the tensor that it makes of Python numbers; other functions
-        do not.
+        """Whether `torch.tensor` is running; unlike other functions, it detaches the tensor that it creates from Python
+        numbers.
         """
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """Return the function that runs a call: the op, or a substitute if it reads an irrelevant value of a fake
-        tensor.
+        """Return the function that runs a call: the op, or a substitute if the op reads a fake tensor's value that does
+        not matter.
         """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
@@ -253,7 +263,7 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
     """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for tensors with values; on a CPU it reads the values.
 
-    The values it reads only decide about an error: a fake index is a valid one.
+    The values only decide whether to raise an error, so a fake index counts as valid.
     """
     if index.numel() and looks:
         low, high = torch.aminmax(index)
@@ -264,7 +274,7 @@ def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
 
 
 def _in_place(func: Any, node: str) -> Any:
-    """Return the overload that a node's formula runs in place of `func`; None if it runs `func` itself."""
+    """Return the in-place overload that a node's formula runs instead of `func`; None if it runs `func` itself."""
     if node.startswith(_COPYING):
         return None
     return (_CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES).get(func)
@@ -276,7 +286,9 @@ def _zeros(args: Sequence[Any]) -> Call:
 
 
 def _formula() -> str | None:
-    """Return the name of the current autograd node if its formula is torch's own; a user's formula runs as written."""
+    """Return the name of the current autograd node if its formula is torch's own; None for a user's formula, which runs
+    as written.
+    """
     if _internal._current_graph_task_id() == -1:
         return None
     node: Any = _internal._current_autograd_node()

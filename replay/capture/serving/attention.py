@@ -1,4 +1,4 @@
-"""Finds attention in a captured plan, as one torch call or as products, and replaces it by the kernel of Ascend
+"""Finds attention in a captured plan, as one torch call or as matrix products, and replaces it by the kernel of Ascend
 servers.
 """
 
@@ -19,7 +19,7 @@ BMM, _CAST = "aten::bmm", "aten::_to_copy"
 
 
 def of_torch(graph: Graph, call: Call) -> Fusion | None:
-    """Match torch's attention, which is one kernel already, with the mask that it makes of booleans."""
+    """Match torch's attention, which already is one kernel, with the mask that it creates from booleans."""
     values = call.values
     if call.name != "aten::_scaled_dot_product_flash_attention_for_cpu" or values.get("dropout_p"):
         return None
@@ -48,7 +48,7 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
     """Return keys or values [batch, heads, tokens, width] before transformers repeated the heads.
 
-    With a mask transformers copies each head for all queries of its group; the kernel accepts fewer heads.
+    If there is a mask, transformers copies each head for all queries of its group; the kernel accepts fewer heads.
     """
     copied = graph.maker(tensor, "aten::clone")
     heads = None if copied is None else copied.values["self"]
@@ -59,16 +59,18 @@ def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Masking:
-    """The kernel arguments that say which keys a query sees."""
+    """The kernel arguments that say which keys each query attends to."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()
-    """That make the mask."""
+    """Kernels that create the mask."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
 
 
 def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
-    """Return the kernel arguments for a mask that is added to scores; None for one that is not made of booleans."""
+    """Return the kernel arguments for a mask that is added to scores; None if the mask was not created from
+    booleans.
+    """
     if mask is None:
         return _Masking()
     chosen = graph.maker(mask, "aten::where.self")
@@ -92,11 +94,11 @@ def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
 
 
 HIDDEN = -1e4
-"""Scores below that are of keys that a query does not see: torch writes -inf, or the least number of a type."""
+"""Scores below this value are of masked keys: torch uses -inf or the dtype's lowest number."""
 
 
 def _number(graph: Graph, tensor: Any) -> float | None:
-    """Return the number from which a 0-dim tensor was made, if a call shows it."""
+    """Return the number from which a 0-dim tensor was created, if a call shows it."""
     maker = graph.maker(tensor, "aten::scalar_tensor", "aten::zeros")
     if maker is None:
         return None
@@ -104,7 +106,9 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
-    """Match attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
+    """Match attention to latents (see `latent`): scores of latents and rotary parts, softmax, and a product with the
+    latents.
+    """
     if call.name != BMM:
         return None
     narrow, rounded = graph.before_cast(call.values["self"])
@@ -142,9 +146,9 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 
 
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
-    """Match the product that absorbs keys into queries, applied directly to the plain part of queries.
+    """Match the product that absorbs keys into queries, and apply it directly to the non-rotary part of queries.
 
-    transformers joins that part with the rotary part before it splits them again.
+    transformers joins that part with the rotary part and then splits them again.
     """
     joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == BMM else None
     parts = [] if joined is None else joined.values["tensors"]
@@ -161,7 +165,7 @@ def plain_query(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _rotary_part(graph: Graph, rotary: Tensor) -> Tensor:
-    """Return the rotary part of queries, before any join with the plain part."""
+    """Return the rotary part of queries, before it was joined with the other part."""
     joined = graph.maker(rotary, "aten::cat")
     last: Tensor | None = joined.values["tensors"][-1] if joined is not None else None
     if last is None or len(last.shape) != 4 or last.shape[2:] != (1, rotary.shape[-1]):
@@ -175,7 +179,7 @@ _ADDED = ("aten::add.Tensor", "aten::add_.Tensor")
 
 
 def written_out(graph: Graph, call: Call) -> Fusion | None:
-    """Match attention as products of queries and keys, a softmax over all of them, and products of that with values."""
+    """Match attention written as products of queries and keys, a softmax, and products of its result with values."""
     if call.name != BMM:
         return None
     chances = unwrapped(graph, call.values["self"])
@@ -223,7 +227,7 @@ class _Scaled(NamedTuple):
 
     tensor: Tensor
     factor: float
-    """That it is multiplied with."""
+    """Factor by which the source is multiplied."""
     calls: set[Call]
 
 
@@ -241,7 +245,7 @@ def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
 
 
 def _factor(call: Call) -> float | None:
-    """Return the number that a call multiplies with, or divides by; None if it is a tensor."""
+    """Return the number by which a call multiplies, inverted for a division; None if it is a tensor."""
     other = call.values["other"]
     if not isinstance(other, int | float):
         return None
@@ -254,14 +258,14 @@ class _Scores(NamedTuple):
     product: Call
     factor: float
     mask: Tensor | None
-    """Added to them."""
+    """Mask that is added to the scores."""
     sinks: Tensor | None
-    """A score of each head beside those of its keys."""
+    """An additional score per head (attention sink)."""
     calls: set[Call]
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return the parts of scores: a product, scaled, with a mask added and the maximum subtracted."""
+    """Return the parts of scores: a scaled product, with a mask added and the maximum subtracted."""
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
     sinks: Tensor | None = None
@@ -295,7 +299,9 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
-    """Return a tensor as [batch, heads, rows, width]; the original one if it was repeated for groups of heads."""
+    """Return a tensor as [batch, heads, rows, width]; for heads that were repeated for groups, the tensor
+    before that.
+    """
     shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:
         shape, strides = shape[:2] + shape[3:], strides[:2] + strides[3:]
@@ -310,7 +316,7 @@ def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | Non
 
 
 def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | None = None) -> Kernel:
-    """Return the attention kernel; a sink in each head needs a later version, with other names for three arguments."""
+    """Return the attention kernel; attention sinks need a later version, which names three arguments differently."""
     name = "npu::npu_fused_infer_attention_score"
     if sinks is not None:
         renamed = {"num_heads": "num_query_heads", "scale": "softmax_scale"}

@@ -1,4 +1,4 @@
-"""Replaces writes to a cache of keys and values by those of vLLM-Ascend and MindIE: one kernel per layer for both.
+"""Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE: one kernel per layer for keys and values.
 
 The kernel writes the rows of the new tokens to slots of pages, here one page per sequence. The host counts positions,
 and slots are computed once per step.
@@ -14,7 +14,7 @@ from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, N
 from opreplay.traces.model import contiguous_strides
 
 POSITIONS = 2
-"""Dimension of a cache [batch, heads, positions, width] that grows."""
+"""Dimension of a cache [batch, heads, positions, width] along which it grows."""
 _ADD, _COUNT, _COPY, _CAT = "aten::add.Tensor", "aten::add_.Tensor", "aten::copy_", "aten::cat"
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MOVED_UP = made_by(
@@ -22,11 +22,11 @@ _MOVED_UP = made_by(
     _COPY,
     src=made_by("put", "aten::index_put_", self=made_by("rolled", "aten::roll")),
 )
-"""A full window without its oldest token and with a new one."""
+"""Pattern of a full window from which the oldest token is removed and to which a new token is added."""
 
 
 class Writes(NamedTuple):
-    """Rows of keys and of values, the caches that they are written to, and the results of these writes."""
+    """Rows of keys and values, the caches to which they are written, and the results of these writes."""
 
     rows: Sequence[Tensor]
     tables: Sequence[Tensor]
@@ -58,7 +58,9 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def full_window(graph: Graph, call: Call) -> Fusion | None:
-    """Match keys and values of a full window: transformers shifts all of it by one, servers overwrite the oldest."""
+    """Match keys and values of a full window, which transformers shifts by one position; servers overwrite the oldest
+    token.
+    """
     parts = graph.matched(call, _MOVED_UP)
     if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
         return None
@@ -80,9 +82,9 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
-    """Return the rows written to a cache as [batch, heads, 1, width]; None if it is not one row for each head.
+    """Return the rows written to a cache as [batch, heads, 1, width]; None if there is not exactly one row per head.
 
-    `cache[:, :, index] = rows` omits the leading dimensions of size 1: one sequence is written as [heads, 1, width].
+    `cache[:, :, index] = rows` omits leading dimensions of size 1: one sequence is written as [heads, 1, width].
     """
     batch, heads, _, width = table.shape
     missing = len(table.shape) - len(rows.shape)
@@ -92,8 +94,8 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match keys and values appended to those of earlier tokens, which existed before the step: servers write the new
-    ones behind them.
+    """Match new keys and values appended to those of earlier tokens, which existed before the step; servers write the
+    new ones behind them.
     """
     if call.name != _ATTENTION:
         return None
@@ -128,11 +130,10 @@ def _writing(
     numbering: set[Call] | None = None,
     counts: Sequence[Tensor] = (),
 ) -> Fusion:
-    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, in place of
-    `calls`.
+    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, replacing `calls`.
 
-    They are written at positions `at`, else from `first` on. Slots with the same `key` are computed once, by the first
-    write; later writes need no `numbering`. `counts` are counters that the host keeps instead.
+    The rows are written at positions `at`, otherwise from `first` on. Slots with the same `key` are computed once, for
+    the first write; later writes do not need `numbering`. `counts` are counters that the host keeps instead.
     """
     rows, tables, written = writes
     slots = graph.shared.get(key)
@@ -152,8 +153,8 @@ def _writing(
 
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
-    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and the kernels for
-    them.
+    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and the kernels that
+    compute them.
     """
     batch, _, tokens, _ = shape
     starts = New(dense((batch,), "int32"))

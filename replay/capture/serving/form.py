@@ -14,13 +14,13 @@ from opreplay.replay.capture.serving.quantised import Weights, quantised
 from opreplay.replay.ir.model import ReplayPlan
 
 LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "aten::rsqrt": "norms"}
-"""Calls that only parts written out in PyTorch make."""
+"""Calls that occur only in unfused parts, with the name of the part."""
 REASONS = {"aten::tanh": "softcap"}
-"""Calls between scores and their softmax that no fused kernel makes."""
+"""Calls between scores and their softmax that no fused kernel supports, with the reason to report."""
 
 
 def unfused_parts(graph: Graph) -> dict[str, str]:
-    """Return the parts of a step that are not fused, each with the reason if it is known, otherwise ""."""
+    """Return the parts of a step that are not fused, each with the reason, or "" if it is unknown."""
     parts: dict[str, str] = {}
     for call in graph.calls:
         if call.name in LOOPS:
@@ -31,7 +31,9 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
 
 
 def _attention(graph: Graph, call: Call) -> str | None:
-    """Return why the attention that ends with this product is not fused, "" if unknown; None for other calls."""
+    """Return why the attention that ends with this product is not fused, "" if unknown; None if the call does not end
+    attention.
+    """
     if call.name != BMM:
         return None
     softmax = graph.maker(unwrapped(graph, call.values["self"]).tensor, *SOFTMAX)
@@ -42,14 +44,14 @@ def _attention(graph: Graph, call: Call) -> str | None:
 
 
 Fused = Literal["ascend", "none"]
-"""Whose fused kernels stand in place of a plan's calls."""
+"""The servers whose fused kernels replace a plan's calls."""
 
 
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
-    """Return the plan with fused kernels, then with quantised weights, if requested.
+    """Return the plan with fused kernels, then with quantized weights, if requested.
 
-    By default an inference step of a model built from its config is fused, as servers run it. Raises UsageError as
-    `fused` and `quantised` do.
+    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError in the
+    same cases as `fused` and `quantised`.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))
@@ -65,7 +67,7 @@ def is_for_servers(plan: ReplayPlan) -> bool:
 
 
 def _with_unfused_parts(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with the names of the parts that no fused kernel replaced, and a note on each."""
+    """Return the plan with the names of the unfused parts and a note on each."""
     capture = plan.capture
     if capture is None or not capture.fused or not (parts := unfused_parts(Graph(plan))):
         return plan

@@ -2,7 +2,7 @@
 
 Norms, rotary embeddings, SwiGlu, attention and experts become the fused kernels of torch_npu. Calls are fused only if
 nothing else uses their intermediate results, and if the inputs of the fused kernel still have the same values when it
-runs. Owns the rewriting of a plan; `fusions` owns which calls form a kernel.
+runs. This module rewrites a plan; `fusions` determines which calls form a kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNFUSED = (
     "not fused: attention, experts, norms and cache writes are the calls that transformers makes in PyTorch, which "
     "take longer than the kernels of a server (--fused ascend)"
 )
-"""A note of plans of which nothing is fused."""
+"""Note for plans without fused kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Tensor:
 
     storage: int
     memory: int
-    """Number of the place where it begins."""
+    """Number of the memory location at which the tensor begins."""
     version: int
-    """How often its storage was written to."""
+    """Number of earlier writes to its storage."""
     meta: TensorMeta = field(compare=False)
 
     @property
@@ -57,13 +57,13 @@ class Tensor:
 
 
 def seen_as(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a view of a tensor."""
+    """Return a view of a tensor with another shape and strides."""
     meta = msgspec.structs.replace(tensor.meta, shape=shape, strides=strides)
     return Tensor(tensor.storage, tensor.memory, tensor.version, meta)
 
 
 def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
-    """Return the metadata of a row-major tensor, unless `strides` are given."""
+    """Return the metadata of a tensor: row-major unless `strides` are given."""
     return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
@@ -73,9 +73,9 @@ class Call:
 
     place: int
     name: str
-    """With its overload: "aten::add.Tensor"."""
+    """Name with overload: "aten::add.Tensor"."""
     values: dict[str, Any]
-    """By argument: a Tensor, a list of such, or a plain value."""
+    """Values by argument: a Tensor, a list of tensors, or a plain value."""
     results: list[Tensor]
 
     def tensors(self) -> list[Tensor]:
@@ -84,11 +84,11 @@ class Call:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class New:
-    """A tensor that no earlier call made."""
+    """A tensor that no earlier call created."""
 
     meta: TensorMeta
     parts: tuple[Tensor, ...] = ()
-    """Parameters that were put into one when the model was loaded."""
+    """Parameters that are concatenated into this tensor when the model is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +96,15 @@ class Kernel:
     """A call of a fused kernel, or a call that prepares its arguments."""
 
     name: str
-    """"npu::npu_swiglu"."""
+    """Name of the kernel, e.g. "npu::npu_swiglu"."""
     values: Mapping[str, Any]
-    """Its arguments."""
+    """Values by argument."""
     results: Sequence[Tensor | New]
-    """Those that other calls take, or what is new."""
+    """Results: tensors that other calls use, or new ones."""
     written: Sequence[Tensor] = ()
-    """Arguments as it leaves them."""
+    """Arguments that it writes, in their state after the call."""
     exchange: Call | None = None
-    """The collective that it makes inside."""
+    """The collective that the kernel performs internally."""
 
     def given(self) -> Iterable[Tensor | New]:
         return [each for value in self.values.values() for each in _tensors(value)]
@@ -112,19 +112,19 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Calls that are replaced by one kernel."""
+    """Calls that one kernel replaces."""
 
     kernels: Sequence[Kernel]
-    """In order."""
+    """Kernels, in order of execution."""
     calls: frozenset[Call]
     dropped: Sequence[Tensor] = ()
-    """Outputs of the step that the host has instead: counters."""
+    """Outputs of the step that the host computes instead: counters."""
     is_early: bool = False
-    """Whether its kernels stand where the first of the calls stood, else where the last one did."""
+    """Whether the kernels take the place of the first replaced call; otherwise that of the last one."""
     loaded: Sequence[Tensor] = ()
-    """Results that are there when the step begins."""
+    """Results that exist before the step begins."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
-    """Tensors that it makes and later fusions may take: `Graph.shared`."""
+    """Tensors that the fusion creates and later fusions may use, see `Graph.shared`."""
 
     @property
     def place(self) -> int:
@@ -134,17 +134,17 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A call of this name whose arguments were made by calls of these patterns."""
+    """Matches a call with this name whose arguments were created by calls matching the given patterns."""
 
     key: str
-    """Of the call among those that match."""
+    """Key under which the matched call is returned."""
     name: str
     of: Mapping[str, Sequence[Pattern | None]]
-    """By argument: one for each of its tensors; None for any."""
+    """Patterns by argument, one for each of its tensors; None matches any tensor."""
 
 
 def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
-    """Return the pattern of a call, and of the calls that made its arguments."""
+    """Return the pattern of a call and of the calls that created its arguments."""
     return Pattern(
         key, name, {argument: (part,) if isinstance(part, Pattern) else part for argument, part in of.items()}
     )
@@ -156,11 +156,11 @@ class Between:
 
     start: Call
     calls: Sequence[Call]
-    """In order."""
+    """Calls in order of execution."""
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The same calls as kernels, to be placed elsewhere."""
+        """The same calls as kernels, so that they can be moved elsewhere."""
         return [Kernel(name=call.name, values=call.values, results=call.results) for call in self.calls]
 
 
@@ -168,7 +168,7 @@ Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
 class Graph:
-    """The call that made each tensor, with views skipped."""
+    """The calls of a step, linked to the tensors that they create and read; views are skipped."""
 
     def __init__(self, plan: ReplayPlan) -> None:
         assert plan.sequence is not None
@@ -183,7 +183,7 @@ class Graph:
         self.rank = plan.capture.rank
         self.parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
         self.shared: dict[Hashable, New] = {}
-        """Tensors that several fusions take, by what says that they are the same."""
+        """Tensors that several fusions use, by a key that identifies equal tensors."""
         for place in range(len(self.sequence.calls)):
             self._add(place)
 
@@ -221,12 +221,14 @@ class Graph:
         return Tensor(storage, memory, len(self._writes[storage]), meta)
 
     def maker(self, tensor: Any, *names: str) -> Call | None:
-        """Return the call that made a tensor, if it has one of these names."""
+        """Return the call that created a tensor, if it has one of these names."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
-        """Return the call and its producers by the keys of a pattern; None if they do not match."""
+        """Return the call and the calls that created its inputs, by the keys of a pattern; None if they do
+        not match.
+        """
         if call.name != pattern.name:
             return None
         calls = {pattern.key: call}
@@ -286,8 +288,8 @@ class Graph:
         return (tensor, set()) if cast is None else (cast.values["self"], {cast})
 
     def is_sound(self, fusion: Fusion) -> bool:
-        """Check that nothing else uses an intermediate result of a fusion, and that its inputs still exist at its
-        position.
+        """Check that no other call uses an intermediate result of a fusion, and that its inputs still exist where its
+        kernels run.
         """
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
@@ -319,9 +321,9 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
-    """Return the plan with fused kernels in place of the calls that they replace, which its notes name.
+    """Return the plan with fused kernels in place of the calls that they replace; a note lists the fusions.
 
-    Raises UsageError for a plan that does not hold all calls of its step.
+    Raises UsageError for a plan that does not contain all calls of its step.
     """
     plan, counts = rewritten(plan, matchers)
     capture = plan.capture
@@ -335,9 +337,9 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """Return the plan with other kernels in place of calls, and the number of each kernel.
+    """Return the plan with other kernels in place of calls, and the number of uses of each kernel.
 
-    Raises UsageError for a plan that does not hold all calls of its step.
+    Raises UsageError for a plan that does not contain all calls of its step.
     """
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
         raise UsageError(f"{plan.source} does not contain every call of one step", hint="Capture a smaller step.")
@@ -360,7 +362,7 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
 
 
 class _Rewriting:
-    """The rewriting of one plan in progress."""
+    """State of the rewriting of one plan."""
 
     def __init__(self, plan: ReplayPlan, graph: Graph) -> None:
         self._plan, self._graph = plan, graph
@@ -368,7 +370,7 @@ class _Rewriting:
         self._storages = 1 + max((storage for storage, _ in self._places), default=-1)
         self._memories: dict[New, int] = {}
         self._merged: dict[frozenset[int], tuple[int, New]] = {}
-        """Parameters that are one now, by their storages."""
+        """Merged parameters as (new storage, new tensor), by the storages of their parts."""
         self._ops: dict[str, ReplayOp] = {}
         self._rows: list[_Row] = []
 
@@ -447,7 +449,7 @@ class _Rewriting:
         return rows[::-1]
 
     def _capture(self, rows: Sequence[_Row], fusions: Sequence[Fusion]) -> Capture:
-        """Return the facts of the step, with parameters as loaded and without dropped outputs."""
+        """Return the `Capture` of the rewritten step, with parameters as loaded and without dropped outputs."""
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -476,7 +478,7 @@ class _Rewriting:
 
 
 def _only_makes(op: ReplayOp) -> bool:
-    """Check whether a call only produces its results: it writes to no argument and is not a matrix product."""
+    """Check whether a call only creates its results: it writes to no argument and is not a matrix product."""
     makes = any(meta is not None for meta in op.outputs or ())
     return makes and not op.flops and op.name.startswith("aten::") and not any(arg.mutated for arg in op.args)
 
@@ -484,7 +486,7 @@ def _only_makes(op: ReplayOp) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Row:
     place: int
-    """Of the call before."""
+    """Position of the call in the sequence before rewriting."""
     op: ReplayOp
     memories: Memories
 
@@ -507,7 +509,7 @@ def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
 
 
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
-    """Return the op of a kernel by torch_npu's or torch's schema. A kernel that cannot run here has a reason."""
+    """Return the op of a kernel by torch_npu's or torch's schema; a kernel that cannot run here gets a reason."""
     resolution = candidates(kernel.name, Policy())
     name, _, overload = kernel.name.partition(".")
     spec = next(spec for spec in resolution.specs or published_specs(name) if spec.overload == overload)

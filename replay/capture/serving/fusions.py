@@ -1,5 +1,5 @@
-"""Finds calls of a captured plan that are one kernel of torch_npu, for `fused`; each match starts from its last
-call.
+"""Finds calls of a captured plan that form one kernel of torch_npu, for `fused`; each match starts from its
+last call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _INVERSE_ROOT = made_by(
 
 
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
-    """Match x · rsqrt(mean(x²) + ε), in float32, · weight; with the sum that x comes from if it adds two tensors."""
+    """Match RMS norm: x · rsqrt(mean(x²) + ε), in float32, times a weight; includes the addition if x is a sum of two
+    tensors.
+    """
     parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
     if parts is None or scaled is None or not _is_mean_of_squares(parts):
@@ -73,9 +75,10 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 
 
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
-    """Return (weight of a norm, kernels that make it, calls that multiply by it).
+    """Return (weight of a norm, kernels that create it, calls that multiply by it).
 
-    The weight is a parameter or one more than it; the product is after the cast back, or before it in float32.
+    The weight is a parameter, or a parameter plus one; the multiplication is after the cast back, or before it in
+    float32.
     """
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
@@ -220,7 +223,7 @@ def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
 
 
 def swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """Match silu(gate) · up, of the two halves of one tensor, or of two products of one input, which are then
+    """Match silu(gate) · up for the two halves of one tensor, or for two products of one input, whose results are then
     joined.
     """
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
@@ -304,7 +307,7 @@ def _is_operand(call: Call, tensor: Tensor) -> bool:
 
 
 def _other(call: Call, tensor: Tensor) -> Tensor | None:
-    """Return the other operand of a multiplication, if it is a tensor."""
+    """Return the other operand of a multiplication if it is a tensor, otherwise None."""
     first, second = call.values["self"], call.values["other"]
     rest = second if first == tensor else first if second == tensor else None
     return rest if isinstance(rest, Tensor) else None

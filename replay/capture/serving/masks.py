@@ -1,5 +1,7 @@
 # pyright: strict
-"""Recognizes masks that transformers computes from positions, as mask patterns of a fused attention kernel."""
+"""Recognizes attention masks that transformers computes from positions, and returns the mask arguments of a fused
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _ADD, _SUB, _ARANGE = "aten::add.Tensor", "aten::sub.Tensor", "aten::arange"
 def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
     """Return the kernel arguments for a causal mask, with or without a sliding window; None for any other mask.
 
-    `visible` is [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`. There
-    must be as many queries as keys: otherwise the position of the first query is unknown.
+    `visible` is [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`. The
+    numbers of queries and keys must be equal, because otherwise the position of the first query is unknown.
     """
     queries, keys = visible.shape[-2:]
     parts = _parts(graph, visible)
@@ -41,7 +43,7 @@ def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
 
 
 def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
-    """Return the comparisons that are all true if a key is visible; None if there are other parts."""
+    """Return the comparisons that are combined with "and" into a mask; None if it has other parts."""
     waiting, parts = [visible], list[Call]()
     while waiting:
         tensor = waiting.pop()
@@ -55,7 +57,9 @@ def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
 
 
 def _shift(graph: Graph, compared: Call) -> int | None:
-    """Return the offset of the query's position in a comparison with each key's position; None for other numbers."""
+    """Return the offset added to the query's position in a comparison with key positions; None for other
+    comparisons.
+    """
     key, query = compared.values["self"], compared.values["other"]
     if not isinstance(query, Tensor) or key.shape[-2:-1] != (1,) or query.shape[-1:] != (1,):
         return None
@@ -64,9 +68,9 @@ def _shift(graph: Graph, compared: Call) -> int | None:
 
 
 def _number(graph: Graph, tensor: Tensor) -> int | None:
-    """Return the offset added to positions that count from 0; None for other numbers.
+    """Return the offset added to positions that count from 0; None for any other tensor.
 
-    A counter of earlier tokens counts as 0: with as many queries as keys there are none.
+    A counter of earlier tokens counts as 0: there are none if there are as many queries as keys.
     """
     added = 0
     while (call := graph.maker(tensor, _ADD, _SUB)) is not None:

@@ -1,4 +1,6 @@
-"""Mixtures of experts as servers on Ascend run them: gating, routing, grouped products, and exchange between ranks."""
+"""Mixtures of experts as servers on Ascend run them: gating, routing, grouped matrix products, and exchange between
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _GROUPED, _ADDED, _PRODUCT = "aten::_grouped_mm", "aten::add_.Tensor", "npu::npu
 _ROUTING, _ROUTED = "npu::npu_moe_init_routing_v2", "npu::npu_moe_finalize_routing"
 _EXCHANGED, _WAITED = "_c10d_functional::all_to_all_single", "_c10d_functional::wait_tensor"
 MOST_DISPATCHED = 512
-"""Tokens of a rank that npu_moe_distribute_dispatch_v2 takes, by its documentation; servers exchange more otherwise."""
+"""Maximum tokens per rank that npu_moe_distribute_dispatch_v2 accepts, according to its documentation; for more tokens,
+servers exchange them in another way.
+"""
 
 
 def gating(graph: Graph, call: Call) -> Fusion | None:
@@ -35,7 +39,9 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _chosen(name: str, values: dict[str, Any], topk: Call, *, weights: Tensor, last: New) -> list[Kernel]:
-    """Return the kernel that gives weights and indices of chosen experts, and the cast of indices for other calls."""
+    """Return the kernel that computes weights and indices of chosen experts, and the cast of the indices that other
+    calls need.
+    """
     chosen = topk.results[1]
     narrow = New(dense(chosen.shape, "int32"))
     return [
@@ -74,8 +80,8 @@ _WEIGHED_BY_GROUPS = made_by("scaled", _MUL, self=_SHARES)
 
 
 def gating_by_groups(graph: Graph, call: Call) -> Fusion | None:
-    """Match the selection of experts per token: the largest sigmoids, with a bias, in the best groups; weights sum to
-    one.
+    """Match the selection of experts per token: the largest sigmoids plus bias in the best groups, with weights that
+    sum to one.
     """
     parts = graph.matched(call, _WEIGHED_BY_GROUPS)
     if parts is None or not isinstance(call.values["other"], int | float):
@@ -152,7 +158,7 @@ _FIRST = made_by("first", _GROUPED, self=_ROWS, offs=_ENDS)
 
 
 class _Product:
-    """A grouped product in a mixture, with the bias of each row's expert if one is added."""
+    """A grouped matrix product in a mixture, with the bias of each row's expert if one is added."""
 
     def __init__(self, graph: Graph, made: Call) -> None:
         self.result = made.results[0]
@@ -168,7 +174,7 @@ class _Product:
 
     @staticmethod
     def by(graph: Graph, made: Call | None) -> _Product | None:
-        """Return the grouped product that a call computes, or adds biases to; None for any other call."""
+        """Return the grouped product that a call computes or adds biases to; None for any other call."""
         if made is None or (made.name != _GROUPED and graph.maker(made.values["self"], _GROUPED) is None):
             return None
         return _Product(graph, made)
@@ -181,8 +187,8 @@ class _Product:
 
 
 def experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match a mixture: rows in the order of experts, two grouped products around an activation, rows weighted and
-    summed.
+    """Match a mixture of experts: rows sorted by expert, two grouped products around an activation, and a weighted sum
+    of rows.
     """
     calls = graph.matched(call, _SUMMED)
     second = (
@@ -235,7 +241,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> Kernel:
-    """Return the kernel that weights the rows of a token's experts and adds them up."""
+    """Return the kernel that weights the rows of a token's experts and sums them up."""
     values = {
         **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
         "expanded_permuted_rows": rows,
@@ -247,7 +253,7 @@ def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> 
 
 
 def shared_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match this rank's experts on tokens that all ranks have: routing and summing leave out experts of other ranks."""
+    """Match this rank's experts if all ranks have all tokens: routing and summing skip the experts of other ranks."""
     if call.name != "aten::index_add" or graph.maker(call.values["self"], "aten::zeros_like") is None:
         return None
     source, narrowed = graph.before_cast(call.values["source"])
@@ -310,10 +316,10 @@ _NUMBERS_SENT = made_by(
 
 
 def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match experts of all ranks: tokens go to the ranks of their experts and come back weighted and summed.
+    """Match experts distributed over all ranks: tokens go to the ranks of their experts and return weighted and summed.
 
-    Up to the number of tokens that the kernels accept, each direction is one kernel; for more tokens, one kernel
-    reorders and sums the rows that come back.
+    If the kernels accept the number of tokens, each direction is one kernel. For more tokens, one kernel reorders and
+    sums the returned rows.
     """
     calls = graph.matched(call, _RETURNED)
     if calls is None or call.values["dim"] != (1,):
@@ -386,13 +392,13 @@ def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _padding(graph: Graph, call: Call) -> set[Call]:
-    """Return the call that made the input of an exchange divisible by the number of ranks, if there is one."""
+    """Return the call that padded the input of an exchange to a multiple of the number of ranks, if there is one."""
     taken = call.values["input" if "input" in call.values else "self"]
     pad = graph.maker(taken, "aten::constant_pad_nd")
     return set() if pad is None else {pad}
 
 
 def _before_padding(graph: Graph, tensor: Tensor) -> Call | None:
-    """Return the call that made the rows of an exchange, before any padding."""
+    """Return the call that created the rows of an exchange, before any padding."""
     pad = graph.maker(tensor, "aten::constant_pad_nd")
     return graph.maker(tensor if pad is None else pad.values["self"], _INDEX)

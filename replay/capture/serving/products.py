@@ -1,4 +1,6 @@
-"""Parameters as servers load them: merged to one product if several have the same input, and in their final dtype."""
+"""Parameters as servers load them: merged into one matrix product if several have the same input, and in their final
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, N
 
 _CAST = "aten::_to_copy"
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
-"""Layers of one module that vLLM has as one, by their names in transformers."""
+"""Layers of one module that vLLM merges into one, by their names in transformers."""
 _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2", "self")}
-"""Product → names of its rows, its weight and its bias."""
+"""Names of a matrix product's rows, weight and bias (None without a bias)."""
 
 
 def joined(graph: Graph, call: Call) -> Fusion | None:
-    """Match queries, keys and values, which become parts of one product."""
+    """Match the products of queries, keys and values, and make them parts of one product."""
     operands = _OPERANDS.get(call.name)
     group = None if operands is None else _group_of(graph, call.values[operands[1]])
     if operands is None or group is None:
@@ -51,7 +53,7 @@ def joined(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _group_of(graph: Graph, weight: Tensor) -> list[str] | None:
-    """Return the names of all weights joined with this weight, including its own; None if it stays alone."""
+    """Return the names of all weights that are joined with this one, including its own; None if it is not joined."""
     module, _, rest = graph.name_of(weight).rpartition("_proj")
     prefix, _, layer = f"{module}_proj".rpartition(".")
     if rest != ".weight" and not rest.startswith("_with_mqa"):

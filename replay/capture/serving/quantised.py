@@ -1,8 +1,9 @@
-"""Rewrites a captured plan to the quantised weights that servers run: W8A8 and W4A16.
+"""Rewrites a captured plan to the quantized weights that servers use: W8A8 and W4A16.
 
-W8A8: weights and activations in 8 bits, with a scale per row. W4A16: weights in 4 bits, unpacked in the product.
+W8A8: weights and activations in 8 bits, with a scale per row. W4A16: weights in 4 bits, unpacked in the matrix product.
 Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public checkpoints; in a mixture
-W4A16 applies to the routed experts alone. Owns which products are quantised; `fused` rewrites the plan.
+of experts, W4A16 applies only to the routed experts. This module determines which products are quantized; `fused`
+rewrites the plan.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from opreplay.traces.model import TensorMeta
 
 Weights = Literal["w8a8", "w4a16"]
 WHOLE = (".gate.weight", "router", "lm_head", "embed", "kv_b_proj", "shared_expert_gate")
-"""Parts of names of parameters that keep their type."""
+"""Parts of the names of parameters that keep their dtype."""
 GROUP = 32
-"""Rows of a W4A16 weight that share a scale, as in Kimi-K2-Thinking."""
+"""Number of rows of a W4A16 weight that share a scale, as in Kimi-K2-Thinking."""
 PACKED = 8
-"""4-bit numbers in an int32."""
+"""Number of 4-bit numbers in an int32."""
 
 
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
-    """Return the plan with quantised products; its memory peaks use the parameters' quantised bytes.
+    """Return the plan with quantized products; its memory peaks use the quantized size of parameters.
 
     Raises UsageError for a plan without products of parameters, and for a training step.
     """
@@ -69,12 +70,12 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
 class _Quantiser:
     weights: Weights
     storages: set[int]
-    """Of parameters that are quantised."""
+    """Storages of the parameters to quantize."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes of such a parameter with its scales, by the storage of what it was."""
+    """Bytes of each quantized parameter with its scales, by its original storage."""
 
     def matched(self, graph: Graph, call: Call) -> Fusion | None:
-        """Match a product, or a grouped product, with a parameter."""
+        """Match a matrix product or grouped product with a parameter."""
         values = call.values
         if call.name in ("aten::mm", "aten::addmm"):
             bias = values["self"] if call.name == "aten::addmm" else None
@@ -95,9 +96,7 @@ class _Quantiser:
         return isinstance(weight, Tensor) and weight.storage in self.storages
 
     def _packed(self, weight: Tensor) -> tuple[New, New]:
-        """Return (the weight in its smaller dtype, its scales): one scale per column, or per column and group of
-        rows.
-        """
+        """Return (weight in its smaller dtype, scales): one scale per column, or per column and group of rows."""
         *experts, rows, columns = weight.shape
         if self.weights == "w8a8":
             meta = TensorMeta(shape=weight.shape, dtype="int8", strides=weight.meta.strides)
@@ -136,6 +135,6 @@ class _Quantiser:
 
 
 def _by_row(x: Tensor) -> tuple[Kernel, New, New]:
-    """Return (kernel that quantises the rows of activations, the activations in 8 bits, their scales)."""
+    """Return (kernel that quantizes the rows of activations, the 8-bit activations, their scales)."""
     rows, scales = New(dense(x.shape, "int8")), New(dense(x.shape[:-1], "float32"))
     return Kernel(name="npu::npu_dynamic_quant", values={"input": x}, results=[rows, scales]), rows, scales

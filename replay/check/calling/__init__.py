@@ -1,2 +1,2 @@
 # pyright: strict
-"""The op and its reference: how they are found and called, and how results are compared."""
+"""Finds and calls the op and its reference, and compares their results."""

@@ -1,4 +1,6 @@
-"""Calls the op and its reference on a case: arguments from the op's initializers, results separated into tensors."""
+"""Calls the op and its reference on a case; the op's initializers fill the arguments, and results are split into
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,28 @@ WIDER = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
-"""Dtypes that are computed in a wider one for the exact result."""
+"""The wider dtype in which the exact result is computed, for each dtype that has one."""
 
 
 ROOM_BYTES, ROOM_BYTE = 256, 0x55
-"""Behind the last element of a slice, and what they hold."""
+"""Bytes added behind the last element of a slice, and the value that each of these bytes holds."""
 LARGE = 100.0
-"""So many times the usual values: the exponential of some overflows float32, the square of many float16."""
+"""Factor for "large" values: some of their exponentials overflow float32, and many of their squares overflow
+float16.
+"""
 LARGE_WHOLE = 2**24 + 1
-"""So many times the usual ones of int32: the first whole number that float32 does not hold."""
+"""Factor for "large" int32 values: the first integer that float32 cannot represent."""
 FAR, FAR_OF_16_BITS = 1024.0, 32.0
-"""Added to the usual values: far from zero, but so near that each is held to a hundredth."""
+"""Offset added for "far" values: far from zero, but small enough that each value stays exact to a hundredth. The second
+number is for 16-bit dtypes.
+"""
 SMALL = 2.0**-20
 BEYOND = 2.0**18
-"""So many times the usual values: float16 holds few of them."""
+"""Factor for values "beyond" float16, which can represent only a few of them."""
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
-"""Whole numbers that are places in no tensor."""
+"""Integers that are not a valid index into any tensor."""
 OF_WHOLE = frozenset[Values](("signed", *OUTSIDE))
-"""Values of whole numbers alone."""
+"""Kinds of values that apply to integers only."""
 MOST_ZEROS = 64
 OF_ROWS: dict[Values, float] = {
     "NaN in rows": float("nan"),
@@ -52,22 +58,24 @@ OF_ROWS: dict[Values, float] = {
     "rows far below zero": -(2.0**15),
     "rows of zeros": 0.0,
 }
-"""The value of each such row; the one below zero fits into float16, and sums of it are exact."""
+"""The value written into each of these rows; the value far below zero fits into float16, and sums of it are exact."""
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
 }
-"""The same numbers with a sign that torch has yet to apply to the memory."""
+"""For each sign trait, a function that returns the same numbers as a lazy view: conjugation or negation that torch has
+not yet applied to the memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of one call by name, in the schema's order."""
+    """Arguments of one call, by name, in the schema's order."""
 
     values: dict[str, Any]
     keyword_only: frozenset[str]
     written: tuple[str, ...]
-    """Names of those that the schema says are written to."""
+    """Names of the arguments that the schema declares as written."""
 
     @property
     def positional(self) -> list[Any]:
@@ -87,7 +95,7 @@ class Arguments:
         )
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-        """Return the arguments with each tensor replaced by `change` of it."""
+        """Return the arguments with each tensor `t` replaced by `change(t)`."""
 
         def replaced(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -113,10 +121,10 @@ class Results:
     returned: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)
-    """Returned values that are no tensors."""
+    """Returned values that are not tensors."""
 
     def all(self) -> list[torch.Tensor]:
-        """Return the returned tensors, and written ones that were not returned."""
+        """Return the returned tensors, followed by written tensors that were not returned."""
         ids = {id(tensor) for tensor in self.returned}
         places = {(t.data_ptr(), t.shape, t.stride()) for t in self.returned if t.numel()}
         only_written = [
@@ -126,7 +134,10 @@ class Results:
 
 
 def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Pair the op's results with the reference's, which may return what the op writes; None if their numbers differ."""
+    """Pair the op's result tensors with the reference's; None if no pairing has equal counts.
+
+    The reference may return what the op writes.
+    """
     for ours, theirs in (
         (mine.all(), other.all()),
         (mine.all(), other.returned),
@@ -141,11 +152,11 @@ def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tens
 
 
 class NotApplicable(Exception):
-    """A case cannot be tried; the text says why."""
+    """Raised if a case cannot be tried; the text says why."""
 
 
 class BothRefuse(NotApplicable):
-    """A case cannot be tried because both the op and its reference refuse it."""
+    """Raised if a case cannot be tried because both the op and its reference refuse it."""
 
 
 @dataclass(slots=True)
@@ -158,21 +169,21 @@ class Bench:
     seed: int
     bases: list[Case] = field(default_factory=list[Case])
     compact_bases: list[Case] = field(default_factory=list[Case])
-    """The same with few elements, as the op takes them."""
+    """Small versions of `bases`, with few elements, that the op accepts."""
     refused: list[Case] = field(default_factory=list)
-    """Given calls that the reference takes and the op does not."""
+    """Given calls that the reference accepts but the op refuses."""
     isolated: bool = False
-    """In a process of its own, which a call may end."""
+    """Whether the op runs in its own process, which a call may terminate."""
     trying: Callable[[str], None] | None = None
-    """Told each call before it is made, and "" after it, until the trials begin."""
+    """Called with the text of each call before it is made, and with "" after it, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Cases that ended an earlier process before the trials, and how."""
+    """Cases that terminated an earlier process before the trials, each with how it ended."""
     too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
-    """By id of a case of many elements: why there is no room or time for it, None where there is."""
+    """By case id, for cases with many elements: why memory or time does not suffice; None if they suffice."""
     alternatives: list[int | None] = field(default_factory=list[int | None])
-    """Of each case whose sizes were refused: which of those in its place was taken, None for none."""
+    """For each case whose sizes were refused: the index of the alternative that was used, None if there was none."""
     not_differentiable: tuple[str, ...] | None = None
-    """Arguments that the op refuses to have a gradient for; None before it is known."""
+    """Arguments for which the op refuses a gradient; None until this is determined."""
 
     @property
     def device(self) -> torch.device:
@@ -233,7 +244,7 @@ class Bench:
     def call(self, case: Case, arguments: Arguments) -> Results:
         """Call the op on these arguments, which it may write to.
 
-        Exceptions of the op pass through; RuntimeError for a case that ended an earlier process.
+        Exceptions of the op propagate. Raises RuntimeError for a case that terminated an earlier process.
         """
         if self.trying is None:
             return results_of(self.call_of(case, arguments), arguments)
@@ -252,8 +263,9 @@ class Bench:
         return partial(self.target.function(case.op.overload), *arguments.positional, **arguments.by_name)
 
     def reference_call(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
-        """Return a function that calls the reference on these arguments, by its own order or names; the op itself if
-        there is no reference.
+        """Return a function that calls the reference on these arguments; the op itself if there is no reference.
+
+        Arguments are passed in the reference's order or by its parameter names.
         """
         function = self.reference.function_for(case.op.overload)
         if function is None:
@@ -261,7 +273,7 @@ class Bench:
         return adapted(function, arguments, _defaults(self.spec(case)))
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
-        """Call the reference on these arguments, which it may write to. Exceptions pass through."""
+        """Call the reference on these arguments, which it may write to. Exceptions propagate."""
         return results_of(self.reference_call(case, arguments), arguments)
 
 
@@ -271,7 +283,7 @@ def distinct(arguments: Arguments) -> list[torch.Tensor]:
 
 
 def _united(arguments: Arguments) -> Arguments:
-    """Merge tensors that are the same elements of the same memory into one tensor."""
+    """Merge tensors that are the same elements of the same memory into one tensor object."""
     first: dict[object, torch.Tensor] = {}
 
     def united(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,7 +296,9 @@ def _united(arguments: Arguments) -> Arguments:
 
 
 def _give_room(tensor: torch.Tensor) -> None:
-    """Extend the memory beyond the last element, as for a slice of a larger tensor, to detect writes there."""
+    """Extend the memory beyond the last element, as for a slice of a larger tensor, so that writes there are
+    detected.
+    """
     memory = tensor.untyped_storage()
     larger = torch.full((memory.nbytes() + ROOM_BYTES,), ROOM_BYTE, dtype=torch.uint8, device=tensor.device)
     if memory.nbytes():
@@ -306,7 +320,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Replace integers only by values that are meant for integers.
+    """Replace integers, and only if `values` is meant for integers.
 
     int64 values, which are indices or sizes, change only if they should be out of range.
     """
@@ -346,8 +360,10 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
-    """Return values by position: zeros of both signs in two of three elements, or NaN and infinities at begin, middle
-    and end.
+    """Return special values by position.
+
+    For "zeros", two of three elements become zeros of both signs; otherwise NaN and infinities are placed at the
+    beginning, middle and end.
     """
     if values == "zeros":
         places = range(min(count, MOST_ZEROS))
@@ -356,7 +372,9 @@ def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
-    """Return a mask of positions in every second row: for NaN a different column in each row, otherwise all columns."""
+    """Return a mask of positions in every second row: one column per row for NaN, different in each row; otherwise all
+    columns.
+    """
     columns = tensor.shape[-1] if tensor.dim() else 1
     row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
     column = torch.arange(columns, device=tensor.device)
@@ -369,7 +387,7 @@ def _index(tensor: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's random numbers, on the CPU and on devices in use.
+    """Seed torch's random number generators, on the CPU and on devices in use.
 
     `torch.manual_seed` does the same, but stores a stack trace for each device that is not in use yet.
     """
@@ -381,7 +399,7 @@ def seed_torch(seed: int) -> None:
 
 
 def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | None = 0) -> Results:
-    """Make one call without gradients; None for `seed` leaves torch's random numbers unchanged."""
+    """Make one call without gradients; `seed=None` leaves torch's random state unchanged."""
     if seed is not None:
         seed_torch(seed)
     with torch.no_grad():
@@ -423,7 +441,7 @@ def contiguous(arguments: Arguments) -> Arguments:
 
 
 def _defaults(spec: OpSpec) -> dict[str, Any]:
-    """Return the defaults of an op's arguments as Python values; layouts and memory formats are left out."""
+    """Return the defaults of an op's arguments as Python values, without layouts and memory formats."""
     return {
         arg.name: getattr(torch, SCALAR_TYPE_CODES[arg.default])
         if arg.kind == "ScalarType" and isinstance(arg.default, int)
@@ -434,7 +452,8 @@ def _defaults(spec: OpSpec) -> dict[str, Any]:
 
 
 def adapted(function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a call of a reference: by name if its parameters have the names of the op's arguments, else by position.
+    """Return a call of a reference: by name if its parameters have the names of the op's arguments, otherwise by
+    position.
 
     Buffers for results are left out if the reference has no parameter for them. Required parameters that the call
     leaves out get the op's `defaults`.
@@ -458,9 +477,9 @@ def adapted(function: Callable[..., Any], arguments: Arguments, defaults: Mappin
 
 
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return values for a function with other names: keyword-only arguments by name, the others by position.
+    """Return values for a function with other parameter names: keyword-only arguments by name, the others by position.
 
-    Positional arguments are all of them, or all except written ones; None if neither fits.
+    The positional arguments are either all of them or all except written ones; None if neither matches the parameters.
     """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
@@ -472,7 +491,9 @@ def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[lis
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """Return a function's parameter names and whether each is required; None if it takes any, or has no signature."""
+    """Return a function's parameter names and whether each is required; None if it takes arbitrary ones or has no
+    signature.
+    """
     if isinstance(function, torch._ops.OpOverload):
         return {a.name: not a.has_default_value() for a in function._schema.arguments}
     if isinstance(function, torch._ops.OpOverloadPacket):
@@ -487,7 +508,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
 
 
 def with_finite_results(bench: Bench, case: Case) -> Case:
-    """Return the case; with numbers between 0 and 1 if its results are not finite, as for logarithms."""
+    """Return the case, with values between 0 and 1 if its usual values give non-finite results, as for logarithms."""
 
     def finite(values: Values) -> bool:
         variant = dataclasses.replace(case, values=values)
@@ -501,7 +522,7 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
-    """Return the first case that the op accepts, and its reference if there is one; otherwise the first error."""
+    """Return the first case that the op accepts and, if there is one, its reference; otherwise the first error."""
     error: BaseException | None = None
     by_op_alone: Case | None = None
     for case in cases:

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Distance of results from exact ones: in units in the last place (ulp), and against the limits of dtype and
-reference.
+"""Distance of results from exact ones: in units in the last place (ulp), and against tolerances for the dtype and for
+the reference's own error.
 """
 
 from __future__ import annotations
@@ -20,29 +20,40 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-"""Relative and absolute, those of torch.testing.assert_close; the absolute one is for results of the order of one and
-shrinks with the largest of them, down to what rounding of the arguments amounts to."""
+"""Relative and absolute tolerances of torch.testing.assert_close.
+
+The absolute tolerance is for results of the order of one. It shrinks with the largest result, down to the effect of
+rounding the arguments.
+"""
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
-"""One unit in the last place."""
+"""Relative tolerance of 8-bit floats: one unit in the last place."""
 FP8_OFF = 0.125
-"""The largest share of elements of 8 bits that may be off by that: 16 bits in between round a thirtieth of them to the
-other side, and numbers that are cut in place of rounded are off in half of the cases."""
+"""Maximum share of 8-bit elements that may differ by one unit in the last place.
+
+An intermediate 16-bit rounding changes about a thirtieth of the elements, whereas truncation in place of rounding
+changes half of them.
+"""
 ROUNDING_STEPS, SCANS = 8.0, 0.01
-"""Where more than this share of the reference's own results is off by more units in the last place, it accumulates."""
+"""A reference accumulates errors if more than the share `SCANS` of its results is off by more than `ROUNDING_STEPS`
+units in the last place.
+"""
 HALF_STEPS = 4.0
-"""Units in the last place that 16 bits are allowed: kernels round in between."""
+"""Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
 OF_REFERENCE = 4.0
-"""So many times the reference's own distance from float64 is allowed: the order of a sum makes such differences."""
+"""Tolerance as a multiple of the reference's own distance from float64: the order of a sum causes such differences."""
 OF_LARGEST = 4.0
-"""So many units in the last place of the largest result are allowed, times the root of the terms of a sum. 16 bits
-are summed in float32: there the root is of its units."""
+"""Tolerance of sums in units in the last place of the largest result, times the square root of the number of terms.
+
+16-bit dtypes are summed in float32, so the square root multiplies the float32 unit.
+"""
 NEAR_ZERO = 2.0**-8
-"""Elements below this share of the largest result are measured in units of that: the last place of what is nearly zero
-by cancellation says nothing."""
+"""Elements below this share of the largest result are measured in units in the last place of that share, because
+cancellation makes the last place of a nearly zero result meaningless.
+"""
 
 
 LARGE = 1 << 20
-"""Elements up to which every one is measured in units of the last place."""
+"""Maximum number of elements for which every element is measured in units in the last place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class Distance:
     ulp: float | None
     relative: float | None
     where: str = ""
-    """The worst place and both values."""
+    """The position of the worst element and both values."""
 
 
 def compare(
@@ -179,8 +190,9 @@ def _measured(
     sizes: torch.Tensor | None,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    """Measure the distance in float64; `dtype` is the result's, which defines its last place; `spared` is tolerated as
-    well.
+    """Measure the distance in float64.
+
+    `dtype` is the result's dtype, which defines its last place; `spared` is an additional tolerance for each element.
     """
     info = torch.finfo(dtype)
     relative, absolute = TOLERANCES.get(
@@ -246,7 +258,7 @@ def contrast(actual: float, exact: float) -> str:
 
 
 def _same_odd(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return a mask of elements for which both are NaN, or the same infinity."""
+    """Return a mask of elements for which both values are NaN or the same infinity."""
     return (torch.isnan(actual) & torch.isnan(exact)) | (actual == exact)
 
 

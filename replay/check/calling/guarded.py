@@ -1,5 +1,5 @@
 # pyright: strict
-"""Tensors whose last element is right before protected memory: reading beyond it ends the process."""
+"""Tensors whose last element lies directly before protected memory: reading beyond it terminates the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 def guarded(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values with the same strides, in memory that ends with the tensor. Raises OSError if the system
-    refuses the memory.
+    refuses to allocate it.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     extent = (1 + last) * tensor.itemsize

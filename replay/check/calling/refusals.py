@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decides whether an error means that an op refuses a call, or that the op broke on it."""
+"""Decides whether an error means that the op refused the call or that the op broke on it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ACCIDENTS = (
     "vector::_M",
     "std::",
 )
-"""Parts of messages that come from below an op which let a call through that it does not take."""
+"""Parts of error messages raised below an op that failed to reject an unsupported call."""
 BROKEN = "must not also be an input"
-"""In what torch.library says of an op that gives an argument back."""
+"""Part of the error message with which torch.library rejects an op that returns one of its arguments."""
 _ACCIDENTAL = (
     ZeroDivisionError,
     IndexError,
@@ -38,11 +38,11 @@ _ACCIDENTAL = (
     StopIteration,
 )
 _SUPPORT = ("not implemented for", "not supported", "unsupported", "Could not run", "expected scalar type", "got dtype")
-"""Parts of messages that say that a dtype or device has no kernel."""
+"""Parts of error messages for a dtype or device that has no kernel."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Check whether an error explains what is wrong with a call that the reference accepts.
+    """Check whether an error explains why the op rejects a call that the reference accepts.
 
     False if something inside the op broke, or if there is no message.
     """
@@ -55,7 +55,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _raised_on_purpose(error: BaseException) -> bool:
-    """Check whether the innermost Python line raises or asserts, in the op's own code or in torch's checks."""
+    """Check whether the innermost Python line is a raise or an assert, in the op's own code or in torch's checks."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False

@@ -1,7 +1,7 @@
-"""Finds what OP and --against name: a dispatcher overload, a user's function, a reference implementation, a
+"""Finds what OP and --against name: a dispatcher overload, a user's function, a reference implementation or a
 decomposition.
 
-Only the user's input is looked up as an attribute or run from a file; a trace cannot name code here.
+Only names that the user gave are looked up as attributes or run from a file; a trace cannot name code here.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from opreplay.traces.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A function that can be called, with what is known about its arguments."""
+    """A callable function with the schemas of its overloads."""
 
     name: str
-    """As asked for."""
+    """The name as the user gave it."""
     specs: tuple[OpSpec, ...]
-    """Its overloads; of a Python function one, made from its signature."""
+    """Its overloads; for a Python function, one schema derived from its signature."""
     functions: Mapping[str, Callable[..., Any]]
-    """By overload name."""
+    """Functions by overload name."""
 
     def function(self, overload: str | None) -> Callable[..., Any]:
         """Return the function to call for an overload."""
@@ -55,7 +55,7 @@ class Target:
 
 
 def find_target(name: str) -> Target:
-    """Return what OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
+    """Return the target that OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
 
     If a user's executor runs the op, that executor is checked. Raises UsageError for a name that is not known here.
     """
@@ -85,9 +85,10 @@ def find_target(name: str) -> Target:
 
 
 def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
-    """Return the overloads of an op from an installed library or a reference implementation, and their name.
+    """Return the overloads of an op from an installed library or a reference implementation, and the name under which
+    they were found.
 
-    Raises UsageError.
+    Raises UsageError if there are none.
     """
     policy = Policy()
     known = candidates(qualified, policy)
@@ -121,7 +122,7 @@ def is_function(text: str) -> bool:
 
 
 def user_function(text: str, *, flag: str) -> Callable[..., Any]:
-    """Return the function "file.py:function"; the file runs once. Raises UsageError."""
+    """Return the function that "file.py:function" names; the file is executed once. Raises UsageError."""
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
         raise UsageError(f"{flag} {text}: file {path} does not exist", hint="Give it as file.py:function.")
@@ -133,7 +134,7 @@ def user_function(text: str, *, flag: str) -> Callable[..., Any]:
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> Target:
-    """Return a function as a target; a function from torch.library.custom_op becomes its op."""
+    """Return a function as a target; for a function from torch.library.custom_op, its op."""
     opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
@@ -154,7 +155,9 @@ _KINDS = {
 
 
 def _spec_of(name: str, function: Callable[..., Any]) -> OpSpec:
-    """Derive a schema from a function's signature: tensors, unless an annotation or a default says otherwise."""
+    """Derive a schema from a function's signature: parameters are tensors unless an annotation or a default says
+    otherwise.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -203,11 +206,11 @@ class Reference:
     """The reference with which results are compared."""
 
     text: str
-    """In words."""
+    """Description of the reference in words."""
     function: Callable[..., Any] | None
-    """None: the op itself, in float64 and on contiguous copies."""
+    """The reference function; None for the op itself, in float64 and on contiguous copies."""
     by_overload: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-    """Functions for single overloads of the op that is checked."""
+    """Reference functions for single overloads of the checked op."""
 
     def function_for(self, overload: str | None) -> Callable[..., Any] | None:
         """Return the reference function for an overload of the op; None if the op itself is the reference."""
@@ -215,15 +218,16 @@ class Reference:
 
 
 GRADIENT = "gradient:"
-"""Before the name of a forward op whose gradients are the reference."""
+"""Prefix of a forward op's name if its gradients are the reference."""
 ITSELF = Reference(text="itself in float64 and on contiguous copies", function=None)
 
 
 def find_reference(text: str | None, target: Target) -> Reference:
-    """Return what --against names: an op, "torch.add", "file.py:function", "stand-in", "decomposition", "float64".
+    """Return the reference that --against names: an op, "torch.add", "file.py:function", "stand-in", "decomposition",
+    "float64".
 
-    None is the op itself in float64: it shows errors of a dtype or a layout, not errors that occur everywhere. Raises
-    UsageError for a name that is not known here.
+    None means the op itself in float64, which shows errors of a dtype or a layout, but not errors that occur
+    everywhere. Raises UsageError for a name that is not known here.
     """
     if text is None or text in ("float64", "itself"):
         return ITSELF
@@ -282,7 +286,7 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
 
 
 def _has(values: Mapping[str, Any], spec: OpSpec) -> bool:
-    """Check whether all arguments that an overload needs are present, and none is an output buffer."""
+    """Check whether all arguments that an overload requires are present and none is an output buffer."""
     return all(arg.has_default or arg.name in values for arg in spec.args) and not any(arg.mutated for arg in spec.args)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls that an op must refuse: each must raise an exception that says what is wrong, and never crash."""
+"""Calls that an op must refuse: each must raise an exception that explains the error, and must not crash."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from opreplay.replay.check.points.values import against_reference
 INDICES: tuple[Values, ...] = ("too large", "negative")
 INDEX = (torch.int32, torch.int64)
 MOST = 60
-"""Calls that are tried at most."""
+"""Maximum number of calls that are tried."""
 
 
 def bad_input(bench: Bench) -> list[Attempt]:
-    """Return trials with wrong dtypes, ranks, sizes and numbers, NaN, and a tensor on another device."""
+    """Return trials with wrong dtypes, ranks, sizes and numbers, with NaN, and with a tensor on another device."""
     base = bench.compact_bases[0]
     odd = [case for case in variants.valued(base) if case.values == "odd"]
     beyond = [dataclasses.replace(base, kind=f"{values} index", values=values) for values in INDICES]
@@ -36,7 +36,7 @@ def bad_input(bench: Bench) -> list[Attempt]:
 
 
 def _indices_refused(bench: Bench, case: Case) -> Finding:
-    """Check that the op treats an out-of-range index among the arguments' values as the reference does."""
+    """Check that the op handles an out-of-range index among the arguments' values as the reference does."""
     arguments = arguments_for(bench, case)
     if not any(t.dtype in INDEX and t.numel() for t in arguments.tensors()):
         return nothing("no argument has whole numbers that may be places")
@@ -44,7 +44,7 @@ def _indices_refused(bench: Bench, case: Case) -> Finding:
 
 
 def _refused(bench: Bench, case: Case) -> Finding:
-    """Check for an exception with a message, or a result if the reference gives one, too."""
+    """Check that the op raises an exception with a message; a result passes if the reference gives one, too."""
     arguments = arguments_for(bench, case)
     try:
         bench.call(case, arguments.copy())
@@ -70,7 +70,7 @@ def _said(error: BaseException) -> Finding:
 
 
 def _elsewhere(bench: Bench, case: Case) -> Finding:
-    """Check with the first of several tensors on the meta device, where tensors have no values."""
+    """Check a call whose first tensor, of several, is on the meta device, where tensors have no values."""
     arguments = bench.arguments(case).copy()
     tensors = arguments.tensors()
     if len(tensors) < 2:

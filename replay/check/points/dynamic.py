@@ -24,7 +24,7 @@ OTHER_SIZES = 3
 
 
 def dynamic_shapes(bench: Bench) -> list[Attempt]:
-    """Return the trials of export, compilation and opcheck."""
+    """Return the trials of torch.export, torch.compile and opcheck."""
     base = with_finite_results(bench, bench.compact_bases[0])
     return [
         attempt(bench, base, _unless_no_fake(_exported), "torch.export"),
@@ -34,7 +34,9 @@ def dynamic_shapes(bench: Bench) -> list[Attempt]:
 
 
 def _unless_no_fake(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """Say that an op has no fake kernel, rather than what torch makes of it."""
+    """Wrap a trial so that a failure due to a missing fake kernel is reported as the missing kernel, not as torch's
+    error.
+    """
 
     def judged(bench: Bench, case: Case) -> Finding:
         finding = judge(bench, case)
@@ -44,7 +46,7 @@ def _unless_no_fake(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench,
 
 
 def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., Any]:
-    """Return the op as a function of its tensors only. Raises NotApplicable if it takes none."""
+    """Return the op as a function of its tensors only. Raises NotApplicable if there are no tensors."""
     if not arguments.tensors():
         raise NotApplicable("no tensor among the arguments")
     function = bench.target.function(case.op.overload)
@@ -75,7 +77,7 @@ class _Place:
 
 
 def _other_sizes(bench: Bench, base: Case) -> list[tuple[Case, Arguments, list[torch.Tensor]]]:
-    """Return other sizes that the op accepts: arguments, and its results for them."""
+    """Return calls with other sizes that the op accepts: the case, its arguments and its results."""
     try:
         results = len(tensors_in(bench.call_of(base, bench.arguments(base))()))
     except Exception:  # nothing to compare: what export and compile say of it is told
@@ -168,12 +170,14 @@ def _compiled(bench: Bench, base: Case) -> Finding:
 
 
 def _alike(results: list[torch.Tensor], real: list[torch.Tensor]) -> bool:
-    """Check whether results have the same form; values are judged elsewhere, and some ops are random."""
+    """Check whether results have the same shapes and dtypes; values are judged elsewhere, because some ops
+    are random.
+    """
     return [(a.shape, a.dtype) for a in results] == [(b.shape, b.dtype) for b in real]
 
 
 def _reason(error: Exception) -> str:
-    """Return the lines of torch's message that say what happened, without the advice around them."""
+    """Return the lines of torch's error message that say what happened, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explaining = [line for line in lines if line.startswith(("Explanation:", "Developer debug", "Guard failed"))]
     first = lines[0] if lines else type(error).__name__

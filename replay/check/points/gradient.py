@@ -1,4 +1,6 @@
-"""Gradients: registered, correct by gradcheck, equal to those of the reference's autograd, and of second order."""
+"""Gradients: registered, correct by gradcheck, equal to those of the reference's autograd, and differentiable a second
+time.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,19 @@ NOT_REGISTERED = (
     "one of the differentiated Tensors appears to not have been used",
     "the derivative for",
 )
-"""In what torch says where an op has no gradient."""
+"""Parts of torch's error messages for an op without a registered gradient."""
 MOST_DERIVATIVES = 1 << 18
-"""Of results by arguments, each of which torch computes and keeps: 3 million of a convolution took 12 GB."""
+"""Maximum number of derivatives (results times arguments), because torch computes and stores each: 3 million
+derivatives of a convolution took 12 GB.
+"""
 ONCE = ("once_differentiable", "does not require grad", "not implemented", "no autograd formula", "derivative for")
-"""In what it says where a gradient has none."""
+"""Parts of torch's error messages for a gradient that cannot be differentiated again."""
 
 
 class NoGradient(NotApplicable):
-    """The op, or its reference, has no gradient here: none is registered, or, if not `missing`, none can exist."""
+    """Raised if the op or its reference has no gradient: with `missing` none is registered, otherwise none
+    can exist.
+    """
 
     def __init__(self, why: str, *, missing: bool = True) -> None:
         super().__init__(why)
@@ -61,7 +67,7 @@ class NoGradient(NotApplicable):
 
 
 def gradient(bench: Bench) -> list[Attempt]:
-    """Return the trials: a gradient exists, gradcheck of first and second order, and every layout against the
+    """Return the trials: a gradient exists, gradcheck of first and second order, and each layout compared with the
     reference.
     """
     base = bench.compact_bases[0]
@@ -152,9 +158,10 @@ def _not_differentiable(bench: Bench) -> tuple[str, ...]:
 def _gradients(
     call: Callable[[], Any], arguments: Arguments, form: Form | None = None
 ) -> list[tuple[str, torch.Tensor | None]]:
-    """Return gradients of a fixed combination of all results with respect to each argument.
+    """Return the gradients of a fixed combination of all results with respect to each argument.
 
-    Gradients of the results have the strides that `form` gives them. Raises NoGradient, and exceptions of the call.
+    Gradients of the results have the strides that `form` gives them. Raises NoGradient; exceptions of the call
+    propagate.
     """
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -186,7 +193,7 @@ def _weights(result: torch.Tensor) -> torch.Tensor:
 
 
 def _recording(bench: Bench, case: Case) -> Arguments:
-    """Return the arguments of a case, with gradients required. Raises NotApplicable if the op writes to any."""
+    """Return the arguments of a case, with gradients required. Raises NotApplicable if the op writes to any of them."""
     arguments = _with_grad(bench, bench.arguments(case).copy())
     if arguments.written:
         raise NotApplicable("the op writes to its arguments")
@@ -206,7 +213,7 @@ def _registered(bench: Bench, case: Case) -> Finding:
 
 
 def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
-    """Run torch.autograd.gradcheck, or gradgradcheck, on few elements in float64."""
+    """Run torch.autograd.gradcheck or gradgradcheck on few elements in float64."""
     name = "gradgradcheck" if second else "gradcheck"
     smaller = [variants.typed(case, "float64", "small") for case in variants.small(base)]
     case, error = first_working(bench, smaller)
@@ -263,10 +270,11 @@ def _checked_numerically(bench: Bench, case: Case, *, second: bool) -> Finding:
 
 
 def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
-    """Return a likely cause of a gradcheck failure: results for float64 arguments have only float32 precision.
+    """Return a likely cause of a gradcheck failure: results for float64 arguments have only float32 precision; ""
+    otherwise.
 
-    This is tested by moving the arguments by less than float32 resolves; gradcheck's differences of 1e-6 are then
-    rounding errors. Return "" otherwise.
+    The test changes the arguments by less than float32 can resolve. With float32 precision, gradcheck's differences of
+    1e-6 would be rounding errors.
     """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -319,11 +327,11 @@ FORMS: dict[str, Form] = {
     "transposed gradient": _transposed,
     "sliced gradient": _in_pieces,
 }
-"""How the gradients of results may lie in memory: backward formulas must not take them for contiguous."""
+"""Memory layouts for the gradients of results: backward formulas must not assume that these are contiguous."""
 
 
 def _twice(bench: Bench, case: Case) -> Finding:
-    """Run backward twice through the same graph, as for several losses: saved values must be unchanged."""
+    """Run backward twice through the same graph, as for several losses, to check that saved values stay unchanged."""
     arguments = _recording(bench, case)
     try:
         with torch.enable_grad(), warnings.catch_warnings():

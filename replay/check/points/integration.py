@@ -1,4 +1,4 @@
-"""Integration of an op with the rest of torch: in-place and out= variants, a CPU kernel, autocast, vmap, ONNX."""
+"""Integration of an op with other features of torch: in-place and out= variants, a CPU kernel, autocast, vmap, ONNX."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from opreplay.replay.check.points.trials import Attempt, attempt, failed, missin
 from opreplay.replay.resolve import schema as schemas
 
 BATCH = 3
-"""Slices of the batch that torch.vmap is tried with."""
+"""Batch size for the torch.vmap trial."""
 
 
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Decorator: make the single trial of a point, on the compact case of a dispatcher op."""
+    """Create the single trial of a point, on the compact case of a dispatcher op (decorator)."""
 
     def trials(bench: Bench) -> list[Attempt]:
         case = bench.compact_bases[0]
@@ -53,7 +53,7 @@ def in_place(bench: Bench) -> list[Attempt]:
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
-    """Return in-place and out= variants whose other arguments are those of the op."""
+    """Return the in-place and out= variants whose other arguments are the same as the op's."""
     types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"
     specs = [spec for name in (f"{qualified}_", qualified, f"{qualified}_out") for spec in schemas.specs_of(name)]
@@ -61,14 +61,14 @@ def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
 
 
 def _is_variant(spec: schemas.OpSpec, types: Mapping[str, str]) -> bool:
-    """Check whether an overload that writes has all arguments of the op, plus only buffers for results."""
+    """Check whether an overload that writes has all arguments of the op and otherwise only buffers for results."""
     shared = {arg.name: arg.type_text for arg in spec.args if arg.name in types}
     buffers = [arg for arg in spec.args if arg.name not in types]
     return shared == types and any(arg.mutated for arg in spec.args) and all(arg.mutated for arg in buffers)
 
 
 def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
-    """Compare one variant with the functional op."""
+    """Compare the results of one variant with those of the functional op."""
     arguments = bench.arguments(case)
     try:
         wanted = bench.call(case, arguments.copy()).returned
@@ -126,7 +126,7 @@ def autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Findi
 
 @of_operator
 def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    """Compare torch.vmap with a loop."""
+    """Compare torch.vmap of the op with a loop over the batch."""
     arguments = bench.arguments(case)
     if arguments.written:
         return nothing("the op writes to its arguments")

@@ -19,9 +19,11 @@ from opreplay.replay.execute.executors.torch.profile import profiled
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
-"""Bytes that a case of many elements may take at its peak, in float64; to compare its results takes some times that."""
+"""Maximum peak bytes of a case with many elements, in float64; comparing its results takes several times as much."""
 MOST_SECONDS = 4.0
-"""That one call of such a case may take: op and reference are called several times within the limit of a case."""
+"""Maximum seconds for one call of a case with many elements: op and reference are called several times within the time
+limit of a case.
+"""
 
 
 def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:
@@ -54,8 +56,9 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
-    """Return the seconds of a call: processor time if other programs ran on it, wall time if the call used several
-    cores.
+    """Return the seconds that a call takes.
+
+    This is processor time if other programs used the processor, and wall time if the call used several cores.
     """
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
@@ -68,8 +71,8 @@ def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bo
 
 
 def arguments_for(bench: Bench, case: Case) -> Arguments:
-    """Return the arguments of a case. Raises NotApplicable if they cannot be created, or the call would take too
-    much.
+    """Return the arguments of a case. Raises NotApplicable if they cannot be created or the call would take too much
+    memory or time.
     """
     if (reason := too_much(bench, case)) is not None:
         raise reason
@@ -82,7 +85,8 @@ def arguments_for(bench: Bench, case: Case) -> Arguments:
 def too_much(bench: Bench, case: Case) -> NotApplicable | None:
     """Return why a case with many elements is not tried, estimated from smaller cases; None if it may be tried.
 
-    Memory and time may grow with the square of the elements, as for attention: two cases show how much of them does.
+    Memory and time may grow with the square of the number of elements, as for attention; two smaller cases show how
+    much of them does.
     """
     if not case.smaller:
         return None

@@ -1,4 +1,4 @@
-"""An op's declarations about itself: writes and aliases by its schema, results by its fake kernel."""
+"""What an op declares about itself: writes and aliases by its schema, results by its fake kernel."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from opreplay.replay.check.points.values import layouts
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 
 NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", "has no kernel for meta", "meta kernel")
-"""In what torch says where an op has no fake kernel."""
+"""Parts of torch's error messages for an op without a fake kernel."""
 
 
 def schema(bench: Bench) -> list[Attempt]:
-    """Return the trials of every layout, and opcheck's schema test."""
+    """Return the trials of each layout, and opcheck's schema test."""
     first = bench.first
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
@@ -96,7 +96,7 @@ def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Seq
 
 
 def _may_alias(operator: torch._ops.OpOverload) -> bool:
-    """Check whether torch allows the op to return an argument or a copy: composed ops such as `reshape`,
+    """Check whether torch allows the op to return either an argument or a copy, as for composite ops like `reshape`,
     `contiguous`.
     """
     return operator.namespace == "aten" and operator.has_kernel_for_dispatch_key(
@@ -111,7 +111,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _outside(tensor: torch.Tensor, before: torch.Tensor, now: torch.Tensor) -> int:
-    """Return the number of changed bytes in the storage of a tensor that are in none of its elements."""
+    """Return the number of changed bytes in a tensor's storage that belong to none of its elements."""
     if before.shape != now.shape:
         return 0
     inside = torch.zeros_like(before, dtype=torch.bool)
@@ -155,7 +155,7 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
 
 
 def without_fake(bench: Bench, case: Case) -> Finding | None:
-    """Return the finding that an op has no fake kernel, which is why other tests fail; None if it has one."""
+    """Return the finding that an op has no fake kernel, which explains failures of other tests; None if it has one."""
     if bench.operator(case) is None:
         return None
     fake = _fake_results(bench, case, arguments_for(bench, case))
@@ -179,9 +179,7 @@ def shape_inference(bench: Bench) -> list[Attempt]:
 
 
 def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """Restrict a trial to calls that the reference accepts, if there is one: the expected result of others is
-    unknown.
-    """
+    """Restrict a trial to calls that the reference accepts, if there is one: other calls have no known result."""
 
     def judged(bench: Bench, case: Case) -> Finding:
         if bench.reference_refuses(case, arguments_for(bench, case)):
@@ -192,7 +190,7 @@ def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Fi
 
 
 def broadcast_fakes(bench: Bench) -> list[Attempt]:
-    """Return trials of the fake kernel with one tensor smaller than the others, if the op accepts it."""
+    """Return trials of the fake kernel with one tensor smaller than the others, for calls that the op accepts."""
     compact = bench.compact_bases[0]
 
     def judged(case: Case) -> Finding:
@@ -205,7 +203,7 @@ def broadcast_fakes(bench: Bench) -> list[Attempt]:
 
 
 def faked(bench: Bench, case: Case) -> Finding:
-    """Compare the results of the fake kernel with real ones."""
+    """Compare the results of the fake kernel with the real results."""
     arguments = arguments_for(bench, case)
     try:
         real = list(flattened(bench.call_of(case, arguments.copy())()))
@@ -266,7 +264,7 @@ def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | Non
 
 
 def _other_strides(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
-    """Describe the strides of a fake result with another memory layout than the real one; None if they match."""
+    """Describe the strides of a fake result if its memory layout differs from the real result's; None if they match."""
     if fake.dim() != real.dim() or not fake.layout == real.layout == torch.strided or not real.numel():
         return None
     strides = [(a, b) for a, b, n in zip(fake.stride(), real.stride(), real.shape, strict=True) if n > 1]

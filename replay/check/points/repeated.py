@@ -1,6 +1,6 @@
 # pyright: strict
-"""An op called repeatedly: same bits, no memory leak, peak memory, and whether a call returns before the device is
-done.
+"""Repeated calls of an op: bitwise equal results, memory leaks, peak memory, and return before the device has
+finished.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothin
 RUNS = 10
 LEAK_CALLS, LEAK_ROUNDS = 24, 4
 LEAK_BYTES = 16
-"""Least that a call which keeps something keeps: the smallest block of the C library."""
+"""Smallest leak per call that is detected, in bytes: the smallest block that the C library allocates."""
 
 
 def determinism(bench: Bench) -> list[Attempt]:
-    """Return trials of usual, small and large cases, and the first one with deterministic algorithms enabled."""
+    """Return trials of usual, small and large cases, and one with deterministic algorithms enabled."""
     base = bench.compact_bases[0]
     cases = dict.fromkeys([*bench.bases[:2], base, *variants.huge(base)])
     return [
@@ -60,13 +60,13 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
 
 
 def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
-    """Make one call with the current state of random numbers."""
+    """Make one call with random numbers that no fixed seed determines."""
     copy = arguments.copy()
     return results_of(bench.call_of(case, copy), copy, seed=perf_counter().as_integer_ratio()[0] % 2**31)
 
 
 def _spread(first: Results, again: Results) -> str | None:
-    """Describe the difference of two runs; None for the same bits."""
+    """Describe the difference between the results of two runs; None if they are bitwise equal."""
     before, after = first.all(), again.all()
     if [(a.shape, a.dtype) for a in before] != [(b.shape, b.dtype) for b in after]:
         return "other sizes or dtypes"
@@ -103,12 +103,12 @@ def _on_request(bench: Bench, case: Case) -> Finding:
 
 
 def memory(bench: Bench) -> list[Attempt]:
-    """Return trials of the memory that stays allocated after each call, and of the peak of one."""
+    """Return trials of the memory that stays allocated after each call, and of the peak memory of one call."""
     return [attempt(bench, bench.compact_bases[0], _growth, "kept"), attempt(bench, bench.first, _peak, "peak")]
 
 
 def _growth(bench: Bench, case: Case) -> Finding:
-    """Measure memory in use after rounds of calls whose results are dropped: an increase in each round is a leak."""
+    """Measure memory in use after rounds of calls whose results are dropped; an increase in every round is a leak."""
     try:
         arguments = bench.arguments(case).copy()
         call = bench.call_of(case, arguments)
@@ -130,7 +130,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
 
 
 def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[int]:
-    """Return the increase of a reading from round to round."""
+    """Return the increase of `read()` from each round of calls to the next."""
     levels: list[int] = []
     with torch.no_grad():
         for _ in range(1 + LEAK_ROUNDS):  # the first warms up
@@ -142,7 +142,9 @@ def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[i
 
 
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:
-    """Return functions that report memory in use: Python's objects, the C library's blocks, the device's allocator."""
+    """Return functions that report resources in use: Python objects, open files, threads, the C library's blocks, and
+    memory of the device's allocator.
+    """
     readings: dict[str, Callable[[], int]] = {"objects": sys.getallocatedblocks}
     for name, folder in {"open files": "/proc/self/fd", "threads": "/proc/self/task"}.items():
         if os.path.isdir(folder):
@@ -193,7 +195,7 @@ def _heap() -> Callable[[], int] | None:
 
 
 def _peak(bench: Bench, case: Case) -> Finding:
-    """Measure the peak memory of a call beyond its results, as a share of arguments and results."""
+    """Measure the peak memory of a call beyond its results, relative to the size of arguments and results."""
     try:
         arguments = bench.arguments(case)
         temporary, total = peak_of(bench, case, arguments)
@@ -207,7 +209,7 @@ def _peak(bench: Bench, case: Case) -> Finding:
 
 
 def asynchrony(bench: Bench) -> list[Attempt]:
-    """Return the trial whether a call returns while the device is still busy with earlier work."""
+    """Return the trial that checks whether a call returns while the device is still busy with earlier work."""
     return [attempt(bench, bench.first, _returns_early)]
 
 
@@ -230,4 +232,4 @@ def _returns_early(bench: Bench, case: Case) -> Finding:
 
 
 HOLD_CYCLES = 100_000_000
-"""Some 50 ms of a GPU: far longer than a launch takes."""
+"""Cycles for which the GPU is kept busy, about 50 ms: far longer than a launch takes."""

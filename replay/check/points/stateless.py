@@ -1,7 +1,7 @@
 # pyright: strict
 """State that a call must not depend on: values of the previous call, uninitialized memory, threads, other calls.
 
-It must also leave the state of torch unchanged.
+A call must also leave torch's state unchanged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
 
 CALLERS, ROUNDS = 4, 6
-"""Threads that call an op at once, and how often each does."""
+"""Number of threads that call an op at once, and number of calls per thread."""
 THREADS = (1, 3)
-"""Of torch, within a call: one, and a number that no usual size is a multiple of."""
+"""torch's thread counts that are tried: one, and a number that does not divide any usual size."""
 
 
 def stateless(bench: Bench, base: Case) -> list[Attempt]:
-    """Return trials of the same call in other circumstances.
+    """Return trials of the same call under other conditions.
 
-    These are: after a call with other values in the same memory, in memory full of NaN, with other numbers of threads,
-    and by several threads at once.
+    These are: after a call with other values in the same memory, in memory full of NaN, with other thread counts, and
+    from several threads at once.
     """
     states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
     if bench.device.type == "cpu":
@@ -60,13 +60,15 @@ def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], F
 
 
 def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tensor]:
-    """Return copies of a call's results and of the arguments that it wrote, without changing torch's random numbers."""
+    """Return copies of a call's results and of the arguments that it wrote, without seeding torch's random number
+    generators.
+    """
     results = results_of(bench.call_of(case, arguments), arguments, seed=None)
     return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in results.all()]
 
 
 def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
-    """Describe where results differ; None if they are the same except for the order of sums."""
+    """Describe where results differ; None if they are equal up to the order of sums."""
     if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
         return "other sizes or dtypes"
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -78,8 +80,8 @@ def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], argument
 
 
 def _after_another(bench: Bench, case: Case) -> Finding:
-    """Check with other values in the same memory: an op that caches results by address or shape returns the old
-    ones.
+    """Check a call after one with other values in the same memory: an op that caches results by address or shape
+    returns the old ones.
     """
     arguments = bench.arguments(case).copy()
     first = contiguous(arguments)
@@ -100,7 +102,9 @@ def _after_another(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _filled() -> Generator[None, None, None]:
-    """Make torch fill new memory with NaN and the largest numbers (use_deterministic_algorithms)."""
+    """Make torch fill new memory with NaN or the largest numbers, while the context is active
+    (use_deterministic_algorithms).
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -120,7 +124,7 @@ def _threads(count: int) -> Generator[None, None, None]:
 
 
 def _in_state(bench: Bench, case: Case, state: Callable[[], contextlib.AbstractContextManager[None]]) -> Finding:
-    """Check for the same results in another state of torch."""
+    """Check that the results are the same in another state of torch."""
     arguments = bench.arguments(case)
     try:
         seed_torch(0)
@@ -160,7 +164,7 @@ def _at_once(bench: Bench, case: Case) -> Finding:
 
 
 def leaves_state(bench: Bench, case: Case) -> Finding:
-    """Check that a call leaves the state of torch unchanged: random numbers, dtype, threads, gradients, device."""
+    """Check that a call leaves torch's state unchanged: random numbers, dtype, threads, gradients, device."""
     arguments = bench.arguments(case).copy()
     with _unusual_state():
         before = _state()
@@ -178,9 +182,9 @@ def leaves_state(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _unusual_state() -> Generator[None, None, None]:
-    """Set a state that no earlier call can have left behind, and restore it afterwards.
+    """Set a state that no earlier call can have left behind; restore the previous one afterwards.
 
-    torch's random numbers are not restored, because each call seeds them.
+    torch's random state is not restored, because each call seeds it.
     """
     of_python, of_numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     torch.set_num_threads(threads + 1)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Building blocks of every point: trials of one case each, and their common outcomes."""
+"""Building blocks of all points: trials of one case each, and the usual findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.replay.ir.reasons import NotReplayable
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trial: its name, and the function that judges it."""
+    """One trial: its name and the function that runs it."""
 
     case: str
     judge: Callable[[], Finding | Timed]
@@ -59,7 +59,7 @@ def missing(detail: str) -> Finding:
 
 
 def refused(detail: str) -> Finding:
-    """Return the finding that a clear error says that the op does not support this."""
+    """Return the finding that a clear error reports this use as unsupported by the op."""
     return Finding(verdict="refused", detail=detail)
 
 

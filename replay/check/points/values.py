@@ -37,21 +37,25 @@ from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.model import TensorMeta
 
 WHOLE = (torch.int32, torch.int64)
-"""Dtypes of places in a tensor."""
+"""Dtypes of indices into a tensor."""
 TINY = 1e-30
-"""In place of a zero, to see which sign a result has beside it."""
+"""Value used in place of zeros, to find out the sign of a result near zero."""
 ODD = ("odd", "NaN in rows", "rows of -inf")
-"""Values of which float64 says nothing more."""
+"""Kinds of values for which a comparison with float64 adds no information."""
 MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
-"""Elements of a result that is looked for among the arguments, and different ones of them."""
+"""Maximum number of elements of a result that is searched for among the arguments, and minimum number of distinct
+values in it.
+"""
 MOST_REFUSED = 2
-"""Cases of which no other sizes are taken either, after which none is looked for."""
+"""Number of cases without any accepted alternative sizes after which no more alternatives are tried."""
 ROUNDINGS = 8
-"""Ways in which arguments are rounded once more where results are whole numbers."""
+"""Number of ways in which arguments are rounded once more if results are integers."""
 FINE_ROUNDINGS = 4.0
-"""Of float32 between the arguments and a number of 8 bits: a factor, its reciprocal, a product, constants."""
+"""Number of float32 roundings between the arguments and an 8-bit number: a factor, its reciprocal, a product,
+constants.
+"""
 VARIED = 2
-"""Cases whose variants are tried; of the others each is tried as it is."""
+"""Number of cases whose variants are tried; further cases are tried only as they are."""
 
 
 def correctness(bench: Bench) -> list[Attempt]:
@@ -64,7 +68,9 @@ def correctness(bench: Bench) -> list[Attempt]:
 
 
 def _stays_inside(bench: Bench, case: Case) -> Finding:
-    """Call the op on tensors followed by protected memory: an op that reads beyond the end crashes the process."""
+    """Call the op on tensors followed by protected memory, so that an op that reads beyond the end crashes
+    the process.
+    """
     arguments = arguments_for(bench, case)
     try:
         before = bench.call(case, arguments.copy())
@@ -124,7 +130,9 @@ def dtypes(bench: Bench) -> list[Attempt]:
 
 
 def _unusual(base: Case) -> list[Case]:
-    """Return cases that only a reference can judge: conjugated, large and signed numbers, long rows and columns."""
+    """Return cases that only a reference can judge: conjugated, large and signed numbers, long rows and long
+    columns.
+    """
     cases: list[Case] = []
     if not any(arg.mutated for arg in base.op.args):
         conjugated = variants.typed(base, "complex64", "complex64, conjugated")
@@ -154,7 +162,8 @@ def broadcast(bench: Bench) -> list[Attempt]:
 def against_reference(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference: in float64 if possible, and in the case's own dtypes.
 
-    If both refuse generated sizes, their alternatives are tried until one call is accepted. Raises NotApplicable.
+    If both refuse generated sizes, the alternatives are tried until one call is accepted. Raises NotApplicable if none
+    is.
     """
     try:
         return _compared(bench, case)
@@ -208,7 +217,7 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """Judge again with the error that rounding of arguments, or sums along a row, may cause; None if nothing is
+    """Judge again, allowing for errors from rounding the arguments and from sums along a row; None if nothing is
     rounded.
     """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
@@ -224,9 +233,9 @@ def _longest(arguments: Arguments) -> int:
 
 
 def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fits: bool) -> Finding:
-    """Return the verdict on an error of the op. Raises BothRefuse.
+    """Return the verdict on an error of the op. Raises BothRefuse if the reference refuses a variant, too.
 
-    `refusal` is the reference's error; `fits` says whether buffers for results have the right sizes.
+    `refusal` is the reference's error; `fits` says whether the result buffers have the right sizes.
     """
     wanted = case.kind in ("given", "recorded")  # no variant of ours
     if refusal is not None:
@@ -244,7 +253,7 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
 
 
 def _once_permutation(bench: Bench, case: Case) -> str | None:
-    """Return the name of an expanded argument that holds a permutation if it is contiguous; None if there is none."""
+    """Return the name of an expanded argument whose contiguous version holds a permutation; None if there is none."""
 
     def plain(meta: TensorMeta | None) -> TensorMeta | None:
         return None if meta is None else msgspec.structs.replace(meta, strides=None, storage_offset=0)
@@ -262,8 +271,8 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
 def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> list[Results]:
     """Return the reference's results for arguments that were rounded once more, in several ways.
 
-    There are many ways if integers are compared, which must equal one of them; 8-bit numbers are rounded from float32,
-    whatever the arguments are.
+    There are more ways if integers are compared, because each must equal the result of one of them. For 8-bit results,
+    the arguments are rounded as from float32, whatever their dtype.
     """
     whole = [tensor.dtype for tensor in mine.all() if not tensor.dtype.is_floating_point]
     fine = any(dtype.itemsize == 1 for dtype in whole)
@@ -272,11 +281,11 @@ def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results
 
 
 def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine: bool) -> Results | None:
-    """Return the reference's results in float64 for arguments rounded once more; None if they are not available.
+    """Return the reference's float64 results for arguments rounded once more; None if there are none.
 
-    A result within this distance of the exact one is as accurate as the arguments. Ways come in pairs of opposites.
-    With `fine` the first two move all of one tensor up and all of the next one down, which changes a quotient most; the
-    others move each element at random.
+    A result within this distance of the exact one is as accurate as the arguments. Ways come in pairs with opposite
+    signs. With `fine`, the first two ways move all elements of one tensor up and all of the next one down, which
+    changes a quotient most; the other ways move each element at random.
     """
     wide = widened(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(1 + way // 2)
@@ -297,7 +306,7 @@ def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine
 
 
 def _referred(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """Return the reference's results for these arguments; None if it refuses them, so that nothing can be compared."""
+    """Return the reference's results for these arguments; None if it refuses them and nothing can be compared."""
     try:
         return bench.refer(case, arguments)
     except Exception:  # references raise anything
@@ -322,10 +331,10 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 
 
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
-    """Return a finding if zeros have another sign than in the reference; None if none has.
+    """Return a finding if a zero's sign differs from the reference's; None if none does.
 
-    Only zeros whose sign follows from the arguments count: their sign is that of the result for tiny numbers in place
-    of the arguments' zeros.
+    Only zeros whose sign follows from the arguments count. Their expected sign is the sign of the result if tiny
+    numbers replace the arguments' zeros.
     """
     wide = widened(arguments)
     for tensor in wide.tensors():
@@ -345,7 +354,7 @@ def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: A
 
 
 def _either(near: torch.Tensor, arguments: Arguments) -> torch.Tensor:
-    """Return a mask of results that may be a zero of either sign, e.g. a minimum of zeros of both signs."""
+    """Return a mask of results that may be zeros of either sign, e.g. the minimum of two zeros of opposite signs."""
     signs = [torch.zeros_like(near, dtype=torch.bool) for _ in range(2)]
     for tensor in arguments.tensors():
         if is_float(tensor) and tensor.shape == near.shape:
@@ -355,8 +364,8 @@ def _either(near: torch.Tensor, arguments: Arguments) -> torch.Tensor:
 
 
 def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
-    """Check whether the tensors that the op writes to have the shapes of the reference's results, which resized its
-    own.
+    """Check whether the op's result buffers have the shapes of the reference's results; the reference resized its own
+    buffers.
     """
     buffers = [value.shape for name, value in arguments.named_tensors().items() if name in arguments.written]
     shapes = [tensor.shape for tensor in wanted.returned]
@@ -364,7 +373,9 @@ def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
 
 
 def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:
-    """Return the reference's results in the case's own dtypes; without a reference, the op's on contiguous copies."""
+    """Return the reference's results in the case's own dtypes, or its error; without a reference, the op's results on
+    contiguous copies.
+    """
     try:
         if bench.has_reference(case):
             return bench.refer(case, arguments.copy()), None
@@ -374,7 +385,7 @@ def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results 
 
 
 def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """Return the reference's results in float64; None if it refuses that, or computes random results."""
+    """Return the reference's results in float64; None if it refuses float64, or if the results are random."""
     wide = widened(arguments)
     is_wide = all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True))
     return None if is_wide or bench.is_random(case) else _referred(bench, case, wide)
@@ -390,7 +401,7 @@ def _judged(
     perturbed: Sequence[Results] = (),
     terms: float = 1.0,
 ) -> Finding:
-    """Compare all results of one call with those of the reference."""
+    """Compare all results of one call with the reference's."""
     wanted = same if same is not None else exact
     assert wanted is not None
     pairs = paired(mine, wanted)
@@ -442,13 +453,13 @@ def _plainly_other(
     *,
     shape_only: bool,
 ) -> str | None:
-    """Describe a difference in a result other than rounding; None if there is none."""
+    """Describe a difference in a result that is not due to rounding; None if there is none."""
     other = _other_form(actual, native, shape_only=shape_only)
     return other if other is not None or shape_only else _moved_wrongly(case, actual, native, exact, arguments)
 
 
 def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bool:
-    """Check whether elements along a dimension are equal, so that any of them may come first."""
+    """Check whether elements along a dimension are equal, so that their order is arbitrary."""
     if case.trait == "expanded":
         return any(tensor.is_floating_point() for tensor in arguments.tensors())
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -458,7 +469,7 @@ def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bo
 def _moved_wrongly(
     case: Case, actual: torch.Tensor, native: torch.Tensor, exact: torch.Tensor, arguments: Arguments
 ) -> str | None:
-    """Describe where a copy, a cast or a selection differs from the reference; None if it does not."""
+    """Describe where the result of a copy, a cast or a selection differs from the reference; None if it does not."""
     if case.values not in ("usual", "beyond") or case.trait == "expanded":
         return None
     wrong = (actual != native) & ~(actual.isnan() & native.isnan())
@@ -471,16 +482,16 @@ def _moved_wrongly(
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:
-    """Check whether a result's dtype cannot hold all numbers of an argument."""
+    """Check whether a result's dtype has a smaller range than an argument's."""
     most = [torch.finfo(t.dtype).max for t in arguments.tensors() if is_float(t)]
     return any(torch.finfo(t.dtype).max < max(most, default=0.0) for t in mine.all() if t.is_floating_point())
 
 
 def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
-    """Check whether each number in the reference's result is an argument's number, rounded to its dtype, or its
-    negative.
+    """Check whether each number in the reference's result is one of the arguments' numbers, possibly rounded or
+    negated.
 
-    This is so for copies, casts and selections, which must be exact.
+    This holds for copies, casts and selections, which must be exact.
     """
     if not is_float(native) or native.numel() > MOST_MOVED:
         return False
@@ -491,13 +502,13 @@ def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
 
 
 def _targets(mine: Results, reference: Results | None, count: int) -> list[torch.Tensor] | None:
-    """Return the reference's result for each of the op's results; None if their numbers differ."""
+    """Return the reference's result for each of the op's results; None if their counts differ."""
     pairs = None if reference is None else paired(mine, reference)
     return None if pairs is None or len(pairs) != count else [target for _, target in pairs]
 
 
 def _other_form(actual: torch.Tensor, native: torch.Tensor, *, shape_only: bool) -> str | None:
-    """Describe a difference in a result other than its values; None if there is none."""
+    """Describe a difference in a result's dtype, shape or device; None if there is none."""
     if not shape_only and actual.dtype != native.dtype:
         return f"{actual.dtype}, not {native.dtype}"
     if actual.shape != native.shape:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The small protocol that every back-end implements; a fake back-end ships with the package."""
+"""The protocol that every back-end implements."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ class Prepared:
     argument_bytes = 0
     """Bytes of the tensor arguments."""
     max_calls: int | None = None
-    """Most consecutive calls before `Executor.reset`; None if no reset is needed."""
+    """Maximum number of consecutive calls before `Executor.reset`; None if no reset is needed."""
     time_goes_by_values = False
-    """Whether the values that the op has written may change its time; possible for ops of users and vendors."""
+    """Whether the time may depend on the values that the op has written, as is possible for ops of users and
+    vendors.
+    """
     first_call_us: float | None = None
     """Host time of the first call if `prepare` made it, otherwise None."""
     initializer: str | None = None
@@ -58,7 +60,9 @@ class Prepared:
 
 
 class Executor:
-    """Prepares, runs and closes; never prints. The defaults are for a device without caches and threads."""
+    """Base class that prepares and runs ops, and never prints. The defaults are for a device without caches and
+    threads.
+    """
 
     device: str
     """"cpu", "cuda:0", "npu:0"."""
@@ -66,9 +70,9 @@ class Executor:
     cache_bytes = 0
     """Size of the last-level cache; 0 if unknown or absent."""
     evicted_bytes = 0
-    """Bytes of the cache that `evict` overwrites."""
+    """Number of bytes of the cache that `evict` overwrites."""
     gauge: Gauge | None = None
-    """The reference workload, which shows how fast the device is at the moment."""
+    """The reference workload, which shows the current speed of the device."""
 
     @property
     def threads(self) -> int | None:
@@ -95,7 +99,7 @@ class Executor:
         return None
 
     def facts(self) -> dict[str, object]:
-        """Return versions and device for the result's header; no host names, paths or secrets."""
+        """Return versions and device for the result's header, without host names, paths or secrets."""
         return {"device": self.device}
 
     def prepare(self, op: ReplayOp, *, seed: int) -> Prepared:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Clocks (host counter, device events), and reference workloads that tell a slower machine from a slower op.
+"""Clocks (host counter, device events), and reference workloads that distinguish a slower machine from a slower op.
 
-The reference workloads are fixed pieces of work timed together with the samples. Owns no stopping rule.
+The reference workloads are fixed work that is timed together with the samples. When to stop is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 from opreplay.replay.host.interruptions import Interruptions, interruptions, threads_waited_us
 
 QUEUE_CALLS = 200
-"""Most calls in a batch on a device with a queue; CUDA queues 1,024 launches before it blocks."""
+"""Maximum number of calls in a batch on a device with a queue; CUDA queues 1,024 launches before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""How long the device is held per call of a batch, so that the host can queue the batch first; `HOLD_MARGIN` times the
-launch time if the host is slower."""
+"""How long the device is blocked per call of a batch, so that the host can queue the batch first.
+
+If the host is slower, it is `HOLD_MARGIN` times the launch time.
+"""
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
 UNSTABLE = 1.15
-"""Readings with a larger ratio cause a warning; on a quiet machine they agree within 3 %."""
+"""A larger ratio of readings causes a warning; on a quiet machine they agree within 3 %."""
 
 
 class Clock:
@@ -33,7 +35,7 @@ class Clock:
     resolution_us: float
     """Smallest non-zero difference of two readings."""
     max_calls: int
-    """Most calls in one batch."""
+    """Maximum number of calls in one batch."""
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
         """Return the total microseconds of `calls` consecutive calls, never below zero."""
@@ -54,7 +56,9 @@ class Clock:
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """Return how often other programs have taken the processor so far; none if the device continues meanwhile."""
+        """Return how often other programs have taken the processor so far; none if the device continues while the host
+        waits.
+        """
         return Interruptions()
 
     def threads_waited_us(self) -> float:
@@ -77,7 +81,7 @@ class HostClock(Clock):
     max_calls = 100_000
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
-        """`now_ns` reads the counter; other counters, such as processor time, are for benchmarks of this clock."""
+        """`now_ns` reads the counter. Benchmarks of this clock pass other counters, such as processor time."""
         self._now_ns = now_ns
         self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
         self.loop_us = 0.0
@@ -107,7 +111,7 @@ class HostClock(Clock):
         self.loop_us, self.call_us = loop_us, max(0.0, (full_us - loop_us - written_us) / calls)
 
     def _time_written(self, calls: int) -> float:
-        """Return what a program pays for `calls` calls of nothing, without the loop around them."""
+        """Return the time of `calls` calls that do nothing, as a program makes them, without the loop around them."""
         started = self._now_ns()
         for _ in repeat(None, calls):
             pass
@@ -143,9 +147,9 @@ class EventClock(Clock):
         self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float:
-        """Return the microseconds that the host needs to queue one of `calls` calls, without waiting for the device.
+        """Return the microseconds that the host needs per call to queue `calls` calls, without waiting for the device.
 
-        Later batches are delayed for as long as their launches take.
+        Later batches block the device for as long as their launches take.
         """
         self._synchronize()
         started = perf_counter_ns()
@@ -171,14 +175,14 @@ class EventClock(Clock):
 class Gauge:
     """Reference workloads on the device that runs the ops, the same for every op.
 
-    `compute` stays in the nearest cache; `memory`, if available, goes through memory outside the caches. A disturbance
-    may slow only one of them: another program on the same core, or on the same memory bus.
+    `compute` stays in the nearest cache; `memory`, if available, uses memory outside the caches. A disturbance, e.g.
+    another program on the same core or on the same memory bus, may slow only one of them.
     """
 
     def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
         self._compute, self._memory = compute, memory
         self.best_us: float | None = None
-        """The lowest reading of `compute` so far: the machine at its fastest in this run."""
+        """Lowest reading of `compute` so far, i.e. at the highest speed of the machine in this run."""
 
     def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
         """Return the current microseconds of the reference workloads: `compute`, then `memory` if requested and

@@ -26,7 +26,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
-"""Relative deviations that successive batches show, so that spreads are not zero."""
+"""Relative deviations of successive batches, so that spreads are not zero."""
 
 
 class FakeClock(Clock):
@@ -64,7 +64,7 @@ class FakePrepared(Prepared):
 
 
 class FakeExecutor(Executor):
-    """An executor for tests; see the module's docstring for what the op names do."""
+    """An executor for tests; see the module's docstring for the op names."""
 
     device = "fake"
     threads: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - tests have some
@@ -72,7 +72,7 @@ class FakeExecutor(Executor):
     def __init__(self) -> None:
         self.clock: FakeClock = FakeClock()  # pyright: ignore[reportIncompatibleVariableOverride] - ops add to its time
         self.prepared: list[tuple[str, int]] = []
-        """(op id, seed) of each op prepared so far."""
+        """(op id, seed) of each op that was prepared."""
         self.resets = 0
 
     def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def make_executor(config: WorkerConfig) -> Executor:
-    """Create the back-end that the configuration names; both back-ends are built in, a trace cannot choose another."""
+    """Create the back-end that the configuration names. Both back-ends are built in; a trace cannot choose
+    another one.
+    """
     if config.options.executor == "fake":
         from opreplay.replay.execute.executors.fake import FakeExecutor
 

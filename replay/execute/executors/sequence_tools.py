@@ -1,5 +1,7 @@
 # pyright: strict
-"""Parts of an executor that a sequence needs in addition to single ops: values, tensors, a timer; owns none of them."""
+"""Parts of an executor that a sequence needs in addition to single ops: values, tensors, a timer; defines only
+interfaces.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from opreplay.replay.results.records import Filling
 from opreplay.traces.model import TensorMeta
 
 ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
-"""An op as the device runs it, what to call, and what was changed."""
+"""(op as the device runs it, function to call, changes made to the op)."""
 
 
 class Tools:
     """Tensor operations for a pass; this base class is for executors without tensors."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
-        """Return the same call in the form that a Python program uses."""
+        """Return the same call as a Python program makes it."""
         return call
 
     def flat(self, returned: Any) -> list[Any]:
@@ -38,14 +40,14 @@ class Tools:
         return result
 
     def is_finite(self, tensor: Any) -> bool:
-        """Check whether all floats of a tensor are finite; True if it holds no floats."""
+        """Check whether all floats of a tensor are finite; True if it has no floats."""
         return True
 
     def refill(self, tensor: Any, spread: float = 1.0) -> None:
-        """Fill a tensor with plain values; floats get this standard deviation."""
+        """Fill a tensor with default values; floats get this standard deviation."""
 
     def has_domain(self, op: str, argument: str) -> bool:
-        """Check whether values of this argument must be in a domain, which the op's initializer defines."""
+        """Check whether the op's initializer restricts this argument's values to a domain."""
         return False
 
     def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
@@ -66,7 +68,7 @@ class SequenceParts:
     resolve: Callable[[ReplayOp], ResolvedOp]
     """Raises NotReplayable."""
     fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
-    """Makes all arguments of what `resolve` returned, from a seed. Raises NotReplayable."""
+    """Creates all arguments of an op that `resolve` returned, from a seed. Raises NotReplayable."""
     tools: Tools
     timer: Timer
     free_bytes: Callable[[], int | None]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Timers for single calls in a pass: the host counter around each call, or a pair of events; own no tensors."""
+"""Timers for single calls in a pass: the host counter around each call, or a pair of events; without tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CA
 from opreplay.replay.host.interruptions import switches
 
 CHUNK = 50
-"""Calls queued while the device is held: few enough for the depth of its queue."""
+"""Number of calls queued while the device is blocked, within the depth of its queue."""
 
 
 class Timer:
@@ -70,8 +70,8 @@ class HostTimer(Timer):
 class EventTimer(Timer):
     """A pair of events on the device's queue around each call, read after the pass.
 
-    The device is kept busy while some calls are queued, so that slower host launches do not count; for how long is the
-    time that it took to queue these calls in the previous pass.
+    The device is kept busy while some calls are queued, so that slow launches on the host do not count. It is kept busy
+    for the time that queueing these calls took in the previous pass.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 # pyright: strict
-"""One child process and its socket: started, sent and received in frames, and ended with nothing left behind.
+"""One child process and its socket: starting it, exchanging frames, and ending it without leftovers.
 
-Owns the process and its cause of death; `workers` owns when a child is replaced, `runner` which op is retried.
+This module handles the process and its cause of death; `workers` decides when a child is replaced, `runner` which op is
+retried.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ FRAME_S = 10.0
 NOISE_BYTES = 2000
 """Bytes of a dying child's stderr that are searched for a reason."""
 LOOK_S = 5.0
-"""Interval of checks for a starting child; a child that is stopped at two checks in a row is given up."""
+"""Interval of checks of a starting child. A child that is stopped at two consecutive checks is given up."""
 STARTS = 3
-"""Consecutive failed starts that are allowed if a child has started before, or if a signal ended or stopped the
-child."""
+"""Number of consecutive failed starts allowed if a child has started before, or if a signal ended or stopped
+the child.
+"""
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """Modules that a child may run: `OPS` runs ops, `RANK` is one rank of a process group."""
 
 
 def _stderr_or_nothing() -> int:
-    """Return the file descriptor for a child's output: users' code may print, but stdout is reserved for results."""
+    """Return the file descriptor for a child's output, because users' code may print and stdout is reserved for
+    results.
+    """
     try:
         os.fstat(2)
     except OSError:
@@ -63,8 +67,10 @@ class Child:
     """A worker process. It gets its configuration at once; `receive` reports when it is ready."""
 
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
-        """`config` is the first message; `module`, below `opreplay.replay`, has a `serve` function and sends
-        `replies`. Raises EnvironmentRefused without torch.
+        """Start the child with `config` as the first message.
+
+        `module`, below `opreplay.replay`, has a `serve` function and sends `replies`. Raises EnvironmentRefused without
+        torch.
         """
         require_torch()
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
@@ -92,7 +98,7 @@ class Child:
         return self._channel.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Write one frame; raises nothing if the child is gone."""
+        """Write one frame; does not raise if the child is gone."""
         self._channel.settimeout(FRAME_S)
         with contextlib.suppress(OSError):
             send(self._channel, message)
@@ -117,18 +123,18 @@ class Child:
         return reply
 
     def next_look(self) -> float:
-        """Return the next time, on the monotonic clock, to check `overdue` of a child that is not ready yet."""
+        """Return the next time, on the monotonic clock, at which to check `overdue` for a child that is not ready."""
         return min(self._ready_by, monotonic() + LOOK_S)
 
     def overdue(self) -> str:
-        """Return why waiting for the child to be ready is pointless; "" if it is not."""
+        """Return why the child will not become ready; "" if it still may."""
         before, self._was_stopped = self._was_stopped, self.is_stopped
         if before and self._was_stopped:
             return "was stopped before it was ready"
         return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
 
     def cause_of_death(self) -> Reason:
-        """Return the signal or exit status of a child that closed its socket on its own."""
+        """Return the signal or exit status of a child that closed its socket unexpectedly."""
         try:
             code = self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -145,7 +151,7 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended or stopped the child: the error may not be its own, so a retry may succeed."""
+        """Whether a signal ended or stopped the child. Then the error may not be its own, and a retry may succeed."""
         code = self.process.poll()
         return self.is_stopped if code is None else code < 0
 
@@ -160,7 +166,7 @@ class Child:
         return before is not None and now is not None and now > before
 
     def end(self, *, grace_s: float) -> None:
-        """Close the socket, wait, kill, reap; never raises and leaves nothing behind."""
+        """Close the socket, wait, kill and reap the child; never raises and leaves nothing behind."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if grace_s:
@@ -172,7 +178,7 @@ class Child:
         self._noise.close()
 
     def _last_words(self) -> str:
-        """Return the last line on stderr that is not part of a Python traceback's frames."""
+        """Return the last line on stderr, skipping the frames of a Python traceback."""
         self._noise.flush()
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - NOISE_BYTES))

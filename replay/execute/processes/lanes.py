@@ -1,7 +1,7 @@
 # pyright: strict
-"""Schedules ops on this machine: one after the other, or with several workers at once.
+"""Schedules ops on this machine, one after the other or on several workers at once.
 
-Owns the order and the waiting; a worker is a child process (`runner`), and other machines are `ray`.
+This module decides the order and waits; a worker is a child process (`runner`), and other machines are in `ray`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from opreplay.traces.errors import UsageError
 Decide = Callable[[ReplayOp], Outcome | None]
 """Called right before an op runs; returns an outcome to skip the op."""
 Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
-"""An engine's event: the next op, a finished pass of a sequence, or an op's outcome."""
+"""An event of an engine: the next op, a finished pass of a sequence, or an op's outcome."""
 
 
 class Engine(Protocol):
     """Runs many ops and yields their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Prepare and return the facts of the device, or of the first of several. Raises OpReplayError if it is
+        """Prepare and return the facts of the device, or of the first of several. Raises OpReplayError if the device is
         missing.
         """
         ...
@@ -47,18 +47,18 @@ class Engine(Protocol):
 
 
 TRIES = 2
-"""Workers that an op may lose before it is given up."""
+"""Number of workers that an op may lose before it is given up."""
 APART = 16
-"""Ops between two rounds of one op: some seconds, in which the load of the machine changes."""
+"""Number of ops between two rounds of one op: some seconds, in which the load of the machine changes."""
 SETUP = 15.0
-"""Set-up may take this many times `op_time_s`, over all rounds of an op."""
+"""Maximum set-up time over all rounds of an op, as a multiple of `op_time_s`."""
 
 
 class OneByOne:
     """Runs ops in order with one runner.
 
-    With `visits` each op is measured in that many rounds, `APART` ops apart, unless one round takes the time of all;
-    with None, the other load on the machine at the start decides the number of rounds.
+    With `visits`, each op is measured in that many rounds, `APART` ops apart, unless one round takes the time of all
+    rounds. If it is None, the load of other programs at the start decides the number of rounds.
     """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
@@ -158,8 +158,8 @@ class Lane(Protocol):
     def open(self) -> None: ...
     def begin(self, op: ReplayOp) -> None: ...
     def step(self) -> Outcome | Reason | None:
-        """Return the op's outcome, None if there is none yet, or why the worker was lost: another worker may run the
-        op.
+        """Return the op's outcome, None if there is none yet, or the reason why the worker was lost; another worker may
+        run the op then.
         """
         ...
 
@@ -193,7 +193,7 @@ class Lanes:
     """Runs ops on several workers; an op goes to the first idle worker."""
 
     def __init__(self, lanes: Sequence[Lane], listen: Callable[[Sequence[Any]], Sequence[Any]] = ready_lanes) -> None:
-        """`listen` waits for workers whose `step` should be called."""
+        """`listen` waits for workers and returns those whose `step` should be called."""
         self._lanes, self._listen = lanes, listen
         self._idle: list[Lane] = []
         self._starting: list[Lane] = []
@@ -214,7 +214,7 @@ class Lanes:
         return {**next(lane.facts for lane in self._lanes if lane in self._idle), "lanes": len(self._lanes)}
 
     def _join(self, lane: Lane) -> None:
-        """Let a starting worker take ops, if it is ready."""
+        """Let a starting worker take ops if it is ready."""
         if not lane.is_starting:
             self._starting.remove(lane)
             self._idle.append(lane)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The parent of a worker process, as the worker uses it: receives configuration and tasks, sends replies.
+"""The parent of a worker process, as seen by the worker: receives configuration and tasks, sends replies.
 
-The worker does not outlive its parent. Messages are msgpack of values, never pickle. The other end is `child`.
+The worker does not outlive its parent. Messages are values in msgpack, never pickle. The other end is `child`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Parent:
         self._is_told = False
 
     def config(self, kind: type[_Message]) -> _Message:
-        """Return the first message."""
+        """Return the first message, which is the configuration."""
         return msgspec.msgpack.decode(receive(self._channel) or b"", type=kind)
 
     def say(self, message: msgspec.Struct) -> None:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Workers on a Ray cluster: each is an actor with its own CPU, GPU or NPU that runs ops in a child process.
 
-Owns the actors and the handling of lost ones. Ray transfers bytes that this package encoded, never objects from a
-trace; the isolation inside a worker is that of `isolation`. Needs the extra "ray".
+This module manages the actors and replaces lost ones. Ray transfers bytes that this package encoded, never objects from
+a trace; `isolation` applies inside a worker. Needs the extra "ray".
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 POLL_S = 1.0
 """Interval of checks for overdue workers, in seconds."""
 LOCAL_IP = "127.0.0.1"
-"""Address of a cluster that opreplay starts: anyone who can reach a cluster can run code on it."""
+"""Address of a cluster that opreplay starts, because anyone who can reach a cluster can run code on it."""
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable that keeps Ray from replacing a loopback address by the machine's own; must be 0 when Ray is
-imported."""
+"""Environment variable that keeps Ray from replacing a loopback address by the machine's own address; must be 0 when
+Ray is imported.
+"""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +59,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_of(device: str, threads: int | None) -> Share:
-    """Return one accelerator with a CPU to feed it, or `threads` CPUs (1 by default).
+    """Return the resources of a worker: one accelerator and its CPUs, or only CPUs; `threads` CPUs (1 by default).
 
-    Raises UsageError for "cuda:1" and devices that Ray does not know: Ray chooses which device a worker gets.
+    Raises UsageError for "cuda:1" and for devices that Ray does not know, because Ray chooses the device of each
+    worker.
     """
     if device == "cpu":
         return Share(cpus=threads or 1)
@@ -72,10 +74,10 @@ def share_of(device: str, threads: int | None) -> Share:
 
 
 class LaneActor:
-    """The actor in a Ray worker: one child process; exchanges bytes with the run."""
+    """The actor in a Ray worker: runs one child process and exchanges bytes with the run."""
 
     def __init__(self, config: bytes, limit_s: float, folder: str | None = None) -> None:
-        """`folder` is the run's working directory, on a cluster of this machine; file names are relative to it."""
+        """`folder` is the run's working directory if the cluster is on this machine; file names are relative to it."""
         if folder is not None:
             os.chdir(folder)
         self._runner = ChildProcess(msgspec.msgpack.decode(config, type=WorkerConfig), limit_s=limit_s)
@@ -96,7 +98,7 @@ class LaneActor:
 
 
 class RayLane:
-    """A worker of a cluster, replaced by another one if it is lost."""
+    """A worker of a cluster; if it is lost, another one replaces it."""
 
     def __init__(self, ray: Any, config: WorkerConfig, share: Share, *, limit_s: float, folder: str | None) -> None:
         self._ray, self._config, self._share, self._limit_s, self._folder = ray, config, share, limit_s, folder
@@ -110,14 +112,14 @@ class RayLane:
         """Monotonic time after which a silent worker counts as lost."""
 
     def open(self) -> None:
-        """Request a worker; it takes ops once it reports that it is ready, which may never happen on a full cluster."""
+        """Request a worker. It takes ops when it reports that it is ready, which may never happen on a full cluster."""
         actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
         self._actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, self._folder)
         self.ref, self.is_starting, self.deadline = self._actor.start.remote(), True, inf
 
     def begin(self, op: ReplayOp) -> None:
-        """Start an op. A worker replies within its own limits; after that it counts as lost, or is cut off from
-        here.
+        """Start an op. A worker that does not reply within its own limits counts as lost, or as cut off from this
+        machine.
         """
         self.ref = self._actor.measure.remote(msgspec.msgpack.encode(op))
         self.deadline = monotonic() + 2 * self._limit_s + STARTS * START_S
@@ -153,7 +155,7 @@ class RayLane:
 
 
 class RayLanes(Lanes):
-    """Runs ops on a cluster; a lost worker costs only a retry of its op."""
+    """Runs ops on a cluster; if a worker is lost, its op is retried."""
 
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
@@ -169,7 +171,7 @@ class RayLanes(Lanes):
         self._started_here = False
 
     def start(self) -> dict[str, object]:
-        """Connect, start the workers and wait for the first. Raises EnvironmentRefused or UsageError."""
+        """Connect, start the workers and wait for the first one. Raises EnvironmentRefused or UsageError."""
         self._started_here = connect(self._ray, self._address, lanes=self._wanted)
         count = self._wanted or max(1, self._share.lanes_in(self._ray.available_resources()))
         folder = _folder(self._started_here, self._address)
@@ -185,7 +187,7 @@ class RayLanes(Lanes):
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Return workers that replied or are overdue. Raises EnvironmentRefused if all are starting and none gets
+        """Return workers that replied or are overdue. Raises EnvironmentRefused if all are starting and none becomes
         ready.
         """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
@@ -203,7 +205,7 @@ class RayLanes(Lanes):
 
 
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:
-    """Yield `read` of each path, run on the cluster, in order, with one CPU per file and a few files read ahead.
+    """Yield `read(path)` for each path in order, run on the cluster with one CPU per file and a few files read ahead.
 
     The workers must be able to read the files. Raises EnvironmentRefused if a worker is lost more often than Ray
     retries.
@@ -234,7 +236,7 @@ def _read(read: Callable[[str], bytes], path: str, folder: str | None) -> bytes:
 
 
 def import_ray(address: str | None = None) -> Any:
-    """Import Ray, set up for a cluster on this machine only if there is no address. Raises EnvironmentRefused."""
+    """Import Ray; without an address, set it up for a cluster on this machine only. Raises EnvironmentRefused."""
     # Before the import, which reads both: nothing is sent anywhere unless the user asked for it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
@@ -247,7 +249,7 @@ def import_ray(address: str | None = None) -> Any:
 
 
 def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
-    """Connect to a cluster, or start one on this machine that ends with the run; return whether this call did either.
+    """Connect to a cluster, or start one on this machine that ends with the run; return False if already connected.
 
     Raises EnvironmentRefused if the cluster cannot be reached.
     """
@@ -276,8 +278,8 @@ def _folder(started_here: bool, address: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _away() -> Generator[None]:
-    """Change to the root folder meanwhile: workers search for modules first in the folder where a cluster was
-    started.
+    """Change to the root folder within the context, because workers search for modules first in the folder where a
+    cluster was started.
     """
     before = os.getcwd()
     os.chdir(os.sep)
@@ -288,7 +290,7 @@ def _away() -> Generator[None]:
 
 
 def _refuse_reachable(ray: Any, ip: str) -> None:
-    """End a cluster that this run started if other machines can reach it. Raises EnvironmentRefused."""
+    """Shut down a cluster that this run started if other machines can reach it. Raises EnvironmentRefused."""
     if ip != LOCAL_IP:
         ray.shutdown()
         raise EnvironmentRefused(

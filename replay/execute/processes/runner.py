@@ -1,9 +1,9 @@
 # pyright: strict
 """Runs each op in a child process, which is replaced when it dies, or in this process.
 
-A hang, a crash, an abort, lack of memory or a broken device costs only the op that caused it. An op is retried alone if
-other ops ran in its process before, or if a signal ended the process. `workers` starts and ends processes, `worker` is
-their code, `lanes` runs several at once.
+A hang, a crash, an abort, lack of memory or a broken device affects only the op that caused it. An op is retried alone
+if other ops ran in its process before, or if a signal ended the process. `workers` starts and ends processes, `worker`
+is their code, `lanes` runs several at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.replay.results.resume import WHILE_IT_RAN
 
 RAISES_RETRIED = 2
-"""After this many ops failed again when retried alone, failures are no longer retried: each retry starts a process."""
+"""When this many ops have failed again in a retry alone, failures are no longer retried, because each retry starts a
+process.
+"""
 
 
 class Runner(Protocol):
@@ -41,7 +43,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs ops in this process, which a crashing op ends; used by workers, tests and debuggers."""
+    """Runs ops in this process, which a crashing op ends. Used by workers, tests and debuggers."""
 
     def __init__(self, executor: Executor, config: WorkerConfig) -> None:
         self._executor, self._config = executor, config
@@ -96,7 +98,7 @@ class ChildProcess(Workers):
         return outcome
 
     def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
-        """Hand out an op and return at once; `step` detects a child that is gone."""
+        """Hand out an op and return at once; `step` detects whether the child is gone."""
         self._task, self._tries = Task(op=op, visit=visit), 0
         self._try(self._task)
 
@@ -104,7 +106,7 @@ class ChildProcess(Workers):
         """Process the child's messages or its end; return None until the op's outcome is final.
 
         Raises UsageError or EnvironmentRefused if no child can be started, and any exception that ends the run
-        (Ctrl-C); then no child is left.
+        (Ctrl-C); in both cases no child is left.
         """
         answer = self.take(waits=waits)
         if answer is None or self._task is None:

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Runs a sequence in a child process, and retries without an op that ends the process; yields the outcome of each op.
+"""Runs a sequence in a child process, and retries it without an op that ends the process; yields the outcome of each
+op.
 
-Owns what is retried. `workers` decides when a process is stuck, `passes` runs inside the process.
+This module decides what is retried; `workers` decides when a process is stuck, and `passes` runs inside the process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from opreplay.replay.results.records import OpResult, SequenceResult
 from opreplay.replay.results.stats import median_interval, quantile
 
 DEATHS = 10
-"""Most processes that may die before the sequence is given up."""
+"""Maximum number of processes that may die before the sequence is given up."""
 
 _Answer = TypeVar("_Answer")
 
@@ -40,16 +41,16 @@ def _median(times_us: Sequence[float]) -> float | None:
 
 
 class Blame:
-    """Ops that a sequence leaves out because they ended processes.
+    """Ops that a sequence excludes because they ended processes.
 
-    Before it is left out, an op gets arguments of its own, and one more try if the process was ended from outside.
+    Before an op is excluded, it gets separate arguments, and one more try if the process was ended from outside.
     """
 
     def __init__(self) -> None:
         self.unshared: set[str] = set()
         """Ids of ops that killed a process while sharing tensors with other ops."""
         self.reasons: dict[str, Reason] = {}
-        """Op id → why the op is left out."""
+        """Op id → reason why the op is excluded."""
         self.deaths = 0
         self._deaths_at = Counter[str | None]()
 
@@ -79,8 +80,8 @@ class Blame:
         attempt: Callable[[Set[str]], _Answer | Death],
         reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
-        """Repeat an attempt with the remaining ops; return its reply, or the last death if no further try is worth
-        it.
+        """Repeat an attempt with the remaining ops; return its reply, or the last death if no further try is
+        worthwhile.
         """
         while True:
             remaining = [id_ for id_ in ids if id_ not in self.reasons]
@@ -89,7 +90,7 @@ class Blame:
                 return answer
 
     def left_out(self) -> dict[str, Outcome]:
-        """Return the outcomes of the ops that were left out."""
+        """Return the outcomes of the excluded ops."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
 
@@ -102,7 +103,7 @@ def task_of(
     unshared: Iterable[str],
     left_s: float | None = None,
 ) -> SequenceTask:
-    """Return the task with the calls of these ops in the step; it still lacks a heartbeat."""
+    """Return the task with the calls of these ops in the step, still without a heartbeat."""
     index = {op.id: at for at, op in enumerate(ops)}
     return SequenceTask(
         ops=tuple(ops),
@@ -130,7 +131,7 @@ class SequenceEngine:
         total_time_s: float | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """`op_time_s` times the number of unique ops is the time for all passes; with `executor` they run in this
+        """The time for all passes is `op_time_s` times the number of unique ops. With `executor`, they run in this
         process.
         """
         self._plan, self._config, self._executor = plan, config, executor
@@ -154,7 +155,7 @@ class SequenceEngine:
         return self._workers.start()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step; those that `decide` has an outcome for are left out of the sequence."""
+        """Yield each op of the step; ops for which `decide` returns an outcome are excluded from the sequence."""
         everything = list(ops)
         decided: dict[str, Outcome] = {}
         for op in everything:
@@ -213,14 +214,12 @@ class SequenceEngine:
         )
 
     def _fresh_bytes(self, ids: Sequence[str], replayed: Set[str]) -> int:
-        """Return the bytes of those results of these calls that are too large for glibc to keep their memory by
-        default.
-        """
+        """Return the bytes of these calls' results that are too large for glibc to keep their memory by default."""
         sizes = {op.id: need_of(op).outputs for op in self._plan.ops if op.id in replayed}
         return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
     def _replayed(self, ops: list[ReplayOp]) -> Generator[PassDone, None, SequenceOutcome]:
-        """Yield each pass; return the outcome, after as many new processes as it takes."""
+        """Yield each pass and return the outcome, starting new processes as often as needed."""
         blame = self.blame
         while True:
             left = [op for op in ops if op.id not in blame.reasons]

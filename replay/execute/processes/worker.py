@@ -51,7 +51,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:
-    """Return the outcome of an op that raised, marked if the device is lost with it, as a CUDA context is."""
+    """Return the outcome of an op that raised, marked if the device is lost as well, e.g. its CUDA context."""
     try:
         executor.synchronize()
     except Exception:

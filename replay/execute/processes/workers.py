@@ -1,8 +1,8 @@
 # pyright: strict
-"""Starts processes that work on a task together, one that runs ops or the ranks of a process group.
+"""Starts processes that work on a task together: one that runs ops, or the ranks of a process group.
 
-Owns start, task, reply, death and restart. The caller decides where processes run (`launch` and `listen`), and handles
-a task that killed them.
+This module handles start, task, reply, death and restart. The caller decides where processes run (`launch` and
+`listen`), and handles a task that killed them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opreplay.traces.errors import EnvironmentRefused
 POLL_S = 0.5
 """Interval of checks of the heartbeats of silent processes, in seconds."""
 AFTER_ERROR_S = 2.0
-"""Time for other processes to reply once one has failed."""
+"""Time for the other processes to reply after one has failed."""
 LONGEST_WAIT_S = 3600.0
 
 
@@ -49,19 +49,23 @@ class Peer(Protocol):
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a task has no result; all its processes have ended."""
+    """Reason why a task has no result; all its processes have ended."""
 
     how: Literal["died", "hung", "stopped", "over", "said"]
-    """Exited or killed; silent for too long; silent and stopped by a signal; out of time; or it reported a failure."""
+    """How it ended.
+
+    "died": exited or killed. "hung": silent for too long. "stopped": silent, and stopped by a signal. "over": out of
+    time, or the device is lost. "said": the process reported a failure.
+    """
     cause: Reason
     ranks: tuple[int, ...] = (0,)
     """Ranks of the processes at fault."""
     at: int | None = None
-    """Index of the first such process's current op; None if it has none or no heartbeat."""
+    """Index of the current op of the first of these processes; None if it has no op or no heartbeat."""
     signalled: bool = False
-    """A signal ended or stopped the process; it may have been meant for another process."""
+    """Whether a signal ended or stopped the process; the signal may have been meant for another process."""
     raised: dict[int, Reason] = {}
-    """Op index → error."""
+    """Op index → error that the op raised."""
     after_s: float = 0.0
     """Seconds since the task was handed out."""
 
@@ -70,7 +74,7 @@ class Heartbeats:
     """One file per process, into which the process writes its current op."""
 
     def __init__(self, count: int, *, calls: int) -> None:
-        """An op with an index below `calls` waits for no other process."""
+        """Ops with an index below `calls` wait for no other process."""
         self.calls = calls
         self._files = [Unnamed() for _ in range(count)]
         for file in self._files:
@@ -104,7 +108,7 @@ def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
 class Workers:
     """One or more processes that work on a task together.
 
-    To use several, call `hand_out` on each, wait until one is readable or its deadline is over, and call its `take`. No
+    To use several, call `hand_out` on each, wait until one is readable or past its deadline, and call its `take`. No
     process is left running when a method raises.
     """
 
@@ -119,10 +123,11 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """A task ends after `limit_s` without a message or heartbeat, at `until` (monotonic clock), or if a process is
-        stopped at two checks, `look_s` apart.
+        """A task ends after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped at two
+        checks.
 
-        `on_interim` gets messages that precede a process's reply.
+        `until` is on the monotonic clock; the checks are `look_s` apart. `on_interim` gets messages that precede a
+        process's reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
@@ -136,7 +141,7 @@ class Workers:
         self.answers = 0
         """Number of tasks that these processes completed."""
         self.starts = 0
-        """How often processes became ready."""
+        """Number of times that processes became ready."""
         self._failed_starts = 0
         self._waiting: list[int] = []
         """Indices of processes that have not replied."""
@@ -147,7 +152,7 @@ class Workers:
         self._refused: EnvironmentRefused | None = None
         self._failed: Death | None = None
         self._patient_until = inf
-        """When a task ends after one process has reported a failure."""
+        """Time at which a task ends after one process has reported a failure."""
         self._begun = self._moved = 0.0
 
     @property
@@ -183,7 +188,9 @@ class Workers:
         self.deadline = min(peer.next_look() for peer in self.peers)
 
     def start(self) -> dict[str, object]:
-        """Wait until all are ready; return the facts of the first. Raises UsageError or EnvironmentRefused."""
+        """Wait until all processes are ready; return the facts of the first. Raises UsageError or
+        EnvironmentRefused.
+        """
         if not self.peers:
             self.open()
         while not self.is_ready:
@@ -191,7 +198,7 @@ class Workers:
         return self.facts
 
     def hand_out(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> None:
-        """Hand a task to each process as soon as all are ready."""
+        """Hand a task to each process as soon as all processes are ready."""
         self._tasks, self._beats = tasks, beats
         if not self.peers:
             self.open()
@@ -199,16 +206,17 @@ class Workers:
             self._send()
 
     def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
-        """Return the replies of all processes to their tasks, in order; or why there are none."""
+        """Return the replies of all processes to their tasks, in order, or the reason why there are none."""
         self.hand_out(tasks, beats)
         while (answer := self.take(waits=True)) is None:
             pass
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Process the messages or the end of the processes; return None until all have replied.
+        """Process messages or the end of processes; return None until all have replied.
 
-        Raises UsageError or EnvironmentRefused if they cannot be started, and any exception that ends the run (Ctrl-C).
+        Raises UsageError or EnvironmentRefused if the processes cannot be started, and any exception that ends the run
+        (Ctrl-C).
         """
         try:
             left_s = min(max(0.0, self.deadline - monotonic()), LONGEST_WAIT_S) if waits else 0.0
@@ -227,7 +235,7 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """End the processes; they have `GRACE_S` to exit on their own, unless they are working on a task."""
+        """End the processes. They get `GRACE_S` to exit on their own, unless they are working on a task."""
         self.end(grace_s=0.0 if self._tasks else GRACE_S)
 
     def end(self, *, grace_s: float = 0.0) -> None:
@@ -243,7 +251,7 @@ class Workers:
         self._patient_until = inf
 
     def _receive_ready(self, places: Sequence[int]) -> None:
-        """Receive the first messages of processes. Raises UsageError or EnvironmentRefused as `take`."""
+        """Receive the first messages of processes. Raises UsageError or EnvironmentRefused like `take`."""
         late = monotonic() >= self.deadline and not places
         for place in self._waiting[:] if late else places:
             if why := self.peers[place].overdue() if late else self._receive_first(place):
@@ -263,7 +271,7 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Return why a process that sent a message is not ready; "" if it is ready, or may only lack another
+        """Return why a process that sent a message is not ready; "" if it is ready, or if the cause may be another
         process.
         """
         self._waiting.remove(place)
@@ -275,7 +283,9 @@ class Workers:
             return ""
 
     def _start_again(self, who: str, why: str) -> None:
-        """Restart all processes because some were not ready in time or died before. Raises EnvironmentRefused."""
+        """Restart all processes because some were not ready in time or died during the start. Raises
+        EnvironmentRefused.
+        """
         self._failed_starts += 1
         again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
         tasks = self._tasks
@@ -322,7 +332,7 @@ class Workers:
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
-        """Store the first rank that reports a failure, or one that reports which ops raised."""
+        """Store the first failure that a rank reports, or a later one that names the ops that raised."""
         if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
             return
         raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
@@ -331,7 +341,7 @@ class Workers:
             self._patient_until = min(self._patient_until, monotonic() + AFTER_ERROR_S)
 
     def _overdue(self, *, silent: bool) -> Death | None:
-        """Return why a task whose processes are silent ends now; None if it continues."""
+        """Return why a task with silent processes ends now; None if it continues."""
         now, seen = monotonic(), self._beats.read() if self._beats is not None else []
         if seen != self._seen:
             self._seen, self._moved = seen, now
@@ -350,8 +360,8 @@ class Workers:
         return None
 
     def _is_stopped_since(self, time: float) -> bool:
-        """Check whether a process that has not replied is stopped, and was already stopped at the check at that
-        time.
+        """Check whether a process that has not replied is stopped, and was already stopped at an earlier check
+        (`time`).
         """
         if not any(self.peers[place].is_stopped for place in self._waiting):
             self._stopped_since = None
@@ -360,8 +370,8 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Return the process at fault when none makes progress: a stopped one, otherwise one at a call that the others
-        wait for.
+        """Return which process is at fault if none makes progress: a stopped one, otherwise one in a call that the
+        others wait for.
         """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:

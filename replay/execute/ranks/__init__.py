@@ -1,4 +1,2 @@
 # pyright: strict
-"""Collectives on real process groups: the processes that are the ranks, and the code that starts, feeds and ends
-them.
-"""
+"""Collectives on real process groups: the processes of the ranks, and the code that starts, controls and ends them."""

@@ -1,7 +1,7 @@
 # pyright: strict
 """Runs the collectives of a plan on ranks, and all other ops on another engine; computes the figures of collectives.
 
-Owns how the times of the ranks are combined, not how they are measured (`timing`) or where the ranks are (`crew`).
+This module combines the times of the ranks; `timing` measures them, and `crew` starts the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESOLUTION_US = 0.1
 
 
 class WithRanks:
-    """An `Engine`: collectives first, while nothing else runs, then everything else."""
+    """An `Engine` that runs the collectives first, while nothing else runs, and then all other ops."""
 
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
         """`config` is the configuration of the ranks."""
@@ -58,7 +58,7 @@ class WithRanks:
             self._others.close()
 
     def share_of(self, collective: Collective) -> Share | Outcome:
-        """Return the collective as the ranks run it, or the reason why they cannot."""
+        """Return the collective in the form that the ranks run, or the reason why they cannot run it."""
         world = self._rank_config.world
         try:
             return mapped(collective, world, max_bytes=self._rank_config.memory_bytes * world)
@@ -123,9 +123,10 @@ def outcome_of(
 def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, float | None, WaitBy, int | None]:
     """Return (transfer, wait, method, rank that usually arrived last); times are medians in microseconds.
 
-    With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the first
-    rank waited until the last one arrived. With separate clocks, the rank with the shortest time arrived last, and its
-    time is the transfer. This holds if no rank can finish before all have arrived, so not for collectives with a root.
+    With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the wait is
+    the time from the first to the last arrival. With separate clocks, the rank with the shortest time arrived last, and
+    its time is the transfer. This holds only if no rank can finish before all have arrived, i.e. not for collectives
+    with a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Ranks that a launcher started, on one machine or many: rank 0 sends commands, the others run them and reply.
 
-Each launched process keeps its rank in a child process, so that a rank that dies or hangs is replaced like a local one.
+Each launched process runs its rank in a child process, so that a rank that dies or hangs is replaced like a local one.
 Messages go through the launcher's store: commands to each rank in order, and its replies.
 """
 
@@ -33,18 +33,18 @@ PREFIX = "opreplay"
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The command that ends a rank's process."""
+    """Command that ends a rank's process."""
 
     quits: bool = False
     """Whether no other command follows."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
-    """The message that a rank's process is gone."""
+    """Message that a rank's process has ended."""
 
     why: str
     killed: bool = False
-    """Whether a signal killed it."""
+    """Whether a signal killed the process."""
 
 
 Command = RankConfig | RankTask | Over
@@ -196,7 +196,7 @@ def own_config(config: RankConfig, place: Launched) -> RankConfig:
 
 
 def answer_of(child: Child) -> Answer:
-    """Return a child's next message, or that it is gone or cannot work at all."""
+    """Return a child's next message, or `Gone` if it has ended or cannot work at all."""
     try:
         reply = child.receive()
     except EnvironmentRefused as error:
@@ -208,7 +208,7 @@ def answer_of(child: Child) -> Answer:
 
 
 class _LocalRank:
-    """The rank that this launched process keeps in a child for rank 0."""
+    """The child process of this launched process, which is a rank that rank 0 controls."""
 
     def __init__(self, words: MessageStore, place: Launched) -> None:
         self._messages, self._place = words, place
@@ -216,7 +216,7 @@ class _LocalRank:
         self._config: RankConfig | None = None
         self._answers = 0
         self._owes = False
-        """Whether the child owes a reply."""
+        """Whether the child has not replied yet."""
 
     @property
     def patience_s(self) -> float:
@@ -251,7 +251,7 @@ class _LocalRank:
 def serve_joined(place: Launched) -> None:
     """Act as a rank other than 0 until rank 0 ends the run.
 
-    Raises EnvironmentRefused if rank 0 cannot be reached, or is gone.
+    Raises EnvironmentRefused if rank 0 cannot be reached or has disappeared.
     """
     words = MessageStore(place)
     keeper = _LocalRank(words, place)

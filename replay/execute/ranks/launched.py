@@ -16,7 +16,7 @@ DEFAULT_PORT = 29500
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """This process's place among the processes that a launcher started."""
+    """Rank of this process among the processes that a launcher started, and the address of rank 0."""
 
     rank: int
     world: int
@@ -31,11 +31,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
-    """Read the launcher's settings from the environment; None if no launcher started this process, or it is the only
-    one.
+    """Read the launcher's settings from the environment; None if no launcher started this process, or only this one.
 
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow; Slurm's
-    own variables are used if these are missing. Raises EnvironmentRefused for invalid numbers.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow. If they
+    are missing, Slurm's own variables are used. Raises EnvironmentRefused for invalid numbers.
     """
     rank = _first(variables, "RANK", "SLURM_PROCID")
     world = _first(variables, "WORLD_SIZE", "SLURM_NTASKS")

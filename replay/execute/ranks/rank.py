@@ -1,5 +1,5 @@
 # pyright: strict
-"""The code of one rank's process: receives collectives, sends its part of the times; it dies with its parent.
+"""The code of one rank's process: receives collectives and replies with its times; it dies with its parent.
 
 Started by `crew` in the same package; nothing else imports it.
 """
@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
-"""Time beyond an op's limit after which a group gives up; its parent ends it long before."""
+"""Time beyond an op's limit after which a group gives up; the parent ends the process long before."""
 LOOPBACK = "lo"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,7 +49,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 class Rank:
-    """This process as a member of the group. Raises EnvironmentRefused if device or back-end is missing."""
+    """This process as a member of the group. Raises EnvironmentRefused if the device or the back-end is missing."""
 
     def __init__(self, config: RankConfig) -> None:
         import torch
@@ -131,7 +131,7 @@ class Rank:
             return SharedStepOutcome(reason=reason)
 
     def _group(self, members: tuple[int, ...]) -> Any:
-        """Return the process group of these ranks; every rank has to request it."""
+        """Return the process group of these ranks. Every rank must request it."""
         import torch.distributed as dist
 
         if members not in self._groups:
@@ -166,7 +166,7 @@ class Rank:
 
 
 def _nothing() -> None:
-    """Do nothing: a call on the CPU is done when it returns."""
+    """Do nothing, because a call on the CPU is done when it returns."""
 
 
 def _open(config: RankConfig) -> str:

@@ -1,8 +1,7 @@
 # pyright: strict
 """Replays a step with its collectives on ranks of this machine, after one process found which calls can be replayed.
 
-Owns what is retried, without the ops over which a rank was lost, and how the ranks' passes are combined. `torch.step`
-runs them on a rank.
+This module retries without the ops that ended a rank, and combines the ranks' passes; `torch.step` runs them on a rank.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceOnRanks(WithRanks):
-    """An `Engine` (see `lanes`): the step's calls by `alone` first, then calls and collectives on the ranks."""
+    """An `Engine` (see `lanes`) that first runs the step's calls with `alone`, then calls and collectives on
+    the ranks.
+    """
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """`plan` comes from `calls_alone`; `config` is for the calls, and `budget_bytes` for their tensors on each
-        rank.
+        """`plan` comes from `calls_alone`. `config` is for the calls; `budget_bytes` limits their tensors on
+        each rank.
         """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s
@@ -69,7 +70,7 @@ class SequenceOnRanks(WithRanks):
         self._blame = Blame()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step with its outcome; ops for which `decide` has an outcome are left out of the
+        """Yield each op of the step with its outcome; ops for which `decide` returns an outcome are excluded from the
         step.
         """
         every = list(ops)
@@ -147,7 +148,7 @@ class SequenceOnRanks(WithRanks):
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:
-        """Return the outcomes of calls and collectives on the ranks, after as many new groups as needed."""
+        """Return the outcomes of calls and collectives on the ranks, starting new groups as often as needed."""
         ids = [op.id for op in calls] + [part.op.id for part in collectives]
         answer = self._blame.retried(
             ids,
@@ -162,7 +163,7 @@ class SequenceOnRanks(WithRanks):
         return {part.op.id: lost for part in collectives} | self._blame.left_out()
 
     def _tried(self, calls: list[ReplayOp], parts: list[MappedCollective]) -> dict[str, Outcome] | Death:
-        """Return the outcomes of these calls and collectives on one group of ranks; none without collectives."""
+        """Return the outcomes of these calls and collectives on one group of ranks; empty without collectives."""
         if not parts:
             return {}
         step, self._ran = self._step(calls, parts)
@@ -203,8 +204,8 @@ class SequenceOnRanks(WithRanks):
     def _outcomes(
         self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
-        """Return the outcomes: calls with the times of the first rank; collectives with those of all ranks, from issue
-        to end.
+        """Return the outcomes: calls with the times of the first rank, collectives with the times of all ranks from
+        issue to end.
         """
         first, backend = replies[0].calls.outcomes, self._rank_config.backend
         missing = unable(Reason("failed", "no times from the first rank"))
@@ -221,12 +222,12 @@ class SequenceOnRanks(WithRanks):
 
 
 def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Return the time of the slowest rank in each pass, from the times of each rank."""
+    """Return the time of the slowest rank in each pass; `times_us` has one sequence per rank."""
     return tuple(max(of_pass) for of_pass in zip(*times_us, strict=True))
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with collectives separate from the calls of its sequence, even if a capture has them among the
+    """Return the plan with collectives separate from the calls of its sequence, although a capture lists them among the
     calls.
     """
     sequence: RecordedSequence | None = plan.sequence

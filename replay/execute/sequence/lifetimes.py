@@ -1,11 +1,12 @@
 # pyright: strict
-"""Lifetimes and total size of a sequence's tensors, kept within a memory budget; pure, independent of torch.
+"""Lifetimes and total size of a sequence's tensors, kept within a memory budget; independent of torch.
 
-Owns the count of bytes and what is recycled over the budget. `linking` owns the identity of tensors.
+This module counts bytes and decides what is recycled over the budget; `linking` identifies tensors.
 
-A result lives until its last use in the step, and an external tensor as long as the sequence runs. If that exceeds the
-budget, external tensors that one argument of one op uses in turn share memory, the largest first; then they are created
-for each call; then results whose next use is farthest are dropped early, and recreated.
+A result lives until its last use in the step, and an external tensor lives as long as the sequence runs. If that
+exceeds the budget, external tensors that one argument of one op uses in turn share memory, largest first. If that is
+not enough, they are created for each call. As the last step, results whose next use is farthest away are dropped early,
+and recreated.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     """Peak memory of all tensors, including their creation."""
     outside_bytes: int
-    """Memory of the outside tensors, which exist for the whole sequence."""
+    """Memory of the external tensors, which exist for the whole sequence."""
     recycled: int = 0
-    """Outside tensors that share the memory of others."""
+    """Number of external tensors that share the memory of others."""
     remade: int = 0
-    """Arguments recreated for their call, since the original tensor was dropped."""
+    """Number of arguments recreated for their call because the original tensor was dropped."""
 
 
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
     """Return the sequence planned so that its tensors take at most `budget_bytes` at any time.
 
-    Raises ValueError if a single op needs more: leave out these ops beforehand.
+    Raises ValueError if a single op needs more; the caller must exclude these ops.
     """
     sizes = _Sizes(ops)
     whole = _Sweep(ops, sizes, linked, math.inf).result()
@@ -62,7 +63,7 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
 
 
 def need_bytes(op: ReplayOp) -> int:
-    """Return the bytes of an op with all its arguments and results: the smallest budget that it fits into."""
+    """Return the bytes of an op with all its arguments and results, which is the smallest budget for it."""
     inputs = sum(0 if meta is None else budget.tensor_bytes(meta) for _, _, meta in tensors_of(op))
     outputs = sum(0 if meta is None else budget.tensor_bytes(meta) for meta in results_of(op))
     # `need_of` knows what an op takes whose results nobody knows.
@@ -82,7 +83,7 @@ class _Sizes:
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
-    """Reduce external tensors to `room` bytes as far as sharing allows: one argument of one op keeps at least one
+    """Reduce external tensors to `room` bytes as far as sharing permits: each argument of each op keeps at least one
     tensor.
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -105,7 +106,7 @@ def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
 
 
 def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
-    """Create the largest external tensors for each call, until the others take at most `room` bytes."""
+    """Create the largest external tensors anew for each call, until the others take at most `room` bytes."""
     tensor_bytes = sizes.outside(linked)
     total = sum(tensor_bytes)
     target = list(range(len(tensor_bytes)))
@@ -118,7 +119,7 @@ def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
 
 
 def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
-    """Replace external tensor n by tensor `target[n]`; -1 means a tensor created for its call."""
+    """Replace external tensor n by tensor `target[n]`; -1 is a tensor created for its call."""
     remaining = sorted(set(target) - {-1})
     number = {old: new for new, old in enumerate(remaining)}
 
@@ -136,7 +137,7 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
 
 
 class _Sweep:
-    """One pass over the calls that counts live bytes, and drops early what does not fit."""
+    """One pass over the calls that counts live bytes, and drops results early if they do not fit."""
 
     def __init__(self, ops: Sequence[ReplayOp], sizes: _Sizes, linked: Linked, limit: float) -> None:
         self._ops, self._sizes, self._linked, self._limit = ops, sizes, linked, limit
@@ -181,7 +182,7 @@ class _Sweep:
         )
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
-        """Return the sources of a call that fit the limit; append the dropped values to `early`."""
+        """Return sources of a call with which it fits the limit; append the dropped values to `early`."""
         available = tuple(self._still_there(source) for source in sources)
         while self._total(index, available) > self._limit:
             used = {self._memory_of[source.value] for source in available if source.value is not None}
@@ -202,7 +203,7 @@ class _Sweep:
         return Source("own") if source.value is not None and source.value not in self._memory_of else source
 
     def _total(self, index: int, sources: Sequence[Source]) -> int:
-        """Return the total bytes alive while the call runs."""
+        """Return the total bytes that are live while the call runs."""
         # An initializer makes all arguments of a call, though only some of them are asked for.
         argument_bytes = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
         shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not argument_bytes
@@ -237,7 +238,7 @@ class _Sweep:
             self._values[memory].append(Value(place, output))
 
     def _room(self, size: int) -> int:
-        """Allocate memory of this many bytes; 0 for memory that exists anyway."""
+        """Allocate memory of this many bytes (0 if the memory exists already) and return its number."""
         self._next += 1
         self._bytes[self._next], self._values[self._next] = size, []
         self._live += size

@@ -1,7 +1,8 @@
 # pyright: strict
-"""A sequence from its ops to its outcome, inside the process that runs it; owns neither the process nor its end.
+"""A sequence from its ops to its outcome, inside the process that runs it; starting and ending the process is done
+elsewhere.
 
-Ops that cannot be prepared are left out. The others are linked and run once with all checks; a finding (an op that
+Ops that cannot be prepared are excluded. The others are linked and run once with all checks. A finding (an op that
 raises, a result that the plan does not expect) changes the links, until a pass has no finding. Then the measured passes
 follow.
 """
@@ -43,10 +44,10 @@ from opreplay.traces.errors import OpReplayError
 BEAT = struct.Struct("<qq")
 """Index of the op, and a counter of calls."""
 ROUNDS = 10
-"""Most checking passes, each linked with the findings of the previous one; two or three are usual."""
+"""Maximum number of checking passes, each linked with the findings of the previous one; two or three are usual."""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
-"""Most stored times of calls; a sequence of many calls gets fewer passes."""
+"""Maximum number of stored call times; a sequence of many calls gets fewer passes."""
 DEFAULT_BUDGET = 1 << 30
 """Memory limit if the device does not report free memory."""
 
@@ -54,11 +55,11 @@ Tell = Callable[[PassDone], None]
 
 
 class TimeIsUp(Exception):
-    """The run's time limit is reached."""
+    """Raised if the run's time limit is reached."""
 
 
 class LostDevice(Exception):
-    """The device accepts no more work from this process."""
+    """Raised if the device accepts no more work from this process."""
 
 
 def serve_sequence(
@@ -136,7 +137,7 @@ class SequenceRun:
         self._pass_s = 0.0
 
     def make_ready(self) -> None:
-        """Resolve and fill each op once, to learn how to call it."""
+        """Resolve and fill each op once, to find out how to call it."""
         for index, op in enumerate(self._task.ops):
             self._at(index)
             try:
@@ -150,7 +151,7 @@ class SequenceRun:
                 self.reasons[op.id] = reason_for(error)
 
     def settled(self, tell: Tell) -> Program:
-        """Repeat the checking pass until it has no finding that changes the program, and return the program."""
+        """Repeat the checking pass until no finding changes the program, and return the program."""
         number = 0
         while True:
             number += 1
@@ -223,7 +224,7 @@ class SequenceRun:
             self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
     def places(self) -> list[int]:
-        """Return the place of each call of the task, and of its end, among the calls of the program."""
+        """Return the position of each call of the task, and of its end, among the calls of the program."""
         there = set(self._numbers)
         return [0, *accumulate(index in there for index in self._task.calls)]
 
@@ -243,19 +244,19 @@ class SequenceRun:
         self._at(self._numbers[number])
 
     def left_out(self) -> dict[str, Outcome]:
-        """Return the outcomes of ops that the program left out, by id."""
+        """Return the outcomes of ops that the program excludes, by id."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
     def leave_out(self, raised: Mapping[int, Exception]) -> None:
-        """Leave out ops that raised in a later pass, given by their place in the program."""
+        """Exclude ops that raised in a later pass, given by their number in the program."""
         for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
-        """Run one pass that does not count: the first pass ran checks, which fill the caches in another way.
+        """Run one pass that does not count, because the checks in the first pass fill the caches differently.
 
-        Do nothing if one pass is longer than the time for all passes.
+        Does nothing if one pass takes longer than the time for all passes.
         """
         if self._pass_s > self._task.time_s:
             return
@@ -312,14 +313,14 @@ class SequenceRun:
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
-        """Give an op that raised arguments of its own; leave it out if it already had them."""
+        """Give an op that raised separate arguments; exclude it if it already had them."""
         op = self._ops[self._numbers[at]]
         if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)
         self._unshared.add(op.id)
 
     def _check_device(self, error: Exception) -> None:
-        """Raise LostDevice if the device is lost with the error, as a CUDA context is."""
+        """Raise LostDevice if the error broke the device, e.g. its CUDA context."""
         try:
             self._parts.synchronize()
         except Exception:
@@ -341,7 +342,7 @@ class SequenceRun:
         resolution_us: float,
         interrupted: Mapping[int, int] | None = None,
     ) -> SequenceOutcome:
-        """Return the outcome from the samples, by index of the op in the task, and from the passes.
+        """Return the outcome from the passes and from the samples, which are by index of the op in the task.
 
         `interrupted` counts the samples during which another program had the processor.
         """

@@ -1,7 +1,7 @@
 # pyright: strict
-"""A linked sequence on a device: its external tensors, and one pass over its calls; owns no clock and no retry.
+"""A linked sequence on a device: its external tensors, and one pass over its calls. Clocks and retries are elsewhere.
 
-Needs torch only for tensors that it is given: an executor without tensors runs sequences without torch.
+Needs torch only for tensors that it is given, so an executor without tensors runs sequences without torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from opreplay.replay.plan.step.linking import CASTS, NO_VIEWS, VIEWS, Source, Va
 from opreplay.traces.model import TensorMeta
 
 PLAIN = ("dense", "domain")
-"""Initializers after which arguments without a domain hold any finite values."""
+"""Initializers after which arguments without a domain may have any finite values."""
 Fill = Callable[[int], Filled]
-"""Makes all arguments of an op, given its index."""
+"""Creates all arguments of an op, given its index."""
 
 
 class Findings:
@@ -46,7 +46,7 @@ class Program:
     def __init__(
         self, ops: Sequence[ReplayOp], plan: MemoryPlan, forms: Sequence[Form], fill: Fill, tools: Tools
     ) -> None:
-        """`forms` are the calls of the ops, without tensors."""
+        """`forms` are the calls of the ops without tensors."""
         self._ops, self._plan, self._fill, self._tools = ops, plan, fill, tools
         self._calls = forms
         self._metas = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -59,7 +59,7 @@ class Program:
             ]
             for op in ops
         ]
-        """Op index → arguments that must be in a domain."""
+        """Op index → arguments whose values must be in a domain."""
         self._names = [[name for name, _, _ in tensors_of(op)] for op in ops]
         self._readers = self._first_readers()
         self._outside = self._made(fill)
@@ -72,7 +72,7 @@ class Program:
         """Wall time spent on creating and filling tensors during passes, which a model does not do."""
         self.refilled = 0
         self.raised: dict[int, Exception] = {}
-        """Op index → error, in any pass but the first."""
+        """Op index → error, in any pass except the first."""
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
         """Run one pass with all checks: calls that raise, results that differ from the plan, values that are not
@@ -85,13 +85,13 @@ class Program:
     def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
         """Run one pass at full speed; `at` is called with the op's index before each call.
 
-        `beside` is called with the place of each call before it, and with the number of calls after the last.
+        `beside` is called with the position of each call before it, and with the number of calls after the last.
         """
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill external tensors that calls have made non-finite or moved out of their reader's domain; return how
-        many.
+        """Refill external tensors that calls made non-finite or moved out of their reader's domain; return their
+        number.
         """
         mended = 0
         for number in self._written():
@@ -167,7 +167,7 @@ class Program:
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
         """Check whether an op with a domain returned non-finite values.
 
-        Its arguments in that domain are then filled before each call, as its initializer fills them.
+        If so, its arguments in that domain are filled before each call, as its initializer fills them.
         """
         linked = self._plan.linked
         index, sources = linked.calls[place], linked.sources[place]
@@ -200,7 +200,9 @@ class Program:
         return self._ops[index].name, self._names[index][argument]
 
     def made_up(self) -> dict[int, tuple[bool, bool]]:
-        """Return the ops whose values were refilled in each pass, by index: whether arguments, whether results were."""
+        """Return the ops whose values were refilled in each pass: op index → (arguments were refilled, results were
+        refilled).
+        """
         calls = self._plan.linked.calls
         before, after = ({calls[place] for place in places} for places in (self._unfit, self._refill))
         return {index: (index in before, index in after) for index in before | after}
@@ -225,14 +227,14 @@ class Program:
         return readers
 
     def _anew(self, index: int) -> list[Any]:
-        """Create all tensor arguments of an op, for one call."""
+        """Create all tensor arguments of an op for one call."""
         started = perf_counter()
         tensors = tensors_in(self._fill(index))
         self.aside_s += perf_counter() - started
         return tensors
 
     def _take(self, place: int, index: int, returned: Any, alive: dict[Value, Any], findings: Findings | None) -> None:
-        """Keep the results that a later call uses."""
+        """Keep the results that later calls use."""
         used_outputs, refill = self._used_outputs[place], self._refill.get(place)
         if not used_outputs and not refill and findings is None:
             return
@@ -257,7 +259,9 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:
-        """Create the external tensors: the first of each argument comes from the initializer, the others are copies."""
+        """Create the external tensors: the first one of each argument comes from the initializer, the others are
+        copies.
+        """
         wanted: dict[int, list[int]] = defaultdict(list)
         for number, origin in enumerate(self._plan.linked.outside):
             wanted[origin.op].append(number)
@@ -282,10 +286,10 @@ class Program:
         return by_number
 
     def _spread(self, index: int, argument: int) -> float | None:
-        """Return the scale of a weight matrix that keeps N(0, 1) values at that size through layers and back; None if
-        no weight.
+        """Return the standard deviation for a weight matrix; None if the argument is not a weight.
 
-        Rows and columns count alike, as in the initialization of Glorot and Bengio (2010).
+        It keeps N(0, 1) values at that scale through layers and back. Rows and columns count alike, as in the
+        initialization of Glorot and Bengio (2010).
         """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]
@@ -296,7 +300,7 @@ class Program:
         return (meta.shape[0] * math.prod(meta.shape[1:])) ** -0.25
 
     def _outputs_in_use(self) -> list[tuple[int, ...]]:
-        """Return, by place of the call, which results a later call uses."""
+        """Return, by position of the call, the results that later calls use."""
         used_outputs: dict[int, set[int]] = defaultdict(set)
         for sources in self._plan.linked.sources:
             for source in sources:
@@ -322,7 +326,7 @@ def tensors_in(filled: Filled) -> list[Any]:
 
 
 class Form:
-    """The call of an op with placeholders for its tensors; holds no tensors."""
+    """The call of an op with placeholders for its tensors; contains no tensors."""
 
     def __init__(self, filled: Filled, tools: Tools) -> None:
         args = [filled.args[arg.name] for arg in filled.op.args if not arg.keyword_only]
@@ -349,7 +353,9 @@ class _Place(NamedTuple):
 
 
 def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
-    """Return an argument with placeholders for its tensors, in the order of the call if a tensor occurs twice."""
+    """Return an argument with placeholders for its tensors; if a tensor occurs twice, they are in the order of the
+    call.
+    """
     if isinstance(value, list):
         slots = [_slot(item, places) for item in cast("list[Any]", value)]
         return slots if any(isinstance(slot, _Place) for slot in slots) else cast("list[Any]", value)

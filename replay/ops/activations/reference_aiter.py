@@ -42,25 +42,28 @@ _arithmetic("aiter::div", "aiter::div_", torch.div)
 
 @stands_for("aiter::sigmoid", writes=())
 def sigmoid(input: Tensor) -> Tensor:
-    """Sigmoid."""
+    """Return the sigmoid."""
     return torch.sigmoid(input)
 
 
 @stands_for("aiter::tanh", writes=())
 def tanh(input: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     return torch.tanh(input)
 
 
 @stands_for("aiter::gelu_fast", writes=("out",))
 def gelu_fast(out: Tensor, input: Tensor) -> None:
-    """out = x/2 · (1 + tanh(0.7978845608 x (1 + 0.044715 x²)))."""
+    """Write x/2 · (1 + tanh(0.7978845608 x (1 + 0.044715 x²))) to out."""
     out.copy_(F.gelu(input.float(), approximate="tanh"))
 
 
 @stands_for("aiter::swiglu_and_mul", writes=("out",))
 def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
-    """out = gate · sigmoid(1.702 gate) · (up + 1); gate and up are input's halves, clamped to 7, as in gpt-oss."""
+    """Compute gate · sigmoid(1.702 gate) · (up + 1), as in gpt-oss.
+
+    gate and up are the two halves of `input`, clamped to (−∞, 7] and [−7, 7].
+    """
     gate, up = input.float().chunk(2, -1)
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     out.copy_(gate * torch.sigmoid(1.702 * gate) * (up + 1))
@@ -68,7 +71,9 @@ def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::silu_and_mul_quant", writes=("out", "scale"))
 def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float) -> None:
-    """silu(first half) · second half (clamped if limit > 0), quantised by groups; scales are never shuffled."""
+    """Compute silu(first half) · second half, clamped if limit > 0, and quantise it by groups; scales are never
+    shuffled.
+    """
     gate, up = input.float().chunk(2, -1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

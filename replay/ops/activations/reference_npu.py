@@ -14,7 +14,7 @@ _QUICK = 1.702
 
 @stands_for("npu::fast_gelu", "npu::npu_fast_gelu")
 def fast_gelu(self: Tensor) -> Tensor:
-    """x · sigmoid(1.702 x)."""
+    """Return x · sigmoid(1.702 x)."""
     return self * torch.sigmoid(_QUICK * self)
 
 
@@ -33,7 +33,7 @@ def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str) -> Tensor
 
 @stands_for("npu::npu_gelu_mul")
 def gelu_mul(input: Tensor, approximate: str) -> Tensor:
-    """gelu(first half) · second half."""
+    """Return gelu(first half) · second half."""
     first, second = input.chunk(2, -1)
     return F.gelu(first, approximate=approximate or "none") * second
 
@@ -67,13 +67,13 @@ def geglu_grad(c: Call) -> Tensor:
 
 @stands_for("npu::npu_silu")
 def silu(self: Tensor) -> Tensor:
-    """SiLU."""
+    """Return SiLU."""
     return F.silu(self)
 
 
 @stands_for("npu::npu_silu_")
 def silu_(self: Tensor) -> Tensor:
-    """SiLU in place."""
+    """Apply SiLU in place."""
     return self.copy_(F.silu(self))
 
 
@@ -85,7 +85,7 @@ def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
 
 @stands_for("npu::npu_mish")
 def mish(self: Tensor) -> Tensor:
-    """Mish."""
+    """Return Mish."""
     return F.mish(self)
 
 
@@ -98,7 +98,9 @@ def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 @stands_for("npu::npu_clipped_swiglu")
 def clipped_swiglu(c: Call) -> Tensor:
-    """Gate of gpt-oss: (up + bias) · gate · sigmoid(alpha · gate), both clamped; rows after the last group are zero."""
+    """Return (up + bias) · gate · sigmoid(alpha · gate), the gate of gpt-oss; gate and up are clamped, rows after the
+    last group are zero.
+    """
     dim = c.dim
     if c.interleaved:
         pairs = c.x.unflatten(dim, (-1, 2)).movedim(dim + 1 if dim >= 0 else dim, -1)
@@ -123,7 +125,7 @@ def _scaled_mask(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -
 
 @stands_for("npu::npu_scaled_masked_softmax")
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
-    """softmax(scale · x) over the last dim; masked scores (mask set, or above the diagonal) count as −10000."""
+    """Return softmax(scale · x) over the last dim; masked scores (mask set, or above the diagonal) count as −10000."""
     return _scaled_mask(x, mask, scale, fixed_triu_mask).softmax(-1).to(x.dtype)
 
 
@@ -140,7 +142,7 @@ def scaled_masked_softmax_backward(c: Call) -> Tensor:
 
 @stands_for("npu::npu_attn_softmax_")
 def attn_softmax_(self: Tensor) -> Tensor:
-    """softmax over the last dim, in place."""
+    """Apply softmax over the last dim, in place."""
     return self.copy_(self.float().softmax(-1))
 
 
@@ -154,8 +156,8 @@ def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) ->
 
 @stands_for("npu::npu_masked_softmax_with_rel_pos_bias")
 def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
-    """softmax(scale · x + mask + bias) over the last dim; the mask [W, S, S] is added before the heads' bias [N, S,
-    S].
+    """Return softmax(scale · x + mask + bias) over the last dim; mask is [W, S, S], and bias [N, S, S] has one matrix
+    per head.
     """
     scores = c.x.float() * c.scale_value + c.relative_pos_bias.float()
     if c.atten_mask is not None:
@@ -165,7 +167,7 @@ def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
 
 @stands_for("npu::npu_dtype_cast_")
 def dtype_cast_(self: Tensor, src: Tensor) -> Tensor:
-    """Copy src's values into self, in self's dtype."""
+    """Copy the values of `src` into `self` and keep the dtype of `self`."""
     return self.copy_(src)
 
 
@@ -192,7 +194,7 @@ def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tenso
 
 @stands_for("npu::_dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return (self, each element kept with probability 1 − p and scaled; mask uint8)."""
+    """Return self with each element kept with probability 1 − p and scaled by 1 / (1 − p), and the uint8 mask."""
     keep = torch.rand(self.shape, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     return (self * keep * scale).to(self.dtype), keep.to(torch.uint8)
@@ -213,7 +215,7 @@ def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float)
 
 @stands_for("npu::npu_dropout_with_add_softmax", random=True)
 def dropout_with_add_softmax(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(mask uint8, softmax(alpha · self + x1), the softmax after dropout)."""
+    """Return the uint8 mask, softmax(alpha · self + x1), and that softmax after dropout."""
     self = c.self
     softmax = (self.float() * c.alpha + c.x1.float()).softmax(c.dim).to(self.dtype)
     keep = torch.rand(self.shape, device=self.device) >= c.prob
@@ -223,7 +225,7 @@ def dropout_with_add_softmax(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_dropout_with_add_softmax_backward")
 def dropout_with_add_softmax_backward(c: Call) -> tuple[Tensor, Tensor]:
-    """(gradient of self, gradient of x1)."""
+    """Return the gradients of self and x1."""
     scale = 0.0 if c.prob >= 1 else 1.0 / (1.0 - c.prob)
     upstream = c.grad.float() * c.mask.float() * scale
     wide = c.softmax_out.float()
@@ -239,7 +241,7 @@ def alloc_float_status(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_get_float_status", "npu::npu_clear_float_status")
 def float_status(self: Tensor) -> Tensor:
-    """Return a copy of the status: the reference never overflows."""
+    """Return a copy of the status, because the reference never overflows."""
     return self.clone()
 
 
@@ -262,7 +264,7 @@ def one_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_swiglu")
 def npu_swiglu(self: Tensor, dim: int) -> Tensor:
-    """silu(first half) · second half along dim."""
+    """Return silu(first half) · second half along dim."""
     gate, up = self.chunk(2, dim=dim)
     return F.silu(gate) * up
 
@@ -278,13 +280,13 @@ def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
 
 @stands_for("npu::npu_gelu")
 def npu_gelu(self: Tensor, approximate: str) -> Tensor:
-    """GELU."""
+    """Return GELU."""
     return F.gelu(self, approximate=approximate or "none")
 
 
 @stands_for("npu::_npu_dtype_cast", "npu::npu_dtype_cast")
 def npu_dtype_cast(self: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in another dtype."""
+    """Return a copy in another dtype."""
     return self.to(dtype, copy=True)
 
 
@@ -305,7 +307,9 @@ def mask_bytes(elements: int) -> int:
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return (self, each element kept with probability 1 − p and scaled; packed mask uint8, first element in bit 0)."""
+    """Return self with each element kept with probability 1 − p and scaled, and the packed uint8 mask (first element in
+    bit 0).
+    """
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     out = self * mask_bits[: self.numel()].reshape(self.shape) * scale

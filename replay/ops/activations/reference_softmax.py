@@ -9,7 +9,7 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 
 _MASKED = -10000.0
-"""What the kernels put in place of a masked score."""
+"""Value that the kernels write in place of a masked score."""
 
 
 @stands_for("te_softmax::scaled_softmax_fwd", writes=())
@@ -35,9 +35,9 @@ def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
     writes=(),
 )
 def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
-    """Return the softmax of `scaled` with a causal mask: each query sees the keys up to its own, the last one sees all.
+    """Return the softmax of `scaled` with a causal mask aligned to the last key: the last query sees all keys.
 
-    Later keys get zeros.
+    Keys after a query's own position get zeros.
     """
     queries, keys = inputs.shape[-2:]
     later = torch.ones((queries, keys), dtype=torch.bool, device=inputs.device).triu(keys - queries + 1)

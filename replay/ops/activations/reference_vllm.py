@@ -33,27 +33,29 @@ _declare("relu_squared", lambda x: F.relu(x).square())
 
 @stands_for("_C::mul_and_silu")
 def mul_and_silu(out: Tensor, input: Tensor) -> None:
-    """[.., 2d] → [.., d]: first half · silu(second half)."""
+    """Write first half · silu(second half) of the input to out: [.., 2d] → [.., d]."""
     up, gate = input.chunk(2, dim=-1)
     out.copy_(up * F.silu(gate))
 
 
 @stands_for("_C::fatrelu_and_mul")
 def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
-    """(first half if above the threshold, otherwise 0) · second half."""
+    """Write (first half if above the threshold, otherwise 0) · second half to out."""
     # Not F.threshold, which keeps NaN: what is not above the threshold is 0.
     out.copy_(gated(input, lambda gate: torch.where(gate > threshold, gate, torch.zeros_like(gate))))
 
 
 @stands_for("_C::swigluoai_and_mul")
 def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) -> None:
-    """Gate of gpt-oss, with gate and up interleaved."""
+    """Compute the gated activation of gpt-oss, with gate and up interleaved."""
     out.copy_(swiglu_oai(input, alpha, limit))
 
 
 @stands_for("_C::silu_and_mul_with_clamp")
 def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: float, beta: float) -> None:
-    """gate · sigmoid(alpha · gate) · (up + beta); gate is clamped from above, up from above and below."""
+    """Write gate · sigmoid(alpha · gate) · (up + beta) to result; gate is clamped from above, up from above
+    and below.
+    """
     gate, up = input.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     result.copy_(gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + beta))

@@ -1,7 +1,7 @@
-"""Fused attention forwards of CUDA and ROCm through aten::scaled_dot_product_attention, without dropout.
+"""Fused attention forward ops of CUDA and ROCm, computed by aten::scaled_dot_product_attention without dropout.
 
-Results have the number, sizes and dtypes of the originals; log-sum-exps, random states and masks are placeholders,
-since replays do not read them.
+Results match the originals in number, sizes and dtypes; log-sum-exps, random states and masks are placeholders, because
+replays do not read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Maybe = Tensor | None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Maybe, *, causal: bool, scale: float | None) -> Tensor:
-    """q [B, H, Sq, D], k and v [B, Hkv, Sk, D] → [B, H, Sq, Dv]; H is a multiple of Hkv."""
+    """Compute attention: q [B, H, Sq, D], k and v [B, Hkv, Sk, D] → [B, H, Sq, Dv]; H is a multiple of Hkv."""
     if mask is not None and causal:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask, causal = mask.masked_fill(~seen, -torch.inf), False
@@ -28,7 +28,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Maybe, *, causal: bool, scale:
 
 
 def _flip(x: Tensor) -> Tensor:
-    """[B, S, H, D] ↔ [B, H, S, D]."""
+    """Swap tokens and heads: [B, S, H, D] ↔ [B, H, S, D]."""
     return x.transpose(1, 2)
 
 
@@ -56,28 +56,28 @@ def _tokens_first(out: Tensor) -> Tensor:
 
 
 def scaled_dot_product_flash_attention(c: Call) -> tuple[Any, ...]:
-    """Layout [B, H, S, D]."""
+    """Compute attention in layout [B, H, S, D]."""
     q, k = c.query, c.key
     out = attend(q, k, c.value, getattr(c, "attn_bias", None), causal=c.is_causal, scale=c.scale)
     return out, _lse(q), None, None, q.shape[-2], k.shape[-2], *_flash_states(q), q.new_empty(0)
 
 
 def scaled_dot_product_cudnn_attention(c: Call) -> tuple[Any, ...]:
-    """Layout [B, H, S, D]."""
+    """Compute attention in layout [B, H, S, D]."""
     out = attend(c.query, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale)
     states = _state(c.query), _state(c.query)
     return out, _lse(c.query), None, None, c.query.shape[-2], c.key.shape[-2], *states, c.query.new_empty(0)
 
 
 def scaled_dot_product_efficient_attention(c: Call) -> tuple[Any, ...]:
-    """Layout [B, H, S, D]."""
+    """Compute attention in layout [B, H, S, D]."""
     q = c.query
     out = _tokens_first(attend(q, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale))
     return out, _padded_lse(q, *q.shape[:3], wanted=c.compute_log_sumexp), _state(q), _state(q)
 
 
 def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Layout [B, H, S, D], or packed [T, H, D] with cumulative lengths."""
+    """Compute attention in layout [B, H, S, D], or packed [T, H, D] with cumulative lengths."""
     if c.cum_seq_q is None:
         return scaled_dot_product_cudnn_attention(c)
     q, ends = c.query, (c.cum_seq_q, c.cum_seq_k)
@@ -86,7 +86,9 @@ def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
 
 
 def flash_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are ignored."""
+    """Compute attention in layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are
+    ignored.
+    """
     q, k, v = c.query, c.key, c.value
     if c.cum_seq_q is None:
         out = attend(_flip(q), _flip(k), _flip(v), None, causal=c.is_causal, scale=c.scale).transpose(1, 2)
@@ -98,7 +100,9 @@ def flash_attention_forward(c: Call) -> tuple[Any, ...]:
 
 
 def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths. Mask types above 0 are causal."""
+    """Compute attention in layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths. Mask types above 0 are
+    causal.
+    """
     q, k, v = c.query, c.key, c.value
     causal = c.custom_mask_type > 0
     if c.cu_seqlens_q is None:

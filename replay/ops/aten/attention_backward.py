@@ -1,4 +1,4 @@
-"""Fused attention backwards of CUDA and ROCm: aten's flash attention on the CPU, autograd on other devices."""
+"""Fused attention backward ops of CUDA and ROCm: aten's flash attention on the CPU, autograd on other devices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from opreplay.replay.ops.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Gradient of the result, query, key, value and result."""
+"""(gradient of the result, query, key, value, result)."""
 
 
 def gradients(
     tensors: Tensors, lse: Tensor, mask: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, grad and out [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B, H, ≥ Sq] → gradients of q, k and v."""
+    """Return the gradients of q, k and v: q, grad and out [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B, H, ≥
+    Sq].
+    """
     grad, q, k, v, out = tensors
     repeats = q.shape[1] // max(1, k.shape[1])
     if q.device.type != "cpu" or (mask is not None and causal):
@@ -46,7 +48,7 @@ def _by_autograd(
 
 
 def scaled_dot_product_flash_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout [B, H, S, D]."""
+    """Return the gradients of attention in layout [B, H, S, D]."""
     tensors = (c.grad_out, c.query, c.key, c.value, c.out)
     bias = getattr(c, "attn_bias", None)
     grads = gradients(tensors, c.logsumexp, bias, causal=c.is_causal, scale=c.scale)
@@ -64,17 +66,19 @@ scaled_dot_product_cudnn_attention_backward = scaled_dot_product_flash_attention
 
 
 def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
-    """Layout [B, H, S, D]; the gradient of the bias is not computed."""
+    """Return the gradients of attention in layout [B, H, S, D]; the gradient of the bias is not computed."""
     return *scaled_dot_product_flash_attention_backward(but(c, grad_out=c.grad_out_)), None
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout [B, H, S, D]; packed sequences are treated as one sequence, and a bias is ignored."""
+    """Return the gradients of attention in layout [B, H, S, D]; packed sequences count as one sequence, a bias is
+    ignored.
+    """
     return scaled_dot_product_flash_attention_backward(but(c, attn_bias=None))
 
 
 def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:
-    """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths."""
+    """Return the gradients of attention in layout [B, S, H, D], or packed [T, H, D] with cumulative lengths."""
     tensors = (c.grad_out, c.query, c.key, c.value, c.out)
     if c.cum_seq_q is not None and c.query.dim() == 3:
         return _packed(tensors, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
@@ -83,7 +87,7 @@ def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:
 
 
 def efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
-    """Layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths."""
+    """Return the gradients of attention in layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths."""
     tensors = (c.grad_out_, c.query, c.key, c.value, c.out)
     causal = c.custom_mask_type > 0
     if c.cu_seqlens_q is not None:
@@ -95,7 +99,7 @@ def efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def _heads_first(tensors: Tensors) -> Tensors:
-    """[B, S, H, D] → [B, H, S, D]."""
+    """Move heads before tokens: [B, S, H, D] → [B, H, S, D]."""
     grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
     return grad, q, k, v, out
 
@@ -105,7 +109,7 @@ def _packed(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of packed sequences [T, H, D].
 
-    Log-sum-exps are zeros, as their packed layout differs by library.
+    Log-sum-exps are zeros, because their packed layout differs by library.
     """
     grad, q, k, v, out = tensors
     starts_q = ends_q.tolist()

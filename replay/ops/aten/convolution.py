@@ -1,5 +1,5 @@
 # pyright: strict
-"""cuDNN's and MIOpen's convolutions through aten::convolution."""
+"""cuDNN's and MIOpen's convolutions, computed by aten::convolution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def convolution_backward_overrideable(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cudnn_convolution(c: Call) -> Tensor:
-    """self [N, C, *], weight [O, C / groups, *k], or [C, O / groups, *k] if transposed (with output padding)."""
+    """Convolve self [N, C, *] with weight [O, C / groups, *k], or [C, O / groups, *k] if transposed (with output
+    padding).
+    """
     extra = getattr(c, "output_padding", None)
     sizes = (c.stride, c.padding, c.dilation, extra is not None, [0] * len(c.stride) if extra is None else extra)
     return torch.ops.aten.convolution.default(c.self, c.weight, getattr(c, "bias", None), *sizes, c.groups)
@@ -34,12 +36,12 @@ cudnn_convolution_transpose = miopen_convolution_transpose = cudnn_convolution
 
 
 def cudnn_convolution_relu(c: Call) -> Tensor:
-    """relu(cudnn_convolution)."""
+    """Return relu(cudnn_convolution)."""
     return cudnn_convolution(c).relu_()
 
 
 def cudnn_convolution_add_relu(c: Call) -> Tensor:
-    """relu(cudnn_convolution + alpha · z)."""
+    """Return relu(cudnn_convolution + alpha · z)."""
     return cudnn_convolution(c).add_(c.z, alpha=1 if c.alpha is None else c.alpha).relu_()
 
 
@@ -48,7 +50,7 @@ miopen_convolution_add_relu = cudnn_convolution_add_relu
 
 
 def conv_depthwise2d(c: Call) -> Tensor:
-    """Depthwise convolution, 2-D or 3-D: one group per channel; the kernel size is taken from the weight."""
+    """Return the depthwise convolution, 2-D or 3-D, with one group per channel; the weight gives the kernel size."""
     return cudnn_convolution(but(c, groups=c.self.shape[1]))
 
 

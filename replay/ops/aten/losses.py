@@ -1,5 +1,5 @@
 # pyright: strict
-"""Losses of cuDNN and MIOpen through aten's losses."""
+"""Losses of cuDNN and MIOpen, computed by aten's losses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def cudnn_ctc_loss(
     deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    """log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B], tensor for the backward."""
+    """Compute the CTC loss: log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B], tensor
+    for the backward.
+    """
     del deterministic
     return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
 
 
 miopen_ctc_loss = cudnn_ctc_loss
-"""Its arguments and results are the same."""
+"""MIOpen's CTC loss, with the same arguments and results as `cudnn_ctc_loss`."""

@@ -19,7 +19,7 @@ def cudnn_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def miopen_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """input [N, C, *] → out, saved mean and inverse standard deviation [C]."""
+    """Normalise input [N, C, *]; return the result, the saved mean and the inverse standard deviation [C]."""
     running, settings = (c.running_mean, c.running_var), (c.training, c.exponential_average_factor, c.epsilon)
     return torch.native_batch_norm(c.input, c.weight, c.bias, *running, *settings)
 
@@ -36,8 +36,8 @@ cudnn_batch_norm_backward = miopen_batch_norm_backward
 
 
 def native_batch_norm_backward(c: Call) -> tuple[Maybe, Maybe, Maybe]:
-    """Compute the gradients with all per-channel tensors in float32: unlike CUDA, the CPU does not accept mixed
-    dtypes.
+    """Compute the gradients with all per-channel tensors in float32, because the CPU, unlike CUDA, does not accept
+    mixed dtypes.
     """
     given = (c.weight, c.running_mean, c.running_var, c.save_mean, c.save_invstd)
     by_channel = [None if t is None else t.float() for t in given]
@@ -58,7 +58,7 @@ def _by_channel(per_channel: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x [N, C, *] → mean and inverse standard deviation, float32 [C]."""
+    """Return the mean and inverse standard deviation of x [N, C, *], float32 [C]."""
     variance, mean = torch.var_mean(x.float(), dim=_reduced(x), correction=0)
     return mean, (variance + eps).rsqrt()
 
@@ -72,13 +72,13 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 
 
 def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
-    """Same as batch_norm_gather_stats_with_counts, with the same number of rows on each rank."""
+    """Same as batch_norm_gather_stats_with_counts, for an equal number of rows on each rank."""
     counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
     return batch_norm_gather_stats_with_counts(but(c, counts=counts))
 
 
 def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
-    """mean, invstd [ranks, C], counts [ranks] → mean and invstd over all ranks, [C]."""
+    """Combine mean and invstd [ranks, C] with counts [ranks] to mean and invstd [C] over all ranks."""
     weights = c.counts.reshape(-1, 1).to(c.mean.dtype)
     total = weights.sum()
     mean_all = (c.mean * weights).sum(0) / total
@@ -92,7 +92,9 @@ def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def batch_norm_backward_reduce(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ grad and Σ grad · (input − mean) over all dims but the channels; gradients of weight and bias."""
+    """Return Σ grad and Σ grad · (input − mean) over all dims except channels, then the gradients of weight
+    and bias.
+    """
     grad, dims = c.grad_out.float(), _reduced(c.input)
     sum_dy, sum_dy_xmu = grad.sum(dims), (grad * (c.input - _by_channel(c.mean, c.input))).sum(dims)
     return sum_dy, sum_dy_xmu, sum_dy_xmu * c.invstd, sum_dy
@@ -109,7 +111,9 @@ def batch_norm_backward_elemt(c: Call) -> Tensor:
 def fused_rms_norm_backward(
     grad: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Maybe, output_mask: Sequence[bool]
 ) -> tuple[Maybe, Maybe]:
-    """x [*, *normalized_shape], rstd [*, 1...] → gradients of x and of the weight, each None if not requested."""
+    """Return the gradients of x [*, *normalized_shape] and of the weight, each None if not requested; rstd is [*,
+    1...].
+    """
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     scaled = x * rstd
     grad_x = grad_weight = None

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Small device-only ops: fused dropout, grid sampling, int4 weights, pooling of an NPU, matrix products with another
-dtype.
+"""Small device-only ops: fused dropout, grid sampling, int4 weights, NPU pooling, and matrix products with another
+output dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Number = int | float
 
 
 def fused_dropout(x: Tensor, p: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Dropout with keep probability `p`; for native_dropout, p is the drop probability."""
+    """Apply dropout with keep probability `p`; for native_dropout, p is the drop probability."""
     del generator
     return torch.native_dropout(x, 1.0 - p, True)
 
@@ -28,7 +28,7 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 def cudnn_grid_sampler(x: Tensor, grid: Tensor) -> Tensor:
-    """Bilinear, zero padding, aligned corners: the only mode that cuDNN has."""
+    """Sample bilinearly with zero padding and aligned corners, the only mode that cuDNN has."""
     return torch.grid_sampler(x, grid, 0, 0, True)
 
 
@@ -46,7 +46,10 @@ def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -
 
 
 def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
-    """x bfloat16 [M, K]; weight int32 [N / 8, K / (16 t), 32, t / 2], read as bytes [N, K / 2] in a different order."""
+    """Multiply x bfloat16 [M, K] by an int4 weight.
+
+    The weight is int32 [N / 8, K / (16 t), 32, t / 2], read as bytes [N, K / 2] in a different order.
+    """
     n = scales_and_zeros.shape[1]
     packed = weight.contiguous().view(torch.uint8).reshape(n, -1)
     return torch.ops.aten._weight_int4pack_mm_for_cpu.default(x, packed, group, scales_and_zeros)
@@ -62,7 +65,9 @@ def max_pool2d_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Scatter every gradient to the corner of its window: an NPU's `indices` are a bit mask in a private layout."""
+    """Scatter each gradient to the corner of its window, because an NPU's `indices` are a bit mask in a
+    private layout.
+    """
     del indices
     height, width = x.shape[-2:]
     steps, pads = stride or kernel_size, padding

@@ -18,9 +18,9 @@ from opreplay.replay.ops.maths.quantize import expand_scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
 BLOCKS = {"torch.float8_e8m0fnu": 32, "torch.float8_e4m3fn": 16}
-"""Type of a block's scale, by name since old torch lacks some → numbers in the block."""
+"""dtype of the block scales, by name because older torch lacks some → numbers per block."""
 TILE_ROWS, TILE_COLUMNS = 128, 4
-"""Of CUDA's layout of block scales, 32 x 4 x 4 numbers."""
+"""Tile size in CUDA's layout of block scales; a tile is stored as 32 x 4 x 4 numbers."""
 
 
 def numbers_of(x: Tensor) -> Tensor:
@@ -36,7 +36,8 @@ def numbers_of(x: Tensor) -> Tensor:
 def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
     """Return the scale of each number as float32 [rows, width] from one scale per block.
 
-    Block scales are [rows, blocks], or padded and in CUDA's tiles. Raises ValueError for another number of scales.
+    Block scales are [rows, blocks], or padded and in CUDA's tiles. Raises ValueError if the number of scales fits
+    neither.
     """
     block = BLOCKS[str(scale.dtype)]
     blocks = -(-width // block)
@@ -82,7 +83,9 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """x [M, K], mat2 [K, N]; scales of mat2 have the layout of mat2's rows or, by block, of mat2's transpose."""
+    """Multiply x [M, K] by mat2 [K, N]; `scale_b` is laid out like mat2, or like its transpose if it has one scale per
+    block.
+    """
     del use_fast_accum
     of_blocks = str(scale_b.dtype) in BLOCKS or scale_b.dim() < 2
     factors = scaled(x, scale_a), scaled(mat2.t(), scale_b if of_blocks else scale_b.t())
@@ -92,7 +95,7 @@ def scaled_mm(
 
 
 def scaled_mm_v2(c: Call) -> Tensor:
-    """Same as `scaled_mm`; a scale of the whole tensor may follow the block scales."""
+    """Same as `scaled_mm`; a scale of the whole tensor may be given after the block scales."""
     x: Tensor = c.self
     whole = torch.ones((), device=x.device)
     for scale in (*c.scale_a[1:], *c.scale_b[1:]):
@@ -102,7 +105,7 @@ def scaled_mm_v2(c: Call) -> Tensor:
 
 
 def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """Return the products of groups with block scales; each group's rows have their own padded scales.
+    """Return the grouped products with block scales; each group's rows have their own padded scales.
 
     Raises ValueError if the groups share the summed dimension or the columns.
     """
@@ -130,7 +133,7 @@ def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, o
 
 
 def scaled_grouped_mm_v2(c: Call) -> Tensor:
-    """Same as `scaled_grouped_mm`; one scale per group may follow the block scales."""
+    """Same as `scaled_grouped_mm`; one scale per group may be given after the block scales."""
     offs: Tensor | None = c.offs
     product = _grouped(c.self, c.mat2, c.scale_a[0], c.scale_b[0], offs)
     for scale in (*c.scale_a[1:], *c.scale_b[1:]):
@@ -144,7 +147,7 @@ def scaled_grouped_mm_v2(c: Call) -> Tensor:
 
 
 def scaled_grouped_mm(c: Call) -> Tensor:
-    """x [M, K] or [G, M, K], mat2 [G, K, N] or [K, N], one scale per row of x and per column of mat2.
+    """Multiply groups: x [M, K] or [G, M, K], mat2 [G, K, N] or [K, N], one scale per row of x and per column of mat2.
 
     If one of the tensors has no group dimension, int32 `offs` [G] splits the dimension that the groups share.
     """
@@ -153,7 +156,7 @@ def scaled_grouped_mm(c: Call) -> Tensor:
 
 
 def _grouped(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """Return the products of groups in float32."""
+    """Return the grouped products in float32."""
     if str(scale_a.dtype) in BLOCKS:
         return _grouped_blocks(x, mat2, scale_a, scale_b, offs)
     product = torch.ops.aten._grouped_mm.default(x.to(torch.bfloat16), mat2.to(torch.bfloat16), offs=offs).float()

@@ -1,7 +1,7 @@
 # pyright: strict
-"""cuDNN's and MIOpen's recurrent networks through aten's, backwards through autograd, and fused cells in plain torch.
+"""cuDNN's and MIOpen's recurrent networks, computed by aten's, with backwards by autograd; fused cells in plain torch.
 
-A backward here starts with its forward, whose saved values have another form on each device.
+Each backward here first runs its forward again, because the saved values have a different form on each device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _LSTM, _GRU = 2, 3
 
 
 def cudnn_rnn(c: Call) -> Any:
-    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output, final hidden and cell
-    states, an empty reserve, and the flat weights.
+    """Run the network on input [T, B, C]: return output, final hidden and cell states, an empty reserve, and the flat
+    weights.
+
+    The input is [B, T, C] if batch_first, or packed [ΣT, C] with batch_sizes.
     """
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[c.mode]
@@ -47,7 +49,7 @@ def thnn_fused_lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates [B, 4H], cx [B, H] → hy, cy [B, H], workspace [B, 4H]."""
+    """Compute an LSTM cell: gates [B, 4H], cx [B, H] → hy, cy [B, H], workspace [B, 4H]."""
     gates = input_gates + hidden_gates
     for bias in (input_bias, hidden_bias):
         gates = gates if bias is None else gates + bias
@@ -64,7 +66,7 @@ def thnn_fused_gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gates [B, 3H], hx [B, H] → hy [B, H], workspace [B, 5H]."""
+    """Compute a GRU cell: gates [B, 3H], hx [B, H] → hy [B, H], workspace [B, 5H]."""
     from_input = input_gates if input_bias is None else input_gates + input_bias
     from_hidden = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
     (ir, iz, inn), (hr, hz, hn) = from_input.chunk(3, 1), from_hidden.chunk(3, 1)
@@ -74,7 +76,7 @@ def thnn_fused_gru_cell(
 
 
 def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """input [T, B, C] as in the forward → gradients of input, hx, cx and each weight; None if not requested."""
+    """Return the gradients of input [T, B, C] as in the forward, hx, cx and each weight; None if not requested."""
     grads, wanted = (c.grad_output, c.grad_hy, c.grad_cy), c.output_mask
     with torch.enable_grad():
         inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
@@ -98,8 +100,8 @@ miopen_rnn_backward = cudnn_rnn_backward
 def thnn_fused_lstm_cell_backward_impl(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [B, H], workspace [B, 4H] of activated gates → gradients of the gates [B, 4H], of cx and of the
-    bias.
+    """Return the gradients of the gates [B, 4H], of cx and of the bias, from gradients [B, H] and the activated gates
+    in workspace [B, 4H].
     """
     i, f, g, o = workspace.chunk(4, 1)
     tanh = cy.tanh()
@@ -115,7 +117,9 @@ def thnn_fused_lstm_cell_backward_impl(
 def thnn_fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """grad_hy [B, H], workspace [B, 5H] → gradients of the gates [B, 3H] (two), of hx, and of both biases [3H]."""
+    """Return the gradients of both gates [B, 3H], of hx, and of both biases [3H], from grad_hy [B, H] and workspace [B,
+    5H].
+    """
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)
     reset, update = fresh * hn * (1 - r) * r, grad_hy * (hx - n) * (1 - z) * z

@@ -27,15 +27,19 @@ class Equivalent:
     module: str
     function: str
     needs_accelerator: bool = False
-    """The CPU kernel only works beside an accelerator's driver, or is a stub that accelerators replace."""
+    """Whether the CPU kernel works only with an accelerator's driver, or is a stub that accelerators replace."""
     one_dtype: tuple[str, ...] = ()
-    """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
+    """Arguments that must have one dtype for the CPU kernel; with mixed dtypes the kernel counts as missing."""
     wants: tuple[tuple[str, str], ...] = ()
-    """(argument, dtype) without which the kernel counts as missing: the argument then has a device's own form."""
+    """(argument, dtype) pairs that the kernel requires; with another dtype the argument is in a device's own form and
+    the kernel counts as missing.
+    """
     op: str = ""
-    """The op by its name in aten, for a function that reads the arguments by their names in its schema."""
+    """Name of the op in aten, for a function that reads the arguments by their names in the schema."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Whether the CPU has no kernel for a call with these types and values, by argument; tensors' values are sizes."""
+    """Function that checks whether the CPU has no kernel for the given dtypes and values by argument; a tensor's value
+    is its size.
+    """
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
         """Check whether the CPU has no kernel for these dtypes and values, or is treated as having none."""
@@ -54,7 +58,7 @@ class Equivalent:
 
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
-    """Return {op: equivalent}; the function has the op's name without leading underscores."""
+    """Return {op: equivalent}; each equivalent's function is named like the op without leading underscores."""
     equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
         equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"), op=op)
@@ -214,4 +218,6 @@ EQUIVALENTS: dict[str, Equivalent] = {
     **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
        for op in ("mm", "bmm", "addmm", "baddbmm")},
 }  # fmt: skip
-"""By the recorded name. `mm` and its kind are here for their `dtype` overloads; the others have kernels everywhere."""
+"""Recorded op → equivalent. `mm` and similar ops are listed for their `dtype` overloads; other overloads have kernels
+everywhere.
+"""

@@ -48,7 +48,10 @@ def _state(q: Tensor) -> Tensor:
 
 @stands_for("aiter::fmha_v3_fwd", "aiter::mha_fwd", fake=_fake_dense)
 def dense_forward(c: Call) -> _Four:
-    """Dense [B, S, H, D] → (out, lse float32 [B, H, Sq] or empty, dropout mask (empty), random state int64 [2])."""
+    """Compute attention in layout [B, S, H, D].
+
+    Returns (out, lse float32 [B, H, Sq] or empty, dropout mask (empty), random state int64 [2]).
+    """
     q = c.q
     v_descale = getattr(c, "v_descale", None)
     _refuse(c.dropout_p, c.bias)
@@ -73,7 +76,7 @@ def dense_forward(c: Call) -> _Four:
 
 @stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
 def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The three-tensor form of test traces: dense [B, S, H, D], no mask, scale 1/√D."""
+    """Three-tensor form of test traces: dense [B, S, H, D], no mask, scale 1/√D."""
     rules = Rules(scale=q.shape[-1] ** -0.5)
     return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
 
@@ -87,7 +90,9 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
 
 @stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
 def varlen_forward(c: Call) -> _Four:
-    """Queries packed [T, H, D]; keys packed, or paged by block_table with lengths from cu_seqlens_k."""
+    """Compute attention of packed queries [T, H, D]; keys are packed, or paged by block_table with lengths from
+    cu_seqlens_k.
+    """
     _refuse(c.dropout_p, c.bias)
     rules = Rules(
         scale=c.softmax_scale,
@@ -120,8 +125,9 @@ def _packed_result(
 
 @stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
 def mha_batch_prefill(c: Call) -> _Four:
-    """q [T, H, D]; k, v [slots, Hkv, D] or [pages, page, Hkv, D]; the pages of sequence i are
-    kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]].
+    """Compute attention of q [T, H, D] over k, v [slots, Hkv, D] or [pages, page, Hkv, D].
+
+    The pages of sequence i are kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]].
     """
     _refuse(c.dropout_p, getattr(c, "bias", None))
     rules = Rules(
@@ -151,8 +157,8 @@ def csr_keys_values(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (k, v) [tokens, Hkv, D] of each sequence from its CSR page list; a 3-D cache has pages of one token.
 
-    The number of tokens in the last page comes from `lengths`, then from `last_page_lens`; without both the page is
-    full. Raises ValueError for 5-D caches.
+    The number of tokens in the last page comes from `lengths` if given, otherwise from `last_page_lens`; without
+    either, the page is full. Raises ValueError for 5-D caches.
     """
     if k.dim() == 5:
         raise ValueError("5-D vectorised caches are not implemented")
@@ -176,8 +182,9 @@ def csr_keys_values(
 
 @stands_for("aiter::paged_attention_ragged", fake=lambda out: torch.empty_like(out))
 def paged_attention_ragged(c: Call) -> Tensor:
-    """query [S, H, D], one row per sequence; caches [pages, page, Hkv, D], or [pages, Hkv, page, D] for layout
-    "HND".
+    """Compute attention of query [S, H, D], one row per sequence, over a paged cache.
+
+    Caches are [pages, page, Hkv, D], or [pages, Hkv, page, D] for layout "HND".
     """
     caches = [fp8_view(cache, c.kv_cache_dtype) for cache in (c.key_cache, c.value_cache)]
     if c.kv_cache_layout == "HND":
@@ -197,9 +204,10 @@ def paged_attention_ragged(c: Call) -> Tensor:
 
 @stands_for("aiter::pa_fwd_asm", fake=lambda Q: torch.empty_like(Q))
 def pa_fwd_asm(c: Call) -> Tensor:
-    """Q [S, H, D], scale 1/√D; K [blocks, Hkv, D/x, page, x], V [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page].
+    """Compute attention of Q [S, H, D] over a paged cache with scale 1/√D.
 
-    Quantisation scales of the cache are not applied: the work is the same.
+    K is [blocks, Hkv, D/x, page, x]; V is [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page]. Quantisation scales of
+    the cache are not applied, because they do not change the work.
     """
     values = c.V.permute(0, 1, 3, 2, 4).flatten(3) if c.V.dim() == 5 else c.V
     lengths = c.context_lens.tolist()
@@ -215,7 +223,10 @@ def pa_fwd_asm(c: Call) -> Tensor:
 
 @stands_for("vllm::rocm_aiter_mla_decode_fwd")
 def mla_decode(c: Call) -> None:
-    """q [T, H, rank + rope], latent pages [P, page, 1, rank + rope] → o [T, H, rank]; values are the rank part."""
+    """Compute attention of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; write o [T, H, rank].
+
+    The values are the first `rank` elements of the latent rows.
+    """
     if c.kv_indptr is None or c.kv_indices is None:
         raise ValueError("kv_indptr and kv_indices are needed")
     pages = c.kv_buffer if c.kv_buffer.dim() == 4 else c.kv_buffer.unsqueeze(-2)

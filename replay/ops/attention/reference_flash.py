@@ -1,7 +1,7 @@
 """flash-attention: `flash_attn::*` (custom ops of the Python package) and vLLM's builds `_vllm_fa2_C`, `_vllm_fa3_C`.
 
-Nonzero dropout is rejected, as its random numbers cannot be reproduced; rotary embeddings and new keys inside `fwd` of
-version 3 are rejected as well.
+Nonzero dropout is rejected, because its random numbers cannot be reproduced; rotary embeddings and new keys inside
+`fwd` of version 3 are rejected as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _refuse(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Location of the keys and values of each sequence of a varlen call."""
+    """Query ends, keys and values of each sequence of a varlen call."""
 
     query_ends: list[int]
     keys_values: list[tuple[Tensor, Tensor]]
@@ -58,7 +58,7 @@ def sequences(
 
 
 def _result(out: Tensor, target: Tensor | None) -> Tensor:
-    """Copy `out` into `target` if given; return `out`, as an op must not return its own argument."""
+    """Copy `out` into `target` if given; return `out`, because an op must not return its own argument."""
     if target is None:
         return out
     target.copy_(out)
@@ -160,7 +160,10 @@ def _fake_dense(q: Tensor, v: Tensor, return_softmax: bool) -> tuple[Tensor, Ten
 
 @stands_for("flash_attn::_flash_attn_forward", fake=_fake_dense)
 def flash_attn_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Dense [B, S, H, D] → (out, softmax_lse float32 [B, H, Sq], S_dmask (empty), rng_state int64 [2])."""
+    """Compute attention in layout [B, S, H, D].
+
+    Returns (out, softmax_lse float32 [B, H, Sq], S_dmask (empty), rng_state int64 [2]).
+    """
     _refuse(c.dropout_p > 0, "dropout")
     rules = _rules(c.softmax_scale, c.causal, c.window_size_left, c.window_size_right, c.softcap, c.alibi_slopes)
     parts = [attend(c.q[i], c.k[i], c.v[i], rules, need_lse=True) for i in range(c.q.shape[0])]
@@ -180,7 +183,10 @@ def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("flash_attn::_flash_attn_varlen_forward", fake=_fake_varlen)
 def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Packed [T, H, D] → (out, softmax_lse float32 [H, T], S_dmask (empty), rng_state int64 [2])."""
+    """Compute attention in packed layout [T, H, D].
+
+    Returns (out, softmax_lse float32 [H, T], S_dmask (empty), rng_state int64 [2]).
+    """
     _refuse(c.dropout_p > 0, "dropout")
     _refuse(c.leftpad_k is not None, "leftpad_k")
     rules = _rules(c.softmax_scale, c.causal, c.window_size_left, c.window_size_right, c.softcap, c.alibi_slopes)
@@ -191,7 +197,9 @@ def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _blind_rows_up(lse: Tensor) -> Tensor:
-    """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does: exp(score − inf) = 0."""
+    """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does, so that exp(score − inf) =
+    0.
+    """
     return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 

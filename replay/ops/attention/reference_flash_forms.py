@@ -1,7 +1,7 @@
 """Other attention APIs: the flash-attention 3 package, vLLM's vision wrappers and kv-cache forms, xformers.
 
-The mathematics is in `attention`; lengths and pages are read by `flash_attention.sequences`. Dropout and rotary
-embedding are rejected, as are new keys inside a kernel, except in the kernels that append keys.
+`maths.attention` computes the attention; `reference_flash.sequences` reads lengths and pages. Dropout and rotary
+embedding are rejected. New keys are accepted only by the kernels that append keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def forward(
     block_table: Tensor | None,
     rules: Rules,
 ) -> tuple[Tensor, Tensor]:
-    """Dense [B, S, H, D], or packed [T, H, D] if cu_seqlens_q is given → (out, lse float32)."""
+    """Return (out, lse float32) of attention in layout [B, S, H, D], or packed [T, H, D] if cu_seqlens_q is given."""
     if cu_seqlens_q is None:
         parts = [attend(query[i], key[i], value[i], rules, need_lse=True) for i in range(query.shape[0])]
         return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts if part[1] is not None])
@@ -53,7 +53,7 @@ def forward(
 
 @stands_for("xformers_flash::flash_fwd", fake=_fake_three)
 def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, lse, rng_state int64 [2])."""
+    """Return (out, lse, rng_state int64 [2])."""
     if c.p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -63,7 +63,7 @@ def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
 def flash3_fwd(c: Call) -> tuple[Tensor, Tensor]:
-    """(out, lse)."""
+    """Return (out, lse)."""
     if c.p > 0 or c.leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -80,7 +80,7 @@ def _fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> _Four:
 
 @stands_for("flash_attn_3::fwd", writes=("out",), fake=_fake_fa3)
 def fa3_fwd(c: Call) -> _Four:
-    """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
+    """Return (out, softmax_lse, two empty accumulators), as `_vllm_fa3_C::fwd` does. The scale defaults to 1/√D."""
     results = vllm_fa3_fwd(c)
     result, lse, first, second = results
     return result.clone() if c.out is not None else result, lse, first, second
@@ -168,7 +168,9 @@ def _fake_segments(q: Tensor) -> Tensor:
 def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Attention of a vision encoder: q, k, v [B, S, H, D]; cu_seqlens splits the flattened tokens into segments."""
+    """Return the attention of a vision encoder: q, k, v [B, S, H, D]; cu_seqlens splits the flattened tokens into
+    segments.
+    """
     rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if cu_seqlens is None:
         return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
@@ -187,7 +189,9 @@ def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
 def rocm_varlen(c: Call) -> Tensor:
-    """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; writes out."""
+    """Compute causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; write it
+    to out.
+    """
     before, after = c.window_size or (-1, -1)
     rules = Rules(scale=c.softmax_scale, causal=True, window=(before, after))
     batch = sequences(c.q, c.k_cache, c.v_cache, c.cu_seqlens_q, c.cu_seqlens_k, None, c.block_table)
@@ -201,7 +205,9 @@ def rocm_varlen(c: Call) -> Tensor:
     fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
 )
 def flash_attn_with_kvcache(c: Call) -> Tensor:
-    """decode_query [B, Sq, H, D] over caches; same as `_vllm_fa2_C::fwd_kvcache` without new keys."""
+    """Compute attention of decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` does without
+    new keys.
+    """
     scale = c.decode_query.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     return fwd_kvcache(
         but(
@@ -230,7 +236,7 @@ def _fake_varlen_op(q: Tensor, v: Tensor) -> Tensor:
 
 @stands_for("sglang::flash_attn_varlen_func_op", fake=_fake_varlen_op)
 def sglang_varlen(c: Call) -> Tensor:
-    """Packed [T, H, D], or dense [B, S, H, D] without cu_seqlens_q."""
+    """Compute attention in packed layout [T, H, D], or in [B, S, H, D] without cu_seqlens_q."""
     before, after = c.window_size or (-1, -1)
     scale = c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     rules = Rules(scale=scale, causal=c.causal, window=(before, after), softcap=c.softcap, sinks=c.sinks)
@@ -262,10 +268,9 @@ def _fake_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
 
 @stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
 def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    """q, k, v [B, M, H, K] (B = 1 if packed with cu_seqlens) → out, lse [B, H, M rounded up to 32], seed, offset,
-    maxima.
+    """Compute attention of q, k, v [B, M, H, K] (B = 1 if packed with cu_seqlens).
 
-    Raises ValueError for dropout and bias.
+    Returns out, lse [B, H, M rounded up to 32], seed, offset, maxima. Raises ValueError for dropout and bias.
     """
     query = c.query
     if c.dropout_p > 0 or c.bias is not None:
@@ -297,5 +302,7 @@ def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _aligned(k: Tensor, v: Tensor, queries: int, custom_mask_type: int) -> tuple[Tensor, Tensor]:
-    """Cut the keys to those visible under a top-left causal mask, so that the last query sees the last key."""
+    """Cut the keys to those visible under a top-left causal mask, so that the last query is aligned with the
+    last key.
+    """
     return (k[:queries], v[:queries]) if custom_mask_type == 1 else (k, v)

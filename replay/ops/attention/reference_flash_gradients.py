@@ -1,5 +1,5 @@
 # pyright: strict
-"""Gradients of attention in the APIs of flash-attention 3, xformers and aiter; see `flash_attention_backward`.
+"""Gradients of attention in the APIs of flash-attention 3, xformers and aiter; see `reference_flash_backward`.
 
 Dropout, softcap, bias, slopes and sinks are rejected.
 """

@@ -67,7 +67,9 @@ def attend_sequences(
 
 
 def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
-    """Return masked keys bool [1 or H, rows, keys] of one sequence; the mask is per sequence or for the batch."""
+    """Return the masked keys of one sequence, bool [1 or H, rows, keys]; `mask` has one entry per sequence or one for
+    the batch.
+    """
     of_sequence = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
     return of_sequence.reshape(-1, *of_sequence.shape[-2:])[..., :rows, :keys] != 0
 
@@ -75,7 +77,9 @@ def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
 def _masked(
     q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, *, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend one sequence under its own mask, visible bool [1 or H, Sq, Sk]; rows without visible keys give zeros."""
+    """Compute attention of one sequence under its mask `visible`, bool [1 or H, Sq, Sk]; rows without visible keys give
+    zeros.
+    """
     group = q.shape[1] // k.shape[1]
     q3 = q.transpose(0, 1)
     k3, v3 = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
@@ -127,9 +131,10 @@ def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
 def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (output in the query's or the given layout, log-sum-exp float32 [B, N, S, 1] or [T, N, 1], or one zero).
+    """Return the output, in the query's layout or the one given, and the log-sum-exp.
 
-    Lengths are host ints: cumulative for TND, otherwise per sequence; lengths of paged keys are never cumulative.
+    The log-sum-exp is float32 [B, N, S, 1] or [T, N, 1], or a single zero. Lengths are host ints: cumulative for TND,
+    otherwise per sequence; lengths of paged keys are never cumulative.
     """
     num_heads = c.num_heads
     query_rope = getattr(c, "query_rope", None)
@@ -188,7 +193,7 @@ def _fake_prompt(c: Call) -> Tensor:
 
 @stands_for("npu::npu_prompt_flash_attention", fake=_fake_prompt)
 def npu_prompt_flash_attention(c: Call) -> Tensor:
-    """Prefill attention, as in npu_fused_infer_attention_score."""
+    """Compute prefill attention as npu_fused_infer_attention_score does."""
     return npu_fused_infer_attention_score(
         but(c, antiquant_scale=None, block_table=None, scale=c.scale_value, softmax_lse_flag=False)
     )[0]
@@ -200,7 +205,7 @@ def _fake_incre(c: Call) -> Tensor:
 
 @stands_for("npu::npu_incre_flash_attention", fake=_fake_incre)
 def npu_incre_flash_attention(c: Call) -> Tensor:
-    """Decode attention: one query token per sequence; actual_seq_lengths are the lengths of the keys."""
+    """Compute decode attention: one query token per sequence; actual_seq_lengths are the lengths of the keys."""
     return npu_fused_infer_attention_score(
         but(
             c,
@@ -217,7 +222,9 @@ def npu_incre_flash_attention(c: Call) -> Tensor:
 
 @stands_for("npu::_npu_paged_attention")
 def npu_paged_attention(c: Call) -> None:
-    """query, out [S, H, D], one row per sequence; caches [blocks, page, Hkv, D]."""
+    """Compute attention of query [S, H, D], one row per sequence, over caches [blocks, page, Hkv, D]; write out [S, H,
+    D].
+    """
     for i, length in enumerate(c.context_lens.tolist()):
         k, v = (
             gather_blocks(cache, c.block_table[i], length, cache.shape[1]).flatten(0, 1)[:length]

@@ -83,7 +83,7 @@ def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layo
 
 
 def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
-    """Return the number of key heads, derived from the shapes as no argument gives it."""
+    """Return the number of key heads, derived from the shapes because no argument gives it."""
     if layout == "BNSD":
         return key.shape[1]
     if layout in ("TND", "BSND"):

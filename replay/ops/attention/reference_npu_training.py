@@ -31,7 +31,7 @@ stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  
 
 @stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
 def npu_fusion_attention_v2(c: Call) -> _Fusion:
-    """npu_fusion_attention with other argument names. Raises ValueError for separate rotary parts and for fp8
+    """Same as npu_fusion_attention, with other argument names. Raises ValueError for separate rotary parts and for fp8
     scales.
     """
     refuse(query_rope=c.query_rope, d_scale_q=getattr(c, "d_scale_q", None))

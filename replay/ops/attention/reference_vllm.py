@@ -39,7 +39,9 @@ def _decode(
     rules: Rules,
     scales: tuple[Tensor | float, Tensor | float],
 ) -> None:
-    """Attend one query row per sequence to its cache; `rows` are the row indices in query and out [T, H, D]."""
+    """Compute attention of one query row per sequence over its cache; `rows` are row indices in query and out [T, H,
+    D].
+    """
     k_scale, v_scale = (float(scale) if isinstance(scale, Tensor) and scale.numel() == 1 else scale for scale in scales)
     for index, row in enumerate(rows):
         k, v = paged_keys_values(*caches, block_tables[index], lengths[index], query.dtype)
@@ -50,7 +52,9 @@ def _decode(
 
 @stands_for("_C::paged_attention_v1", "_C::paged_attention_v2")
 def paged_attention(c: Call) -> None:
-    """out, query [S, Hq, D]: each row attends to the first seq_lens[s] tokens of block_tables[s]."""
+    """Compute attention of query [S, Hq, D]; row s attends to the first seq_lens[s] tokens of block_tables[s]. Writes
+    out.
+    """
     if c.blocksparse_vert_stride > 1:
         raise ValueError("block-sparse paged attention is not implemented")
     caches = fp8_view(c.key_cache, c.kv_cache_dtype), fp8_view(c.value_cache, c.kv_cache_dtype)

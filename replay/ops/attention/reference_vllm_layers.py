@@ -34,9 +34,10 @@ def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
 
 
 def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Causal attention of a batch: query [T, H, D], key [T, Hkv, D], value [T, Hkv, Dv] → [T, H, Dv] in `dtype`.
+    """Return the causal attention of a batch: query [T, H, D], key [T, Hkv, D], value [T, Hkv, Dv] → [T, H, Dv] in
+    `dtype`.
 
-    Lengths come from `batch.current_layout`; the scale is 1/√D.
+    Lengths come from `batch_layout.current_layout`; the scale is 1/√D.
     """
     layout = current_layout(query.shape[0])
     rules = Rules(scale=query.shape[-1] ** -0.5, causal=True)
@@ -49,7 +50,7 @@ def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) 
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors as [T, H, D]; a tensor [T, H · D] becomes one head, as the head size is not recorded."""
+    """Return the tensors as [T, H, D]; a tensor [T, H · D] becomes one head, because the head size is not recorded."""
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
@@ -65,10 +66,10 @@ _EXPERTS = (
 def unified_attention_with_output(
     query: Tensor, key: Tensor, value: Tensor, output: Tensor, output_scale: Tensor | None = None
 ) -> None:
-    """output [T, H, D] = causal attention of the batch.
+    """Write causal attention of the batch to output [T, H, D].
 
-    Assumptions: lengths of the open `batch_layout`, or one sequence of all T tokens without a layout; no window, no
-    sinks. If there are fewer key than query rows (a shared cache), the key rows repeat.
+    Assumptions: sequence lengths of the open `batch_layout`, or one sequence of all T tokens without a layout; no
+    window, no sinks. If there are fewer key rows than query rows (a shared cache), the key rows repeat.
     """
     q, k, v = _heads(query, key, value)
     wide = torch.bfloat16 if output.dtype.itemsize == 1 else output.dtype
@@ -113,7 +114,10 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
-    """q [T, H, D] over one latent head kv_c ‖ k_pe, padded or cut to D; values are kv_c → [T, H, rank]."""
+    """Compute attention of q [T, H, D] over one latent head kv_c ‖ k_pe, padded or cut to D.
+
+    The values are kv_c; the result is [T, H, rank].
+    """
     latent = torch.cat((kv_c_normed, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
     width = q.shape[-1]
     key = F.pad(latent, (0, max(0, width - latent.shape[-1])))[:, :width]
@@ -176,7 +180,7 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 
 @stands_for("vllm::moe_forward", fake=_fake_hidden, assumes=_EXPERTS)
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-    """Mixture of experts from hidden_states [T, H] and router_logits [T, E].
+    """Compute a mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
     Assumptions: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H or
     `current_sizes()`, 16-bit weights. All experts share one pair of matrices, so only a fraction of the real weights'

@@ -38,9 +38,9 @@ def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """kv [B, 1, S, rank + rope]: write the normed rank part to ckv_cache and the rotated rope part to k_cache.
 
     Mode Norm: index int64 [B, S] holds positions in each sequence's own cache [B, 1, places, ..]. Modes PA and PA_BNSD:
-    index [B · S] holds slots of paged caches [blocks, page, 1, ..], as does a flat index without a mode, which traces
-    do not record. Negative indices are skipped. Only unquantised caches in token order are supported; raises ValueError
-    for other modes.
+    index [B · S] holds slots of paged caches [blocks, page, 1, ..]. Traces do not record the mode; a flat index without
+    a mode is read as slots. Negative indices are skipped. Only unquantised caches in token order are supported; raises
+    ValueError for other modes.
     """
     index, k_cache = c.index, c.k_cache
     if c.cache_mode not in ("Norm", "PA", "PA_BNSD"):

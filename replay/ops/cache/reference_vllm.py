@@ -90,7 +90,7 @@ def copy_blocks_mla(kv_caches: list[Tensor], block_mapping: Tensor) -> None:
 
 @stands_for("_C_cache_ops::swap_blocks")
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """dst[block_mapping[:, 1]] = src[block_mapping[:, 0]], also between host and device."""
+    """Set dst[block_mapping[:, 1]] = src[block_mapping[:, 0]], also between host and device."""
     source, target = block_mapping.to(torch.int64).unbind(1)
     dst[target.to(dst.device)] = src[source.to(src.device)].to(dst.device)
 
@@ -109,7 +109,7 @@ def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dty
     "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache"
 )
 def gather_cache(c: Call) -> None:
-    """Gather dst [tokens, ..] from src_cache [blocks, page, ..], each sequence from its position in seq_starts on."""
+    """Gather dst [tokens, ..] from src_cache [blocks, page, ..]; each sequence starts at its position in seq_starts."""
     scale = getattr(c, "scale", None)
     pages = fp8_view(c.src_cache, getattr(c, "kv_cache_dtype", "")) if c.dst.dtype != c.src_cache.dtype else c.src_cache
     bounds = ends(c.cu_seq_lens[: c.batch_size + 1], c.dst.shape[0], "cu_seq_lens")

@@ -33,7 +33,7 @@ OF_KINDS: dict[str, str] = {
     "barrier": "hcom_barrier_",
     "send_recv": "hcom_alltoallv_",
 }
-"""Operation → that of HCCL; kernels that send and receive are mostly of an all-to-all."""
+"""Kind of collective → HCCL operation; `send_recv` kernels mostly belong to an all-to-all."""
 
 LIKE = (
     r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl|ncclx):",  # annotations of the back-ends, taken for ops
@@ -42,11 +42,11 @@ LIKE = (
     r"(vllm|sglang|sgl_kernel|aiter|npu|fbgemm|symm_mem|flashinfer|_C_ascend|_C_custom_ar)::\w*"
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|one_shot_all|two_shot_all)",
 )
-"""Patterns of names that are collectives."""
+"""Patterns of op names that are collectives."""
 
 
 def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Return (inputs, outputs) of one rank; if only one is recorded, the number of ranks gives the other."""
+    """Return (inputs, outputs) of one rank; if only one is recorded, the other is derived from the number of ranks."""
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]
     name = op.op.name
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or not tensors or name.endswith("_base_"):
@@ -61,7 +61,7 @@ def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[
 
 
 def kernel_of(collective: Collective) -> KernelCall:
-    """Return the HCCL operation of a collective, with its participating ranks and the unevenness of its splits."""
+    """Return the HCCL operation of a collective, with the participating ranks and how uneven its splits are."""
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
     if collective.kind in POINT_TO_POINT:
         attrs["world_size"] = 2
@@ -103,13 +103,13 @@ def _by_sizes(op: OpView, kind: str) -> int:
 
 @costs("c10d::alltoall_")
 def all_to_all(op: OpView) -> Iterable[KernelCall]:
-    """All-to-all with even splits, for which HCCL has a separate operation."""
+    """Return an all-to-all with even splits, for which HCCL has a separate operation."""
     return _lowered(op, "hcom_alltoall_")
 
 
 @costs_like(*LIKE)
 def by_name(op: OpView) -> Iterable[KernelCall]:
-    """The HCCL operation that the op's name implies."""
+    """Return the HCCL operation that the op's name implies."""
     if any(word in op.op.name for word in ("wait", "rank", "work", "coalescing", "pg_", "initialize", "Destroy")):
         return ()
     kind = operation_of(op.op.name)
@@ -121,8 +121,10 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
 
 
 def _with_product(op: OpView, kind: str) -> list[KernelCall]:
-    """Return the products of x1 (rows, K) with x2 (K, N) or (N, K), or with the weights of experts, and the collective
-    of x1 before them or of the result after them.
+    """Return the kernels of a matrix product fused with a collective.
+
+    The product is x1 (rows, K) with x2 (K, N) or (N, K), or with the experts' weights. The collective moves x1 before
+    the product, or the result after it.
     """
     a = op.need("x1", "self", "gmm_x", at=0, rank=2)
     world = op.integer("world_size", "tpRankSize", "ep_world_size", default=0) or op.op.ranks or 0
@@ -145,7 +147,7 @@ def _with_product(op: OpView, kind: str) -> list[KernelCall]:
 
 
 def _products(op: OpView, a: TensorMeta) -> list[KernelCall]:
-    """Return the products of a (rows, K) with each second operand."""
+    """Return the products of `a` (rows, K) with each second operand."""
     if "gmm" in op.op.name:
         shared = [meta for name in ("mm_x", "mm_weight") if name in op.args for meta in op.metas(name)]
         return [*moe.grouped_product(op), *([matmul.product(op, shared[0], shared[1])] if len(shared) == 2 else [])]
@@ -160,14 +162,14 @@ def _products(op: OpView, a: TensorMeta) -> list[KernelCall]:
 
 
 def _moved(kind: str, sent: TensorSpec, ranks: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Return what a rank sends, and what it gets."""
+    """Return the tensors that a rank sends and the tensors that it receives."""
     rows, columns = prod(sent.shape[:-1]), sent.shape[-1]
     got = {"hcom_allGather_": rows * ranks, "hcom_reduceScatter_": max(1, rows // ranks)}.get(kind, rows)
     return [sent], [spec((got, columns), sent.dtype)]
 
 
 def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
-    """Return the sum of the result with a residual and its norm, for an op that has them as well."""
+    """Return AddRmsNorm, the residual addition and norm of the result, if the op includes them; otherwise no kernel."""
     gamma = op.meta("gamma") if "gamma" in op.args else None
     if gamma is None:
         return []
@@ -177,7 +179,9 @@ def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
 
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
-    """Collective in torch's record of parameters; identified by device kernels, as its name is not recorded."""
+    """Return the kernels of a collective in torch's record of parameters; its name is not recorded, so device kernels
+    identify it.
+    """
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:
             op.note("number of ranks not recorded: one server of 8 assumed")
@@ -201,5 +205,5 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def wait(op: OpView) -> Iterable[KernelCall]:
-    """No kernel: waiting costs no device time."""
+    """Return no kernels, because waiting costs no device time."""
     return ()

@@ -1,7 +1,7 @@
 # pyright: strict
 """Lowering of ops without AI-core kernels to AI CPUs: decompositions, sets, histograms, sparse layouts.
 
-Defines the number of operations of each op; the device defines the speed of its AI CPUs.
+This module defines the number of operations of each op; the device defines the speed of its AI CPUs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DECOMPOSITIONS: dict[str, float] = {
     "linalg_matrix_norm": 1, "linalg_lstsq": 4, "lstsq": 4, "eig": 25, "solve": 8 / 3, "_solve_helper": 8 / 3,
     "_det_lu_based_helper": 2 / 3,
 }  # fmt: skip
-"""aten op → operations over n cubed of an n x n matrix (Golub and Van Loan, Matrix Computations)."""
+"""aten op → number of operations on an n x n matrix, divided by n³ (Golub and Van Loan, Matrix Computations)."""
 
 
 @costs(*(f"aten::{name}" for name in DECOMPOSITIONS))
 def decomposition(op: OpView) -> Iterable[KernelCall]:
-    """A factorisation, or an op computed from one."""
+    """Return the AI CPU program of a factorisation, or of an op computed from one."""
     largest = op.widest(rank=2)
     rows, cols = largest.shape[-2:]
     matrices = prod(largest.shape[:-2])
@@ -44,14 +44,16 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
 
 
 STEP_OPERATIONS = 3400.0
-"""Operations in whose time the next of steps that follow one another is reached, as a row of a triangular system:
-0.85 us, as solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2 (blas-ops_bench of
-botcanlearn/cann-bench-upstream)."""
+"""Time of one sequential step, such as a row of a triangular system, in operations.
+
+It is 0.85 us, because solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2 (blas-ops_bench of
+botcanlearn/cann-bench-upstream).
+"""
 
 
 @costs("aten::linalg_solve_triangular aten::triangular_solve")
 def triangular(op: OpView) -> Iterable[KernelCall]:
-    """Triangular solve: rows are sequential, each with the products of the rows before it."""
+    """Return a triangular solve: rows are sequential, and each needs its products with the rows before it."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
     if len(sides) < 2:
         raise DoesNotFit("a triangular system has a matrix and right-hand sides")
@@ -61,12 +63,14 @@ def triangular(op: OpView) -> Iterable[KernelCall]:
 
 
 LABEL_OPERATIONS = 20.0
-"""Of a label and the blank beside it in a time step: two sums of three exponentials each, assumed."""
+"""Operations per label and adjacent blank in one time step: two sums of three exponentials each (assumed)."""
 
 
 @costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """CTC loss of (T, N, C): sequential time steps, each over the labels of all samples and the blanks between."""
+    """Return the CTC loss of (T, N, C): sequential time steps, each over the labels of all samples and the blanks
+    between them.
+    """
     scores = op.need("log_probs", at=0)
     steps = max(1, scores.shape[0] if scores.shape else 1)
     samples = scores.shape[1] if len(scores.shape) > 2 else 1
@@ -90,7 +94,7 @@ def on_host(op: OpView, flops: float) -> list[KernelCall]:
     """
 )
 def searched(op: OpView) -> Iterable[KernelCall]:
-    """Sorting and searching: elements · log(size of the searched data) comparisons."""
+    """Return a sort or search as elements · log2(size of the searched data) comparisons."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
@@ -137,7 +141,7 @@ SPARSE = (
     "_pack_padded_sequence_backward",
     "pad_sequence",
 )
-"""Changes between dense and sparse, nested or packed layouts."""
+"""Ops that convert between dense and sparse, nested or packed layouts."""
 
 
 @costs(
@@ -149,5 +153,5 @@ SPARSE = (
     *(f"aten::{name}" for name in SPARSE),
 )
 def counted(op: OpView) -> Iterable[KernelCall]:
-    """A few operations per element; the AI cores have no kernels for sparse layouts."""
+    """Return a few operations per element on AI CPUs, because the AI cores have no kernels for sparse layouts."""
     return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

@@ -1,8 +1,8 @@
 # pyright: strict
 """Lengths of packed and paged sequences for the cost of attention: from contents, the iteration's batch, or shapes.
 
-If none of these gives the context length, the longest length that the arguments allow is assumed, as by the
-initializers, and noted. Defines no kernels.
+If none of these gives the context length, the longest length that the arguments allow is assumed, as the initializers
+do, and a note is added. Defines no kernels.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 PACKED = ("TND", "NTD")
-"""Layouts of torch_npu in which lengths are where sequences end."""
+"""Layouts of torch_npu whose length arguments are the end positions of sequences."""
 BAND = 4
-"""`sparse_mode` of a band of `pre_tokens` before and `next_tokens` behind the diagonal that ends at the last key."""
+"""`sparse_mode` of a band: `pre_tokens` before and `next_tokens` after the diagonal that ends at the last key."""
 
 
 def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
@@ -51,7 +51,9 @@ def layout_of(op: OpView) -> str | None:
 
 
 def contents_of(op: OpView, rows: int) -> Contents:
-    """Return the total contents of a call's sequences; `rows` is the number of query tokens in the shapes."""
+    """Return the `Contents` of a call, summed over its sequences; `rows` is the number of query tokens in the
+    shapes.
+    """
     if op.contents is not None and op.contents.pairs is not None:
         for note in op.contents.notes:
             op.note(note)
@@ -89,13 +91,17 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Return the maximum keys that a query sees, including its own; None without a window ending at the query."""
+    """Return the maximum number of keys that a query attends to, including its own; None without a window ending at the
+    query.
+    """
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
 
 
 def _beyond(queries: float, keys: int, window: int) -> float:
-    """Return the number of pairs of one sequence that the causal mask shows but the sliding window hides."""
+    """Return the number of (query, key) pairs of one sequence that the causal mask shows but the sliding
+    window hides.
+    """
     most = max(0.0, float(keys - window))
     least = max(0.0, most - queries)
     return (most * (most + 1) - least * (least + 1)) / 2
@@ -144,7 +150,7 @@ def _sequences(op: OpView) -> tuple[int | None, bool]:
 
 
 def _longest(op: OpView, rows: int) -> int | None:
-    """Return the maximum tokens per sequence from tables, page lists and the maximum-length argument; None if
+    """Return the maximum tokens per sequence from tables, page lists and the maximum-length argument, or None if it is
     unknown.
     """
     limits = [length for name in names.LONGEST if (length := op.integer(name, default=0)) > 0]
@@ -194,7 +200,9 @@ def _of_batch(
 
 
 def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -> float:
-    """Return the annotation's context tokens, limited to what each sequence can see of the call's cache."""
+    """Return the annotation's context tokens, limited to the tokens that the call's cache can hold for each
+    sequence.
+    """
     capacity = None if longest is None or page_of(op) is None else sequences * longest
     if capacity is None or total <= capacity:
         return float(total)

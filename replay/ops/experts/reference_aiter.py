@@ -56,10 +56,9 @@ def moe_sorting_fwd(c: Call) -> None:
 def blocks_by_expert(
     sorted_token_ids: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, block: int, tokens: int, topk: int
 ) -> list[tuple[int, Tensor, Tensor, Tensor]]:
-    """Return (expert, tokens, slots, positions in the sorted list) of each run of blocks of one expert, without
-    fillers.
+    """Return (expert, tokens, slots, positions in the sorted list) for each run of blocks of one expert.
 
-    Raises ValueError if num_valid_ids is larger than the number of ids.
+    Fillers are left out. Raises ValueError if num_valid_ids is larger than the number of ids.
     """
     valid = int(num_valid_ids.flatten()[0])
     if not 0 <= valid <= sorted_token_ids.numel():
@@ -83,7 +82,10 @@ def blocks_by_expert(
 
 @stands_for("aiter::ck_moe_stage1")
 def ck_moe_stage1(c: Call) -> None:
-    """hidden_states [T, H], w1 [E, 2I, H] → out [T, k, I], gate before up; sorted_weights are applied if given."""
+    """Compute stage 1: hidden_states [T, H], w1 [E, 2I, H] → out [T, k, I].
+
+    The gate comes before up in w1; sorted_weights are applied if given.
+    """
     gate = gate_by_name(ACTIVATIONS[c.activation])
     hidden = dequantized(c.hidden_states, c.a1_scale, c.out.dtype)
     tokens = c.hidden_states.shape[0]
@@ -100,7 +102,10 @@ def ck_moe_stage1(c: Call) -> None:
 
 @stands_for("aiter::ck_moe_stage2")
 def ck_moe_stage2(c: Call) -> None:
-    """inter_states [T, k, I], w2 [E, H, I]: add Σ over k to out [T, H]; sorted_weights are applied if given."""
+    """Compute stage 2: inter_states [T, k, I], w2 [E, H, I]; add the sum over k to out [T, H].
+
+    sorted_weights are applied if given.
+    """
     tokens = c.inter_states.shape[0]
     inner = dequantized(c.inter_states.reshape(tokens * c.topk, -1), c.a2_scale, c.out.dtype)
     for expert, token, slot, place in blocks_by_expert(
@@ -115,19 +120,19 @@ def ck_moe_stage2(c: Call) -> None:
 
 @stands_for("aiter::moe_sum")
 def moe_sum(input: Tensor, output: Tensor) -> None:
-    """output [T, H] = Σ over k of input [T, k, H]."""
+    """Write the sum over k of input [T, k, H] to output [T, H]."""
     output.copy_(input.sum(1) if input.dim() == 3 else input)
 
 
 @stands_for("aiter::topk_sigmoid")
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
-    """Top-k experts by sigmoid score."""
+    """Write the top-k experts by sigmoid score."""
     write_choice(gating_output.float().sigmoid(), topk_weights, topk_indices, renormalize=False)
 
 
 @stands_for("aiter::grouped_topk")
 def grouped_topk(c: Call) -> None:
-    """DeepSeek-V2's grouped top-k of experts."""
+    """Write DeepSeek-V2's grouped top-k of experts."""
     logits = c.gating_output.float()
     scores = logits.softmax(-1) if c.is_softmax else logits.sigmoid()
     write_grouped(

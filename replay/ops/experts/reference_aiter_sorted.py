@@ -36,7 +36,7 @@ def _experts(
     input_scale: Tensor | None = None,
     weigh_input: bool = False,
 ) -> None:
-    """out [T, H] += Σ over the selected experts of their two layers: gate [E, I or 2I, H], down [E, H, I]."""
+    """Add the selected experts' results of both layers to out [T, H]: gate [E, I or 2I, H], down [E, H, I]."""
     ids, owners, dtype = c.sorted_token_ids, c.sorted_expert_ids, c.out.dtype
     hidden = dequantized(c.input, _rows_first(input_scale, c.input), dtype)
     act = gate_by_name(ACTIVATIONS[activation]) if gated else {0: F.silu, 1: F.gelu}[activation]
@@ -54,14 +54,14 @@ def _experts(
 
 @stands_for("aiter::fmoe", writes=("out",))
 def fmoe(c: Call) -> None:
-    """Unquantised experts; gate [E, I, H] without up uses GELU, [E, 2I, H] uses SwiGLU."""
+    """Compute unquantised experts; gate [E, I, H] without up uses GELU, [E, 2I, H] uses SwiGLU."""
     gated = c.gate.shape[1] == 2 * c.down.shape[2]
     _experts(c, 0 if gated else 1, gated=gated)
 
 
 @stands_for("aiter::fmoe_g1u1", "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", writes=("out",))
 def fmoe_g1u1(c: Call) -> None:
-    """Quantised experts with gate and up in one tensor [E, 2I, H]; smoothing scales are ignored."""
+    """Compute quantised experts with gate and up in one tensor [E, 2I, H]; smoothing scales are ignored."""
     activation, scale = getattr(c, "activation", 0), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=True, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 
@@ -75,7 +75,7 @@ def fmoe_g1u1_tkw1(c: Call) -> None:
 
 @stands_for("aiter::fmoe_int8_g1u0", "aiter::fmoe_int8_g1u0_a16", writes=("out",))
 def fmoe_int8_g1u0(c: Call) -> None:
-    """Quantised experts without gating, [E, I, H]."""
+    """Compute quantised experts without gating, [E, I, H]."""
     activation, scale = getattr(c, "activation", 1), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=False, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 
@@ -110,8 +110,8 @@ def _like_both(topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::moe_fused_gate", writes=("topk_weights", "topk_ids"), fake=_like_both)
 def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's router; writes and returns the result. Raises ValueError for shared experts after the routed
-    ones.
+    """Write and return the result of DeepSeek-V3's router. Raises ValueError for shared experts after the
+    routed ones.
     """
     if c.n_share_experts_fusion:
         raise ValueError("moe_fused_gate with shared experts is not implemented")
@@ -131,7 +131,9 @@ def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::topk_softplus", "aiter::topk_gating_fwd", writes=("topk_weights", "topk_indices"))
 def topk_gating(c: Call) -> None:
-    """Top-k experts by score (√softplus by default, or softmax or sigmoid); a bias affects only the selection."""
+    """Write the top-k experts by score (√softplus by default, or softmax or sigmoid); a bias affects only the
+    selection.
+    """
     logits = c.gating_output.float()
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(
         getattr(c, "score_func", "sqrtsoftplus") or "sqrtsoftplus", lambda: F.softplus(logits).sqrt()

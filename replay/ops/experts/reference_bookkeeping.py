@@ -47,10 +47,10 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
     ),
 )
 def moe_mm_data(c: Call) -> None:
-    """topk_ids [T, k] → offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, the sorted row of each
-    slot.
+    """Write the data that grouped GEMMs need for topk_ids [T, k].
 
-    Sizes are never swapped, unlike in the kernels, which swap them for few rows.
+    Writes offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the sorted row of each slot. Sizes
+    are never swapped, unlike in the kernels, which swap them for few rows.
     """
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)
@@ -67,7 +67,9 @@ def moe_mm_data(c: Call) -> None:
 
 @stands_for("sgl_kernel::get_cutlass_w4a8_moe_mm_data")
 def w4a8_moe_mm_data(c: Call) -> None:
-    """Same as moe_mm_data with sizes (2n, m, k) and (k, m, n): this kernel multiplies weights by activations."""
+    """Same as moe_mm_data with sizes (2n, m, k) and (k, m, n), because this kernel multiplies weights by
+    activations.
+    """
     both = c.problem_sizes1, c.problem_sizes2
     moe_mm_data(c)
     for sizes in both:
@@ -93,7 +95,7 @@ def problem_sizes_from_offsets(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
 def batched_moe_mm_data(c: Call) -> None:
-    """Write the data of batched experts: the rows of expert e start at e · padded_m and number expert_num_tokens[e]."""
+    """Write the data of batched experts: expert e has expert_num_tokens[e] rows, starting at row e · padded_m."""
     number = c.expert_num_tokens[: c.num_local_experts].to(torch.int64)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, False)
     _sizes(number, c.problem_sizes2, c.k, c.n, False)
@@ -102,13 +104,13 @@ def batched_moe_mm_data(c: Call) -> None:
 
 @stands_for("_moe_C::shuffle_rows")
 def shuffle_rows(input_tensor: Tensor, dst2src_map: Tensor, output_tensor: Tensor) -> None:
-    """output_tensor[i] = input_tensor[dst2src_map[i]]."""
+    """Set output_tensor[i] = input_tensor[dst2src_map[i]]."""
     output_tensor.copy_(input_tensor[dst2src_map.to(torch.int64)])
 
 
 @stands_for("sgl_kernel::apply_shuffle_mul_sum", writes=("output",))
 def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, factors: Tensor | None) -> None:
-    """output [T, H] = Σ over k of factors [T, k] · input[permutation [T · k]]."""
+    """Write the sum over k of factors [T, k] · input[permutation [T · k]] to output [T, H]."""
     tokens = output.shape[0]
     rows = cast("Tensor", input[permutation.flatten().to(torch.int64)].float().unflatten(0, (tokens, -1)))
     if factors is not None:
@@ -183,7 +185,7 @@ def ep_moe_pre_reorder(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_silu_and_mul", writes=("down_input",))
 def ep_moe_silu_and_mul(c: Call) -> None:
-    """silu(first half) · second half of the rows of this rank's experts, divided by the expert's scale."""
+    """Write silu(first half) · second half for the rows of this rank's experts, divided by the expert's scale."""
     down_input = c.down_input
     ids = c.reorder_topk_ids.to(torch.int64)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
@@ -198,7 +200,7 @@ def ep_moe_silu_and_mul(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(c: Call) -> None:
-    """output [T, H] = Σ over the slots of this rank's experts of weight · down_output[src2dst]."""
+    """Write the sum over the slots of this rank's experts of weight · down_output[src2dst] to output [T, H]."""
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
     place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)

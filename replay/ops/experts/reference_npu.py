@@ -24,8 +24,9 @@ def _fake_gating(x: Tensor, k: int) -> _Three:
 
 @stands_for("npu::npu_moe_gating_top_k_softmax", fake=_fake_gating)
 def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> _Three:
-    """x [T, E] → (weights [T, k], experts int32 [T, k], row_idx int32 = slot · T + token); finished rows get expert
-    E.
+    """Select the top-k experts of x [T, E] by softmax.
+
+    Returns weights [T, k], experts int32 [T, k], and row_idx int32 = slot · T + token. Finished rows get expert E.
     """
     weights, ids = torch.softmax(x.float(), -1).topk(k, dim=-1)
     if finished is not None:
@@ -44,10 +45,11 @@ def _fake_gating_groups(x: Tensor, k: int, out_flag: bool) -> _Three:
 
 @stands_for("npu::npu_moe_gating_top_k", fake=_fake_gating_groups)
 def npu_moe_gating_top_k(c: Call) -> _Three:
-    """x [T, E] → (weights [T, k], experts int32 [T, k], all normalised scores float32 [T, E] or empty).
+    """Select the top-k experts of x [T, E].
 
-    norm_type 0 is softmax, 1 sigmoid (the selected weights are then divided by their sum). The score of a group is its
-    largest score (0) or the sum of its two largest (1).
+    Returns weights [T, k], experts int32 [T, k], and all normalised scores float32 [T, E] or empty. norm_type 0 is
+    softmax, 1 sigmoid (the selected weights are then divided by their sum). The score of a group is its largest score
+    (0) or the sum of its two largest (1).
     """
     scores = c.x.float().sigmoid() if c.norm_type == 1 else c.x.float().softmax(-1)
     choice = scores if c.bias is None else scores + c.bias.float()
@@ -71,8 +73,10 @@ def _fake_init(x: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
 
 @stands_for("npu::npu_moe_init_routing", fake=_fake_init)
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
-    """x [T, H], row_idx and expert_idx [T, k] → (rows in expert order [min(T, active_num) · k, H], new position of each
-    (slot, token), sorted experts).
+    """Sort x [T, H] by expert; row_idx and expert_idx are [T, k].
+
+    Returns the rows in expert order [min(T, active_num) · k, H], the new position of each (slot, token), and the sorted
+    experts.
     """
     experts, order = torch.sort(expert_idx.flatten(), stable=True)
     source = row_idx.flatten()[order].to(torch.int64)
@@ -99,7 +103,8 @@ def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_
 
 @stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
 def npu_moe_init_routing_v2(c: Call) -> _Four:
-    """x [T, H], expert_idx [T, k] → (rows in expert order, row index, tokens per expert, scales of the rows).
+    """Sort x [T, H] by expert_idx [T, k]; return the rows in expert order, row index, tokens per expert, scales of the
+    rows.
 
     The row index gives the destination (row_idx_type 0) or the source (1) of flat position t · k + slot; counts are
     cumulative (expert_tokens_num_type 0) or plain (1). Rows of experts outside the range come last, with index −1.
@@ -130,7 +135,7 @@ def npu_moe_init_routing_v2(c: Call) -> _Four:
 
 @stands_for("npu::npu_moe_finalize_routing")
 def npu_moe_finalize_routing(c: Call) -> Tensor:
-    """Σ over slots of scales · (row + bias of its expert) (+ skip1 + skip2) → [T, H].
+    """Return the sum over slots of scales · (row + bias of its expert) (+ skip1 + skip2), [T, H].
 
     drop_pad_mode 0, 1: index is slot-major (slot · T + token); 2, 3: token-major. Index −1 means a dropped row.
     """
@@ -172,7 +177,7 @@ def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int |
 
 @stands_for("npu::npu_moe_token_unpermute")
 def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    """Σ over slots of probs [T, k] · permuted_tokens[sorted_indices] → [T, H]."""
+    """Return the sum over slots of probs [T, k] · permuted_tokens[sorted_indices], [T, H]."""
     topk = probs.shape[1] if probs is not None else 1
     place = sorted_indices.to(torch.int64)
     rows = permuted_tokens[place.clamp(0, permuted_tokens.shape[0] - 1)].float()
@@ -192,7 +197,7 @@ _ACTIVATIONS = {
 
 
 def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, rows: int) -> list[int]:
-    """Return the end of each group, from cumulative ends (kind 0), counts (1) or (index, count) pairs (2)."""
+    """Return the end row of each group, from cumulative ends (kind 0), counts (1) or (index, count) pairs (2)."""
     if group_list is None:
         if groups > 1:
             raise ValueError("group_list is needed to split rows among several weights")
@@ -214,7 +219,7 @@ def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, ro
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, token_scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """x [M, K] @ weight [K, N] + bias; int8 products are multiplied by a scale per column and per row."""
+    """Return x [M, K] @ weight [K, N] + bias; int8 products are multiplied by a scale per column and per row."""
     if x.dtype == torch.int8:
         out = x.float() @ weight.float()
         out = out if bias is None else out + bias
@@ -236,7 +241,7 @@ def _fake_grouped(c: Call) -> list[Tensor]:
 
 @stands_for("npu::npu_grouped_matmul", fake=_fake_grouped)
 def npu_grouped_matmul(c: Call) -> list[Tensor]:
-    """Return the list of products x[i] @ weight[i], or of one x [M, K] whose rows group_list splits among the weights.
+    """Return the list of products x[i] @ weight[i]; a single x [M, K] is split by group_list among the weights.
 
     A single weight [E, K, N] holds E weights. Raises ValueError for a split along K and for 4- or 8-bit weights with
     16-bit activations.
@@ -270,7 +275,7 @@ def npu_grouped_matmul(c: Call) -> list[Tensor]:
 
 
 def _spread(values: list[Tensor] | None, number: int) -> list[Tensor | None]:
-    """Return one value per group from a list, from one tensor whose first dim is the groups, or from None."""
+    """Return one value per group from a list, from one tensor whose first dim is the group, or from None."""
     if not values:
         return [None] * number
     if len(values) == number:

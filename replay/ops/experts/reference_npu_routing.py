@@ -1,4 +1,6 @@
-"""Other MoE routing ops of torch_npu and vllm-ascend: gatings, re-routing, gradients of permuting; see also `moe`."""
+"""Other MoE routing ops of torch_npu and vllm-ascend: gatings, re-routing, gradients of permuting; see also
+`reference_npu`.
+"""
 
 from __future__ import annotations
 

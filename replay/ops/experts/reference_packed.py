@@ -51,7 +51,7 @@ def _fake_marlin(a: Tensor, c_or_none: Tensor | None, size_m: int, size_n: int, 
     "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",), fake=_fake_marlin
 )
 def moe_wna16_marlin_gemm(c: Call) -> Tensor:
-    """a [M, K] → [M · top_k, N]: row t · k + slot is a[t] @ its expert's weight, times its routing weight."""
+    """Return [M · top_k, N]: row t · k + slot is a[t] of a [M, K] @ its expert's weight, times its routing weight."""
     b_type_id = getattr(c, "b_type_id", None)
     identifier = b_type_id if b_type_id is not None else getattr(c, "b_q_type_id", None)
     kind = decodable_kind(identifier)
@@ -77,7 +77,10 @@ def moe_wna16_marlin_gemm(c: Call) -> Tensor:
 
 @stands_for("_moe_C::moe_wna16_gemm", fake=lambda output: torch.empty_like(output))
 def moe_wna16_gemm(c: Call) -> Tensor:
-    """input [M, K], uint8 weights [E, N, K · bit / 8] with scales [E, N, K / group] → output [M, top_k, N]."""
+    """Multiply input [M, K] by the experts' packed weights; the output is [M, top_k, N].
+
+    Weights are uint8 [E, N, K · bit / 8] with scales [E, N, K / group].
+    """
     number, size_n = c.input.shape[0] * c.top_k, c.b_qweight.shape[1]
     rows = c.output.view(-1, size_n)
     rows.zero_()
@@ -104,7 +107,9 @@ def _fake_hidden(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::fused_marlin_moe", "sglang::fused_marlin_moe", fake=_fake_hidden)
 def fused_marlin_moe(c: Call) -> Tensor:
-    """hidden_states [T, H] → [T, H] through both packed expert layers, w1 [E, H/16, ..] and w2 [E, I/16, ..]."""
+    """Apply both packed expert layers, w1 [E, H/16, ..] and w2 [E, I/16, ..], to hidden_states [T, H]; the result is
+    [T, H].
+    """
     hidden_states = c.hidden_states
     w1_bias = getattr(c, "w1_bias", None)
     w2_bias = getattr(c, "w2_bias", None)
@@ -185,7 +190,9 @@ def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: b
     writes=("output",),
 )
 def blockwise_grouped_mm(c: Call) -> None:
-    """Output rows of expert e = (scales_a · a) @ (scales_b[e] · b[e]); scales are per row, per block or per tensor."""
+    """Write (scales_a · a) @ (scales_b[e] · b[e]) to the rows of each expert e; scales are per row, per block or per
+    tensor.
+    """
     size_n, size_k = c.output.shape[1], c.a.shape[1]
     turned = c.b.shape[1:] != (size_n, size_k)
     weights = c.b.transpose(1, 2) if turned else c.b
@@ -201,7 +208,9 @@ def blockwise_grouped_mm(c: Call) -> None:
 
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")
 def masked_silu_mul_quant(c: Call) -> None:
-    """input [E, T, 2H]: gate and quantise (by groups) the first counts[e] rows of each expert; keep other rows."""
+    """Gate the first counts[e] rows of each expert in input [E, T, 2H] and quantise them by groups; other rows are
+    kept.
+    """
     group_size = getattr(c, "group_size", 128)
     limit = torch.finfo(c.y_q.dtype).max
     gate, up = c.input.float().chunk(2, -1)

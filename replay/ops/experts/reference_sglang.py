@@ -16,7 +16,7 @@ from opreplay.replay.ops.maths.routing import align, counts, grouped_topk
 
 @stands_for("sgl_kernel::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Top-k of the softmax (of softcapped logits) over E experts; the bias affects only the selection."""
+    """Write the top-k of the softmax (of softcapped logits) over E experts; the bias affects only the selection."""
     moe_softcapping = getattr(c, "moe_softcapping", 0.0)
     logits = c.gating_output.float()
     if moe_softcapping > 0:
@@ -32,7 +32,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("sgl_kernel::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Same as topk_softmax, with sigmoid scores."""
+    """Same as topk_softmax, but with sigmoid scores."""
     scores = c.gating_output.float().sigmoid()
     write_choice(scores, c.topk_weights, c.topk_indices, renormalize=c.renormalize, bias=c.correction_bias)
 
@@ -66,7 +66,7 @@ def _fake_gate(input: Tensor, topk: int) -> list[Tensor]:
 
 @stands_for("sgl_kernel::moe_fused_gate", fake=_fake_gate)
 def moe_fused_gate(c: Call) -> list[Tensor]:
-    """DeepSeek-V3's gate of input [T, E] → [weights float32 [T, k], ids int32 [T, k]].
+    """Return weights float32 [T, k] and ids int32 [T, k] of DeepSeek-V3's gate for input [T, E].
 
     Shared experts use the last columns, with ids from E on and the weight (sum of the other weights) /
     routed_scaling_factor.
@@ -95,7 +95,7 @@ def moe_fused_gate(c: Call) -> list[Tensor]:
 
 @stands_for("sgl_kernel::moe_sum", "sgl_kernel::moe_sum_reduce")
 def moe_sum(input: Tensor, output: Tensor, routed_scaling_factor: float = 1.0) -> None:
-    """output [T, H] = routed_scaling_factor · Σ over k of input [T, k, H]."""
+    """Write routed_scaling_factor · the sum over k of input [T, k, H] to output [T, H]."""
     output.copy_(input.sum(1) * routed_scaling_factor)
 
 

@@ -28,7 +28,7 @@ def write_choice(
 
 @stands_for("_moe_C::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Top-k of the softmax over E experts for each token; token_expert_indices = slot · T + token."""
+    """Write the top-k of the softmax over E experts for each token; token_expert_indices = slot · T + token."""
     scores = torch.softmax(c.gating_output.float(), dim=-1)
     write_choice(
         scores,
@@ -42,7 +42,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("_moe_C::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Same as topk_softmax, with sigmoid scores."""
+    """Same as topk_softmax, but with sigmoid scores."""
     scores = torch.sigmoid(c.gating_output.float())
     write_choice(
         scores,
@@ -62,7 +62,7 @@ def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::grouped_topk", fake=_fake_grouped)
 def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's router: scoring_func 0 uses the scores unchanged, 1 their sigmoid."""
+    """Return the result of DeepSeek-V3's router; scoring_func 0 uses the scores unchanged, 1 their sigmoid."""
     values = c.scores.float().sigmoid() if c.scoring_func == 1 else c.scores.float()
     weights, ids = grouped_topk(
         values,
@@ -101,7 +101,9 @@ def batched_moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::moe_sum")
 def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
-    """output [T, H] = Σ over k of input [T, k, H]; with an expert map, only over slots with a local expert."""
+    """Write the sum over k of input [T, k, H] to output [T, H]; with an expert map, only over slots with a local
+    expert.
+    """
     if topk_ids is not None and expert_map is not None:
         local = expert_map[topk_ids.to(torch.int64)] >= 0
         input = input.masked_fill(~local.unsqueeze(-1), 0)
@@ -130,8 +132,9 @@ def moe_permute(c: Call) -> None:
 
 @stands_for("_moe_C::moe_unpermute")
 def moe_unpermute(c: Call) -> None:
-    """hidden_states [T, H] = Σ over slots of weight · the slot's permuted row; slots of non-local experts add
-    nothing.
+    """Write the sum over slots of weight · the slot's permuted row to hidden_states [T, H].
+
+    Slots of non-local experts add nothing.
     """
     place = c.inv_permuted_idx.reshape(-1, c.topk).to(torch.int64)
     weights = c.topk_weights.float()
@@ -160,7 +163,7 @@ def _write_grouped(c: Call, scores: Tensor, bias: Tensor | None) -> None:
 
 @stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(c: Call) -> None:
-    """DeepSeek-V2's grouped top-k of experts."""
+    """Write DeepSeek-V2's grouped top-k of experts."""
     logits = c.gating_output.float()
     _write_grouped(
         c, logits.sigmoid() if getattr(c, "scoring_func", "softmax") == "sigmoid" else logits.softmax(-1), None
@@ -169,7 +172,7 @@ def rocm_aiter_grouped_topk(c: Call) -> None:
 
 @stands_for("vllm::rocm_aiter_biased_grouped_topk")
 def rocm_aiter_biased_grouped_topk(c: Call) -> None:
-    """DeepSeek-V3's grouped top-k: sigmoid scores, and a bias that affects only the selection."""
+    """Write DeepSeek-V3's grouped top-k, with sigmoid scores and a bias that affects only the selection."""
     _write_grouped(c, c.gating_output.float().sigmoid(), c.correction_bias.float())
 
 

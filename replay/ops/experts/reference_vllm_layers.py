@@ -21,7 +21,10 @@ def _fake(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)
 def fused(c: Call) -> Tensor:
-    """hidden_states [T, H], w1 [E, 2I, H], w2 [E, H, I], topk_* [T, k] → [T, H]; activations stay 16-bit."""
+    """Compute fused experts: hidden_states [T, H], w1 [E, 2I, H], w2 [E, H, I], topk_* [T, k] → [T, H].
+
+    Activations stay 16-bit.
+    """
     if c.use_int4_w4a16 or getattr(c, "use_mxfp4_w4a4", False) or getattr(c, "ocp_mx_scheme", None):
         raise ValueError("experts with packed 4-bit weights are not implemented")
     return fused_experts(
@@ -41,7 +44,9 @@ def _fake_hidden(hidden_states: Tensor, output_dtype: torch.dtype | None = None)
 
 @stands_for("vllm::rocm_aiter_fused_moe", fake=_fake_hidden)
 def rocm_aiter_fused_moe(c: Call) -> Tensor:
-    """Experts of `aiter::fused_moe`; weights are read as plain rows, though real weights are often pre-shuffled."""
+    """Compute the experts of `aiter::fused_moe`; weights are read as plain rows, though real weights are often
+    pre-shuffled.
+    """
     return run_aiter_experts(
         c.hidden_states,
         Weights(c.w1, c.w2, c.w1_scale, c.w2_scale, getattr(c, "bias1", None), getattr(c, "bias2", None)),
@@ -63,7 +68,9 @@ def run_aiter_experts(
     activation: int,
     weigh_input: bool,
 ) -> Tensor:
-    """Fused experts with aiter's codes: activation 0 silu, 1 gelu, 2 swiglu; expert_mask [E] is 1 for local experts."""
+    """Compute fused experts with aiter's codes: activation 0 silu, 1 gelu, 2 swiglu; expert_mask [E] is 1 for local
+    experts.
+    """
     names = {0: "silu", 1: "gelu", 2: "swigluoai"}
     if activation not in names:
         raise ValueError(f"unknown aiter activation {activation}; known: 0 silu, 1 gelu, 2 swiglu")

@@ -11,23 +11,25 @@ from torch import Tensor
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU, tanh approximation."""
+    """Return GELU by the tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_quick(x: Tensor) -> Tensor:
-    """x · sigmoid(1.702 x)."""
+    """Return x · sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
 
 
 def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """[.., 2d] → [.., d]: activation(first half) · second half."""
+    """Return activation(first half) · second half: [.., 2d] → [.., d]."""
     gate, up = x.chunk(2, dim=-1)
     return activation(gate) * up
 
 
 def swiglu_oai(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """Gate of gpt-oss, [.., 2d] → [.., d]: (up + 1) · gate · sigmoid(alpha · gate), both interleaved and clamped."""
+    """Return (up + 1) · gate · sigmoid(alpha · gate), the gate of gpt-oss: [.., 2d] → [.., d], gate and up interleaved
+    and clamped.
+    """
     gate = x[..., ::2].clamp(max=limit)
     up = x[..., 1::2].clamp(min=-limit, max=limit)
     return (up + 1) * gate * torch.sigmoid(gate * alpha)

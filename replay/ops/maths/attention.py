@@ -15,23 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SCORE_BYTES = 64 * 2**20
-"""Most bytes of float32 attention scores that exist at a time."""
+"""Maximum bytes of float32 attention scores that exist at a time."""
 
 
 class Rules(NamedTuple):
-    """Options of attention besides softmax(q kᵀ · scale) v; the same for all sequences of a call."""
+    """Options of softmax(q kᵀ · scale) v; the same for all sequences of a call."""
 
     scale: float
     causal: bool = False
-    """The last query sees the last key (bottom-right corner), as flash-attention aligns it."""
+    """Whether to mask causally, with the last query aligned to the last key (bottom-right), as in flash-attention."""
     window: tuple[int, int] = (-1, -1)
-    """Keys visible to the left and to the right of the aligned diagonal; −1 is unlimited."""
+    """Numbers of visible keys left and right of the aligned diagonal; −1 is unlimited."""
     softcap: float = 0.0
-    """scores = softcap · tanh(scores / softcap) when positive."""
+    """If positive, scores = softcap · tanh(scores / softcap)."""
     alibi: Tensor | None = None
     """Slopes [H], added as −slope · distance from the aligned diagonal."""
     sinks: Tensor | None = None
-    """One more logit per head [H], without a value."""
+    """One additional logit per head [H], without a value."""
 
 
 class _Band(NamedTuple):
@@ -40,7 +40,7 @@ class _Band(NamedTuple):
     queries: int
     keys: int
     before: int
-    """Keys left of the diagonal; −1 is unlimited, as for `after`."""
+    """Number of keys left of the diagonal; −1 is unlimited, as for `after`."""
     after: int
 
     @classmethod
@@ -49,7 +49,7 @@ class _Band(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """Index of the key on the diagonal of the first query."""
+        """Return the index of the key on the diagonal of the first query."""
         return self.keys - self.queries
 
     @property
@@ -58,7 +58,7 @@ class _Band(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether every query sees every key, as a single query at the end of its keys does."""
+        """Return whether every query sees every key, as a single query at the end of its keys does."""
         return not self.limited or (self.queries == 1 and self.before < 0)
 
     @property
@@ -66,8 +66,8 @@ class _Band(NamedTuple):
         return self.shift == 0 and self.before < 0 and self.after == 0
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (first query, last query, first key, last key) of blocks of `rows` queries; skip blocks that see no
-        key.
+        """Yield (first query, last query, first key, last key) of blocks of `rows` queries; blocks without a visible
+        key are skipped.
         """
         for start in range(0, self.queries, rows):
             stop = min(start + rows, self.queries)
@@ -77,7 +77,7 @@ class _Band(NamedTuple):
                 yield start, stop, low, high
 
     def visible(self, start: int, stop: int, low: int, high: int, device: torch.device) -> Tensor:
-        """Return a mask bool [stop − start, high − low], True if the query row sees the key column."""
+        """Return a mask bool [stop − start, high − low], True where the query row may attend to the key column."""
         diagonal = torch.arange(start + self.shift, stop + self.shift, device=device).unsqueeze(1)
         column = torch.arange(low, high, device=device).unsqueeze(0)
         seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
@@ -92,7 +92,7 @@ Kernel = Literal["spelled out", "flash", "sdpa"]
 
 
 def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
-    """Return the kernel that computes the attention: torch returns log-sum-exps in the required form on CPUs only."""
+    """Return the kernel that computes the attention; torch returns log-sum-exps in the required form only on CPUs."""
     sums_wanted = need_lse or rules.sinks is not None
     if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
         return "spelled out"
@@ -100,11 +100,11 @@ def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Attend one sequence: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H,
-    Sq].
+    """Compute attention of one sequence.
 
-    Query head h reads KV head h // (H / Hkv). Rows without visible keys give zeros and −inf. The log-sum-exp is None
-    unless requested. k and v are converted to q's dtype.
+    q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H, Sq]. Query head h reads KV
+    head h // (H / Hkv). Rows without visible keys give zeros and −inf. The log-sum-exp is None unless requested. k and
+    v are converted to q's dtype.
     """
     queries, heads, _ = q.shape
     keys, _, width = v.shape
@@ -147,7 +147,7 @@ def _attend_block(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend some queries: out [Hkv, group, rows, Dv], and the log-sum-exp if the kernel returns it."""
+    """Compute attention of some queries: out [Hkv, group, rows, Dv], and the log-sum-exp if the kernel returns it."""
     if kernel == "sdpa":
         return _sdpa(*block, visible, rules.scale, causal=causal), None
     if kernel == "flash":
@@ -160,7 +160,7 @@ def _attend_block(
 def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
     """Return the largest visible score per row, float32 [H, Sq], which a softmax subtracts; −inf without visible keys.
 
-    q [Sq, H, D], k [Sk, Hkv, D]; only scale, causal and window of the rules are used.
+    q is [Sq, H, D] and k [Sk, Hkv, D]; only scale, causal and window of `rules` are used.
     """
     queries, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -185,9 +185,10 @@ def attend_packed(
     *,
     need_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend sequences packed along q's first dim: q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T].
+    """Compute attention of sequences packed along q's first dim.
 
-    keys_values[i] is (k, v) of sequence i. Tokens after the last sequence give zeros.
+    q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T]. keys_values[i] is (k, v) of sequence i. Tokens
+    after the last sequence give zeros.
     """
     width = keys_values[0][1].shape[-1] if keys_values else q.shape[-1]
     out = q.new_zeros((*q.shape[:2], width))
@@ -202,7 +203,7 @@ def attend_packed(
 
 
 def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
-    """Return cumulative lengths int [B + 1] as a list; ValueError unless they increase from ≥ 0 to ≤ `total`."""
+    """Return cumulative lengths int [B + 1] as a list. Raises ValueError if they decrease or leave 0 .. `total`."""
     values = cumulative.tolist()
     if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in pairwise(values))):
         raise ValueError(f"{name} must not fall and must stay within [0, {total}]")
@@ -241,7 +242,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float,
 
 
 def with_elements_side_by_side(x: Tensor) -> Tensor:
-    """Return x with a contiguous last dim, copied if necessary: torch's kernel reads wrong elements otherwise."""
+    """Return x with a contiguous last dim, copied if necessary, because torch's kernel reads wrong elements
+    otherwise.
+    """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -267,7 +270,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention with explicit scores: out as q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
+    """Compute attention with explicit scores: out like q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)

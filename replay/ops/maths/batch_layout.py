@@ -1,7 +1,7 @@
 # pyright: strict
 """Lengths of the sequences in a batch, for ops whose arguments do not contain them (`vllm::unified_attention*`).
 
-Holds the lengths and passes them to the op during a call; the caller that knows them sets them around the call.
+The caller that knows the lengths sets them around a call; the op reads them here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Sequences packed into one batch: sequence i has query_lens[i] new tokens and sees kv_lens[i] tokens in total."""
+    """Sequences packed into one batch: sequence i has query_lens[i] new tokens and attends to kv_lens[i] tokens in
+    total.
+    """
 
     query_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
@@ -31,7 +33,7 @@ _current: ContextVar[BatchLayout | None] = ContextVar("opreplay_batch_layout", d
 
 @contextmanager
 def batch_layout(layout: BatchLayout) -> Generator[None, None, None]:
-    """While open, ops of this package that need a batch's lengths read them from `layout`."""
+    """Let ops of this package that need a batch's lengths read them from `layout` within this context."""
     token = _current.set(layout)
     try:
         yield
@@ -40,12 +42,14 @@ def batch_layout(layout: BatchLayout) -> Generator[None, None, None]:
 
 
 def set_layout(layout: BatchLayout) -> None:
-    """Open a layout for the rest of the current `contextvars` context."""
+    """Set the layout for the rest of the current `contextvars` context."""
     _current.set(layout)
 
 
 def current_layout(tokens: int) -> BatchLayout:
-    """Return the open layout, or one causal sequence of all `tokens`; ValueError if it has more tokens."""
+    """Return the current layout, or one causal sequence of all `tokens`. Raises ValueError if the layout has more
+    tokens.
+    """
     layout = _current.get()
     if layout is None:
         return BatchLayout(query_lens=(tokens,), kv_lens=(tokens,))

@@ -1,7 +1,7 @@
 # pyright: strict
 """Mathematics of a mixture of experts after routing; no ops are declared here.
 
-Each call reads two numbers (the tokens of each expert) from the device, then multiplies expert by expert.
+Each call reads the number of tokens of each expert from the device, then multiplies expert by expert.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Weights(NamedTuple):
     """Both layers of all experts, with their scales and formats."""
 
     w1: Tensor
-    """[E, 2I, H] (or [E, I, H] without a gate)."""
+    """First layer, [E, 2I, H] (or [E, I, H] without a gate)."""
     w2: Tensor
-    """[E, H, I]."""
+    """Second layer, [E, H, I]."""
     scale1: Tensor | None = None
-    """One a tensor, an expert, a row, or a block; see `quantize.expand_scale`."""
+    """One scale per tensor, expert, row or block; see `quantize.expand_scale`."""
     scale2: Tensor | None = None
     bias1: Tensor | None = None
     bias2: Tensor | None = None
@@ -41,8 +41,9 @@ def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | No
 
 
 def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """Return the flat positions of ids sorted by expert, and the start of each expert, [experts + 1]; skip other
-    ids.
+    """Return the flat positions of ids sorted by expert, and the start of each expert, [experts + 1].
+
+    Ids that are not in 0 .. experts − 1 come last.
     """
     flat = ids.flatten().to(torch.int64)
     known = (flat >= 0) & (flat < experts)
@@ -54,7 +55,7 @@ def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
 def grouped_linear(
     x: Tensor, weight: Tensor, starts: list[int], scale: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """x[starts[e] : starts[e + 1]] [.., K] @ weight [E, M, K] of expert e → [N, M]; other rows are zero."""
+    """Multiply x[starts[e] : starts[e + 1]] [.., K] by weight [E, M, K] of expert e → [N, M]; other rows are zero."""
     out = x.new_zeros((x.shape[0], weight.shape[1]))
     for expert in range(weight.shape[0]):
         start, stop = starts[expert], starts[expert + 1]
@@ -75,9 +76,9 @@ def fused_experts(
     weigh_input: bool = False,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """Σ over the selected experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
+    """Return Σ over the selected experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
 
-    `expert_map` int [all experts] gives the local index of an expert, −1 for non-local experts, which add nothing.
+    `expert_map` int [all experts] gives the local index of each expert; −1 marks non-local experts, which add nothing.
     `weigh_input` multiplies the routing weight into the input instead (top-1 models).
     """
     topk = topk_ids.shape[1]

@@ -14,7 +14,7 @@ from opreplay.replay.ops.maths.products import row_blocks
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False) -> Tensor:
-    """x [.., d] / rms(x) · weight [d] (1 + weight for Gemma), in x's dtype."""
+    """Return x [.., d] / rms(x) · weight [d] (1 + weight for Gemma), in x's dtype."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     wide = None if weight is None else (weight.float() + 1.0 if gemma else weight.float())
     source, target = x.flatten(0, -2) if x.dim() > 2 else x, out.flatten(0, -2) if x.dim() > 2 else out
@@ -46,6 +46,6 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tu
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(norm(x + residual), x + residual); the sum is rounded to x's dtype before the statistics."""
+    """Return (norm(x + residual), x + residual); the sum is rounded to x's dtype before the statistics are computed."""
     total = x + residual
     return rms_norm(total, weight, epsilon, gemma=gemma), total

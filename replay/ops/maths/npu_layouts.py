@@ -10,11 +10,11 @@ from torch import Tensor
 from opreplay.replay.ops.maths.attention import gather_blocks
 
 Lengths = list[int] | None
-"""Host-side sequence lengths as torch_npu takes them."""
+"""Host-side sequence lengths, as torch_npu expects them."""
 
 
 SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
-"""Dimensions that are exchanged to have sequences, rows and heads in this order."""
+"""Layout → dimensions to swap to get the order sequences, rows, heads."""
 
 
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:

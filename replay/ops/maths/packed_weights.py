@@ -15,7 +15,7 @@ from torch import Tensor
 from opreplay.replay.ops.maths.products import linear
 
 COLUMN_ELEMENTS = 1 << 24
-"""Elements of a weight that are unpacked at a time: 64 MB of float32."""
+"""Maximum number of weight elements that are unpacked at a time: 64 MB of float32."""
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of a 4-bit float with 2 exponent bits; bit 3 is the sign."""
 
@@ -27,11 +27,11 @@ class Kind(NamedTuple):
     mantissa: int
     signed: bool
     bias: int
-    """Taken off a stored integer."""
+    """Offset that is subtracted from a stored integer."""
 
     @property
     def bits(self) -> int:
-        """Bits per number."""
+        """Return the bits per number."""
         return self.exponent + self.mantissa + self.signed
 
 
@@ -49,7 +49,7 @@ def decodable_kind(identifier: int | None) -> Kind | None:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Words [.., n] of 8, 16 or 32 bits → unsigned numbers int32 [.., n · word / bits], lowest bits first."""
+    """Unpack words [.., n] of 8, 16 or 32 bits to unsigned int32 [.., n · word / bits], lowest bits first."""
     if bits == 8 * words.dtype.itemsize:
         return words.to(torch.int32) & ((1 << bits) - 1)
     shifts = torch.arange(0, 8 * words.dtype.itemsize, bits, device=words.device, dtype=torch.int32)
@@ -77,7 +77,7 @@ def bits_of(packed: Tensor, numbers: int) -> int:
 
 
 def spread(groups: Tensor, rows: int) -> Tensor:
-    """Repeat one value per group of rows: [groups, n] (or [n]) → [rows, n]."""
+    """Repeat each group's value for the rows of the group: [groups, n] (or [n]) → [rows, n]."""
     table = groups.reshape(1, -1) if groups.dim() < 2 else groups
     if table.shape[0] == 1:
         return table.expand(rows, -1)
@@ -87,9 +87,10 @@ def spread(groups: Tensor, rows: int) -> Tensor:
 def grouped_weight(
     packed: Tensor, size_k: int, size_n: int, scales: Tensor, zeros: Tensor | None, kind: Kind | None
 ) -> Tensor:
-    """Return float32 [K, N] of packed rows, (number − zero) · scale; scales [groups, N], zeros packed or unpacked.
+    """Return the float32 weight [K, N] of packed rows, (number − zero) · scale.
 
-    Without zeros and kind, the middle of the integer range is the zero point.
+    Scales are [groups, N]; zeros are packed or unpacked. Without zeros and kind, the middle of the integer range is the
+    zero point.
     """
     bits = bits_of(packed, size_k * size_n)
     numbers = unpack(packed.reshape(size_k, -1), bits)
@@ -119,7 +120,7 @@ def as_float(scales: Tensor) -> Tensor:
 def column_linear(
     a: Tensor, size_n: int, weight: Callable[[slice], Tensor], bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """a [.., K] @ weight [K, N]; the weight is decoded in slices of columns."""
+    """Return a [.., K] @ weight [K, N]; the weight is decoded in slices of columns."""
     step = max(64, COLUMN_ELEMENTS // max(a.shape[-1], 1))
     out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
     for start in range(0, size_n, step):
@@ -138,7 +139,7 @@ def grouped_linear_packed(
     bias: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """a [.., K] @ `grouped_weight` · factor + bias, in a's dtype."""
+    """Return a [.., K] @ `grouped_weight` · factor + bias in a's dtype."""
     size_k = a.shape[-1]
     bits = bits_of(packed, size_k * size_n)
     words = packed.reshape(size_k, -1)

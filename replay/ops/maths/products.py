@@ -14,13 +14,14 @@ from torch import Tensor
 
 BLOCK_ELEMENTS = 1 << 19
 _COPY_ELEMENTS = 1 << 25
-"""Elements of an operand that are widened at a time: 128 MB of float32."""
+"""Maximum number of operand elements that are converted to float32 at a time: 128 MB."""
 
 
 def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Yield slices of `rows` rows of `width` elements; only one slice on devices whose kernels need no float32 copies.
+    """Yield slices that divide `rows` rows of `width` elements; only one slice on devices whose kernels need no float32
+    copies.
 
-    Fake and meta tensors also get one slice, as they hold no data.
+    Fake and meta tensors also get one slice, because they hold no data.
     """
     real = type(like) is torch.Tensor and like.device.type == "cpu"
     step = max(1, elements // max(width, 1)) if real else max(rows, 1)
@@ -34,11 +35,11 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """x [.., K] @ weight [N, K]ᵀ + bias in `dtype` (default: x's).
+    """Return x [.., K] @ weight [N, K]ᵀ + bias in `dtype` (default: x's).
 
-    On a CPU, 16-bit operands are converted to float32 first, block by block: without bfloat16 instructions torch
-    multiplies them some 300 times slower than float32 (measured with torch 2.13 on an AVX2 machine: 0.34 against 131
-    GFLOP/s).
+    On a CPU, 16-bit operands are converted to float32 first, block by block, because without bfloat16 instructions
+    torch multiplies them some 300 times slower than float32 (measured with torch 2.13 on an AVX2 machine: 0.34 against
+    131 GFLOP/s).
     """
     wanted = dtype or x.dtype
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):

@@ -11,11 +11,11 @@ FP8_BY_KIND: dict[str, torch.dtype] = {
     "fp8_e5m2": torch.float8_e5m2,
     "fp8_inc": torch.float8_e4m3fn,
 }
-"""vLLM's kv_cache_dtype → element type of a cache that is kept as uint8."""
+"""vLLM's kv_cache_dtype → element dtype of a cache that is stored as uint8."""
 
 
 def largest(dtype: torch.dtype) -> float:
-    """Return the quantised value of the largest input: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
+    """Return the number to which the largest input is quantised: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
 
     224 is vLLM's choice for e4m3fnuz (csrc/quantization/utils.cuh: the ROCm maximum of 240 costs accuracy).
     """
@@ -55,7 +55,7 @@ def group_scale(x: Tensor, group: int, limit: float, *, eps: float = 1e-10, powe
 
 
 def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [.., d] quantised with scale [.., groups]."""
+    """Quantise x [.., d] with scale [.., groups]."""
     group = x.shape[-1] // scale.shape[-1]
     return to_quantized(x.unflatten(-1, (-1, group)), scale.unsqueeze(-1), dtype).flatten(-2)
 
@@ -108,7 +108,7 @@ def scaled_linear(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
+    """Return (a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
 
     Scales have the shapes that `expand_scale` accepts; the weight's can also be [1, N], one per output. Sums are
     float32. Scales that do not vary along K are applied to the product.

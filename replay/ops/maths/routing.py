@@ -27,8 +27,9 @@ def _renormalized(weights: Tensor) -> Tensor:
 
 
 def mask_groups(choice: Tensor, groups: int, keep: int, *, best_of: int) -> Tensor:
-    """Return choice [T, E] with −inf outside the `keep` best groups; a group's score is the sum of its `best_of`
-    best.
+    """Return choice [T, E] with −inf outside the `keep` best groups.
+
+    A group's score is the sum of its `best_of` highest scores.
     """
     if groups <= 1 or keep >= groups:
         return choice
@@ -48,9 +49,9 @@ def grouped_topk(
     scaling: float = 1.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """DeepSeek's grouped top-k: select experts only from the best groups.
+    """Select experts only from the best groups (DeepSeek's grouped top-k).
 
-    A group's score is its best score or, with a bias, the sum of its two best. scores [T, E] are probabilities or
+    A group's score is its highest score or, with a bias, the sum of its two highest. scores [T, E] are probabilities or
     sigmoids; returns (weights float32 [T, k] · scaling, ids int64 [T, k]).
     """
     choice = scores if bias is None else scores + bias

@@ -22,7 +22,7 @@ def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpo
 
 @stands_for("npu::npu_confusion_transpose_backward")
 def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """Inverse of npu_confusion_transpose; shape is the shape of its input."""
+    """Invert npu_confusion_transpose; `shape` is the shape of its input."""
     back = [perm.index(i) for i in range(len(perm))]
     if transpose_first:
         view = grad.reshape([shape[i] for i in perm]).permute(back)
@@ -45,7 +45,7 @@ def reshape(self: Tensor, shape: list[int]) -> Tensor:
 
 @stands_for("npu::npu_slice")
 def slice_by_size(self: Tensor, offsets: list[int], size: list[int]) -> Tensor:
-    """Return a copy of `size` elements from `offsets` on in every dim; size −1 means up to the end."""
+    """Return a copy of `size` elements starting at `offsets` in every dim; size −1 means up to the end."""
     view = self
     for dim, (offset, length) in enumerate(zip(offsets, size, strict=True)):
         view = view.narrow(dim, offset, self.shape[dim] - offset if length < 0 else length)
@@ -61,7 +61,9 @@ def pad(input: Tensor, paddings: list[int]) -> Tensor:
 
 @stands_for("npu::npu_one_hot")
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
-    """float32 [.., depth] (or with depth at dim num_classes): on_value at each index, off_value elsewhere."""
+    """Return float32 [.., depth] (or with depth at dim num_classes) with on_value at each index and off_value
+    elsewhere.
+    """
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
     encoded = torch.where(hit, float(on_value), float(off_value))
     return encoded if num_classes in (-1, self.dim()) else encoded.movedim(-1, num_classes).contiguous()
@@ -69,7 +71,7 @@ def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_val
 
 @stands_for("npu::npu_bmmV2")
 def bmm_v2(self: Tensor, mat2: Tensor, output_sizes: list[int]) -> Tensor:
-    """Batched matrix product, reshaped if output_sizes are given."""
+    """Return the batched matrix product, reshaped if output_sizes are given."""
     product = torch.matmul(self, mat2)
     return product.reshape(output_sizes) if output_sizes else product
 
@@ -129,7 +131,10 @@ def view_copy(self: Tensor, other: Tensor | None = None, src: Tensor | None = No
 
 @stands_for("npu::scatter_update_")
 def scatter_update_(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """Write slice b of updates [B, ..] to self [B, ..] along axis from indices[b] on; pairs are (batch, start)."""
+    """Write slice b of updates [B, ..] to self [B, ..] along axis, starting at indices[b].
+
+    Indices can also be pairs (batch, start).
+    """
     starts = indices.reshape(indices.shape[0], -1).to(torch.int64)
     length = updates.shape[axis]
     batch = torch.arange(updates.shape[0], device=self.device)
@@ -157,7 +162,7 @@ def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
 
 @stands_for("npu::npu_scatter_list_", writes=("self",))
 def scatter_list_(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> None:
-    """Write slice i of updates [n, ..] into the i-th tensor along axis, from indices[i] on, if mask[i] is set."""
+    """Write slice i of updates [n, ..] into the i-th tensor along axis, starting at indices[i], if mask[i] is set."""
     starts = indices.reshape(indices.shape[0], -1).tolist()
     wanted = [True] * len(self) if mask is None else [bool(value) for value in mask.tolist()]
     for target, start, rows, use in zip(self, starts, updates.unbind(0), wanted, strict=False):
@@ -176,7 +181,7 @@ def scatter_list(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Ten
 
 @stands_for("npu::_npu_index_add_")
 def index_add_(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """self[index] += alpha · source along the first dim."""
+    """Add alpha · source to self[index] along the first dim."""
     return self.index_add_(0, index.to(torch.int64), source, alpha=alpha)
 
 
@@ -207,7 +212,7 @@ def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor)
 
 @stands_for("npu::npu_conv2d", "npu::npu_conv3d", "npu::npu_convolution")
 def convolution(c: Call) -> Tensor:
-    """Convolution over the last dims."""
+    """Return the convolution over the last dims."""
     return torch.convolution(
         c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, False, [0] * len(c.stride), c.groups
     )
@@ -215,7 +220,7 @@ def convolution(c: Call) -> Tensor:
 
 @stands_for("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose")
 def convolution_transpose(c: Call) -> Tensor:
-    """Transposed convolution."""
+    """Return the transposed convolution."""
     return torch.convolution(
         c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, True, c.output_padding, c.groups
     )
@@ -286,13 +291,13 @@ def npu_format_cast(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_transpose")
 def npu_transpose(self: Tensor, perm: list[int]) -> Tensor:
-    """A contiguous permuted copy."""
+    """Return a contiguous permuted copy."""
     return self.permute(perm).clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_scatter_nd_update_")
 def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """self[indices[.., 0], indices[.., 1], ..] = updates, in place."""
+    """Set self[indices[.., 0], indices[.., 1], ..] = updates in place."""
     return self.index_put_(tuple(indices.to(torch.int64).unbind(-1)), updates)
 
 

@@ -25,13 +25,13 @@ from opreplay.replay.ops.quantisation.reference_aiter import write_smoothed
 
 @stands_for("aiter::rms_norm", "aiter::rmsnorm2d_fwd", "aiter::rmsnorm2d_fwd_ck")
 def rms_norm_returned(input: Tensor, weight: Tensor | None, epsilon: float, gemma_norm: bool = False) -> Tensor:
-    """rms_norm(input) · weight."""
+    """Return rms_norm(input) · weight."""
     return rms_norm(input, weight, epsilon, gemma=gemma_norm)
 
 
 @stands_for("aiter::rmsnorm_quant")
 def rms_norm_quant(c: Call) -> None:
-    """RMS norm, quantised by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
+    """Quantise the RMS norm by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
     normed = rms_norm(c.input, c.weight, c.epsilon, gemma=c.gemma_norm)
     if not c.group_size:
         _write_rows(normed, c.out, c.scale)
@@ -51,14 +51,14 @@ def _write_rows(normed: Tensor, out: Tensor, scale: Tensor) -> None:
 def layer_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None
 ) -> Tensor:
-    """Layer norm over the last dim of input + x_bias."""
+    """Return the layer norm over the last dim of input + x_bias."""
     x = input if x_bias is None else input + x_bias
     return F.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)
 
 
 @stands_for("aiter::layernorm2d_fwd_with_add")
 def add_layer_norm(c: Call) -> None:
-    """residual_out = input + residual_in (+ x_bias); out = layer norm of residual_out."""
+    """Write input + residual_in (+ x_bias) to residual_out, and its layer norm to out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.residual_in + c.x_bias
     c.residual_out.copy_(total)
     c.out.copy_(layer_norm(total, c.weight, c.bias, c.epsilon, None))
@@ -66,7 +66,7 @@ def add_layer_norm(c: Call) -> None:
 
 @stands_for("aiter::_groupnorm_run")
 def group_norm_out(y: Tensor, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> None:
-    """y = group norm of input [N, C, ..]."""
+    """Write the group norm of input [N, C, ..] to y."""
     y.copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
@@ -76,7 +76,7 @@ def _like(input: Tensor) -> Tensor:
 
 @stands_for("aiter::_groupnorm_run", lacking=("workspace",), fake=_like)
 def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Group norm of input [N, C, ..], in input's layout."""
+    """Return the group norm of input [N, C, ..], in input's layout."""
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
@@ -90,7 +90,7 @@ def fused_rmsnorm_add(
 
 @stands_for("aiter::_fused_qk_rmsnorm_kernel", writes=("q_out", "k_out"))
 def fused_qk_rmsnorm(c: Call) -> None:
-    """RMS norms of two tensors in one kernel."""
+    """Write the RMS norms of two tensors, which the real op computes in one kernel."""
     c.q_out.copy_(rms_norm(c.q, c.q_weight, c.q_eps))
     c.k_out.copy_(rms_norm(c.k, c.k_weight, c.k_eps))
 
@@ -102,7 +102,7 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: 
 
 @stands_for("aiter::layer_norm", writes=())
 def biased_layer_norm(c: Call) -> Tensor:
-    """Layer norm of input (+ x_bias) over the last dim."""
+    """Return the layer norm of input (+ x_bias) over the last dim."""
     return _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon).to(
         c.input.dtype
     )
@@ -110,7 +110,7 @@ def biased_layer_norm(c: Call) -> Tensor:
 
 @stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
 def layernorm_with_add(c: Call) -> None:
-    """residual_out = input + residual_in (+ x_bias); out = layer norm of residual_out."""
+    """Write input + residual_in (+ x_bias) to residual_out, and its layer norm to out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     c.out.copy_(_layer_norm(total, c.weight, c.bias, c.epsilon))
@@ -118,7 +118,7 @@ def layernorm_with_add(c: Call) -> None:
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def layernorm_smoothquant(c: Call) -> None:
-    """Layer norm · xscale, quantised by rows."""
+    """Quantise layer norm · xscale by rows."""
     write_smoothed(
         _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon),
         c.out,
@@ -141,7 +141,7 @@ def layernorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def rmsnorm_smoothquant(c: Call) -> None:
-    """RMS norm · xscale, quantised by rows."""
+    """Quantise RMS norm · xscale by rows."""
     write_smoothed(rms_norm(c.input.float(), c.weight, c.epsilon), c.out, c.xscale, c.yscale)
 
 
@@ -157,8 +157,9 @@ def rmsnorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::add_rmsnorm_quant", writes=("out", "residual_out", "scale"))
 def add_rmsnorm_quant(c: Call) -> None:
-    """RMS norm of input + residual_in, quantised by rows or by groups; the sum is written, scales are never
-    shuffled.
+    """Quantise the RMS norm of input + residual_in by rows or by groups.
+
+    The sum is written as well; scales are never shuffled.
     """
     out, scale = c.out, c.scale
     normed, total = fused_add_rms_norm(

@@ -36,5 +36,5 @@ def npu_add_layer_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_layer_norm_eval")
 def npu_layer_norm_eval(c: Call) -> Tensor:
-    """Layer norm over the last dims."""
+    """Return the layer norm over the last dims."""
     return F.layer_norm(c.input, c.normalized_shape, c.weight, c.bias, c.eps)

@@ -95,7 +95,7 @@ def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 @stands_for("npu::npu_rms_norm_quant")
 def rms_norm_quant(x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset: Tensor, epsilon: float) -> Tensor:
-    """int8 of (norm + beta) / scale + offset."""
+    """Return int8 of (norm + beta) / scale + offset."""
     normed = rms_norm_with_scale(x, gamma, epsilon)[0].float() + beta.float()
     return _quantized(normed, scale, offset, divide=True)
 
@@ -261,7 +261,7 @@ def cross_entropy_loss_backward(c: Call) -> Tensor:
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits")
 def softmax_cross_entropy(self: Tensor, labels: Tensor) -> Tensor:
-    """−Σ labels · log-softmax per row, [N]."""
+    """Return −Σ labels · log-softmax per row, [N]."""
     return -(labels.float() * self.float().log_softmax(-1)).sum(-1).to(self.dtype)
 
 

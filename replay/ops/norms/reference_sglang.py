@@ -20,6 +20,6 @@ def profiler_reshape(x: Tensor) -> None:
 
 @stands_for("sglang_profiler::utils_apply_qk_norm")
 def profiler_qk_norm(q: Tensor, k: Tensor) -> None:
-    """RMS norm of the heads of q and k, with an assumed head size of 128; the results are discarded."""
+    """Compute the RMS norm of the heads of q and k, with an assumed head size of 128; the results are discarded."""
     for tensor in (q, k):
         rms_norm(tensor.reshape(-1, 128 if tensor.shape[-1] % 128 == 0 else tensor.shape[-1]), None, 1e-6)

@@ -25,7 +25,7 @@ def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, sca
 
 @stands_for("_C::fused_add_rms_norm_static_fp8_quant")
 def fused_add_static_fp8_quant(c: Call) -> None:
-    """residual += input, then the RMS norm of residual, quantised with one fp8 scale."""
+    """Add input to residual in place; write the RMS norm of the sum, quantised with one fp8 scale."""
     normed, total = fused_add_rms_norm(c.input, c.residual, c.weight, c.epsilon)
     c.residual.copy_(total)
     c.result.copy_(to_quantized(normed, c.scale, c.result.dtype))
@@ -33,7 +33,7 @@ def fused_add_static_fp8_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_dynamic_per_token_quant")
 def rms_norm_dynamic_per_token_quant(c: Call) -> None:
-    """RMS norm of input (+ residual, which is updated to the sum), quantised with one scale per row."""
+    """Quantise the RMS norm of input (+ residual, which is updated to the sum) with one scale per row."""
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     rows = row_scale(normed, c.result.dtype, c.scale_ub)
     c.scale.copy_(rows.reshape(c.scale.shape))
@@ -42,8 +42,8 @@ def rms_norm_dynamic_per_token_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_per_block_quant")
 def rms_norm_per_block_quant(c: Call) -> None:
-    """RMS norm, quantised with one scale per `group_size` consecutive elements; a transposed scale is [groups,
-    rows].
+    """Quantise the RMS norm with one scale per `group_size` consecutive elements; a transposed scale is
+    [groups, rows].
     """
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     groups = group_scale(normed, c.group_size, largest(c.result.dtype))
@@ -54,7 +54,7 @@ def rms_norm_per_block_quant(c: Call) -> None:
 
 @stands_for("_C::fused_qk_norm_rope")
 def fused_qk_norm_rope(c: Call) -> None:
-    """RMS norm and then rotation of each query and key head, in place in qkv [T, (Hq + Hk + Hv) · head]."""
+    """Normalise (RMS) and then rotate each query and key head, in place in qkv [T, (Hq + Hk + Hv) · head]."""
     start = 0
     for heads, weight in ((c.num_heads_q, c.q_weight), (c.num_heads_k, c.k_weight)):
         part = c.qkv[:, start : start + heads * c.head_dim]
@@ -66,7 +66,7 @@ def fused_qk_norm_rope(c: Call) -> None:
 
 @stands_for("_C::poly_norm")
 def poly_norm(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> None:
-    """w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias, with weight [3]."""
+    """Write w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias to out, with weight [3]."""
     x = input.float()
     terms = (weight[i].float() * rms_norm(x**power, None, epsilon) for i, power in enumerate((3, 2, 1)))
     out.copy_(torch.stack(tuple(terms)).sum(0) + bias.float())

@@ -1,4 +1,5 @@
-"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton): the same mathematics as in `gemm`.
+"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton); same mathematics as
+`reference_aiter_gemm`.
 
 Operands are A [M, K] and B [N, K]; pre-shuffled weights are read as plain rows.
 """
@@ -24,7 +25,7 @@ def _kept(out: Tensor, value: Tensor) -> Tensor:
 
 @stands_for("aiter::gemm_a16w16_", "aiter::gemm_a16w16_atomic_", writes=_OUT)
 def gemm_a16w16_triton(c: Call) -> Tensor:
-    """activation(x @ wᵀ + bias) in dtype; also written to y."""
+    """Return activation(x @ wᵀ + bias) in dtype; also written to y."""
     activation = getattr(c, "activation", None)
     functions = {"gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "silu": F.silu, "relu": F.relu}
     out = linear(c.x, c.w, getattr(c, "bias", None), c.dtype or torch.bfloat16)
@@ -36,7 +37,7 @@ def gemm_a16w16_triton(c: Call) -> Tensor:
 
 @stands_for("aiter::gemm_a8w8_blockscale_bpreshuffle", writes=_OUT)
 def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
-    """XQ @ WQᵀ with block scales, in dtype; also written to out."""
+    """Return XQ @ WQᵀ with block scales, in dtype; also written to out."""
     out = getattr(c, "out", None)
     product = scaled_linear(c.XQ, c.WQ, c.x_scale, c.w_scale, None, c.dtype)
     if out is not None:
@@ -46,7 +47,7 @@ def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
 
 @stands_for("aiter::hipb_mm", writes=())
 def hipb_mm(c: Call) -> Tensor:
-    """mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's dtype."""
+    """Return mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's dtype."""
     scaleB = c.scaleB
     dtype = c.out_dtype or c.mat1.dtype
     if c.scaleA is None and scaleB is None and c.mat1.dtype.itemsize > 1:
@@ -60,7 +61,7 @@ def hipb_mm(c: Call) -> Tensor:
 
 @stands_for("aiter::batched_gemm_bf16", writes=_OUT, fake=lambda out: torch.empty_like(out))
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
-    """out [B, M, N] = XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N]; also returned."""
+    """Write XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N] to out [B, M, N], and return it."""
     parts = [linear(x, w, None, out.dtype) for x, w in zip(XQ, WQ, strict=True)]
     product = torch.stack(parts)
     return _kept(out, product if bias is None else product + bias)
@@ -76,7 +77,7 @@ def batched_gemm_a8w8(c: Call) -> Tensor:
 
 @stands_for("aiter::deepgemm_ck", writes=("Y",), fake=lambda Y: torch.empty_like(Y))
 def deepgemm_ck(c: Call) -> Tensor:
-    """Y [G, M, N] = the first group_layout[g] rows of XQ [G, M, K] @ WQ [G, N, K]ᵀ, with their scales."""
+    """Write the first group_layout[g] rows of XQ [G, M, K] @ WQ [G, N, K]ᵀ, with their scales, to Y [G, M, N]."""
     for group, rows in enumerate(c.group_layout.flatten().tolist()):
         scale_x = None if c.x_scale is None else c.x_scale[group].reshape(c.XQ.shape[1], -1)[:rows]
         scale_w = None if c.w_scale is None else c.w_scale[group]

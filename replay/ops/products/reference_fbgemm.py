@@ -24,7 +24,7 @@ def _groups(sizes: Tensor, rows: int) -> list[int]:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped")
 def grouped(X: list[Tensor], W: list[Tensor]) -> list[Tensor]:
-    """X[i] [M, K] @ W[i] [N, K]ᵀ for each i; bfloat16."""
+    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for each i; bfloat16."""
     return [linear(x, weight, dtype=torch.bfloat16) for x, weight in zip(X, W, strict=True)]
 
 
@@ -52,7 +52,7 @@ def _dynamic_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_dynamic", fake=_dynamic_like)
 def grouped_dynamic(X: Tensor, W: Tensor, zero_start_index_M: Tensor) -> Tensor:
-    """X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; other rows are zero."""
+    """Return X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; other rows are zero."""
     out = X.new_zeros((*X.shape[:2], W.shape[1]), dtype=torch.bfloat16)
     for i, rows in enumerate(zero_start_index_M.tolist()):
         rows = max(0, min(int(rows), X.shape[1]))
@@ -76,7 +76,7 @@ def _stacked_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_stacked", writes=(), fake=_stacked_like)
 def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
-    """X [ΣM, K] @ W [G, N, K]ᵀ: M_sizes[g] consecutive rows with matrix g; rows after the last group are zero.
+    """Return X [ΣM, K] @ W [G, N, K]ᵀ: M_sizes[g] consecutive rows with matrix g; rows after the last group are zero.
 
     Returns a new tensor and does not write `out`. Raises ValueError for groups that have more rows than X.
     """
@@ -104,7 +104,7 @@ def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor
 
 @stands_for("fbgemm::f8f8bf16_rowwise_batched", writes=(), fake=lambda XQ, WQ: _dynamic_like(XQ, WQ))
 def batched_fp8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """XQ [B, M, K] @ WQ [B, N, K]ᵀ with x_scale [B, M], w_scale [B, N] and bias [N] or [B, N]; bfloat16.
+    """Return XQ [B, M, K] @ WQ [B, N, K]ᵀ with x_scale [B, M], w_scale [B, N] and bias [N] or [B, N]; bfloat16.
 
     Returns a new tensor and does not write `output`.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""LoRA's two products, shrink (to the rank) and expand (from it), as ops of vLLM, Punica and vllm-ascend.
+"""LoRA's two products, shrink (to the rank) and expand (from the rank), as ops of vLLM, Punica and vllm-ascend.
 
 Weights are [adapters, out, in] (or [adapters, 1, out, in]); a token with a negative adapter index gets no contribution.
 """
@@ -33,7 +33,7 @@ def _by_adapter(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, T
 def _expand_into(
     target: Tensor, x: Tensor, weights: Tensor, adapters: Tensor, *, add: bool, scale: float = 1.0
 ) -> None:
-    """target [T, out] (+)= scale · (x @ weight), for tokens with an adapter."""
+    """Write or add scale · (x @ weight) to target [T, out], for tokens with an adapter."""
     expanded, known = _by_adapter(x, weights, adapters)
     rows = target[: x.shape[0], : expanded.shape[1]]
     value = expanded * scale
@@ -51,7 +51,9 @@ def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: in
 
 @stands_for("vllm::lora_shrink", "vllm::v1_shrink")
 def lora_shrink(c: Call) -> None:
-    """output_tensor [slices, T, rank] = scaling · inputs [T, H] @ A of each slice; tokens without an adapter give 0."""
+    """Write scaling · inputs [T, H] @ A of each slice to output_tensor [slices, T, rank]; tokens without an adapter
+    give 0.
+    """
     c.output_tensor.zero_()
     for number, weights in enumerate(c.lora_a_weights):
         target = c.output_tensor[number]
@@ -60,7 +62,9 @@ def lora_shrink(c: Call) -> None:
 
 @stands_for("vllm::lora_expand", "vllm::v1_expand")
 def lora_expand(c: Call) -> None:
-    """output_tensor [T, ..] (+)= inputs [slices, T, rank] @ B, slice after slice from column offset_start on."""
+    """Write or add inputs [slices, T, rank] @ B to output_tensor [T, ..], slice after slice, starting at column
+    offset_start.
+    """
     start = c.offset_start
     for number, weights in enumerate(c.lora_b_weights):
         width = _matrices(weights).shape[1]
@@ -98,13 +102,15 @@ def sgmv_expand(c: Call) -> None:
 
 @stands_for("vllm::bgmv_shrink", "vllm::xpu_bgmv_shrink")
 def bgmv_shrink(c: Call) -> None:
-    """output_tensor [T, rank] = scaling · inputs @ A, with the A of each token's adapter."""
+    """Write scaling · inputs @ A of each token's adapter to output_tensor [T, rank]."""
     _expand_into(c.output_tensor, c.inputs, c.lora_a_weights, c.lora_indices_tensor, add=False, scale=c.scaling)
 
 
 @stands_for("vllm::bgmv_expand", "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice")
 def bgmv_expand(c: Call) -> None:
-    """output_tensor [T, ..] (+)= inputs [T, rank] @ B of each token's adapter, in columns from slice_offset on."""
+    """Write or add inputs [T, rank] @ B of each token's adapter to output_tensor [T, ..], starting at column
+    slice_offset.
+    """
     slice_offset = getattr(c, "slice_offset", 0)
     width = getattr(c, "slice_size", None) or _matrices(c.lora_b_weights).shape[1]
     target = c.output_tensor[:, slice_offset : slice_offset + width]
@@ -113,7 +119,7 @@ def bgmv_expand(c: Call) -> None:
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
 def punica_bgmv(c: Call) -> None:
-    """y [T, ..] += scale · x [T, in] @ w [adapters, layers, out, in], for one layer."""
+    """Add scale · x [T, in] @ w [adapters, layers, out, in] of one layer to y [T, ..]."""
     y_offset = getattr(c, "y_offset", 0)
     matrices = c.w[
         :, c.layer_idx, : getattr(c, "h_out", None) or c.w.shape[2], : getattr(c, "h_in", None) or c.w.shape[3]
@@ -124,7 +130,7 @@ def punica_bgmv(c: Call) -> None:
 
 @stands_for("_C_ascend::bgmv_shrink", "npu::bgmv_shrink", writes=("y",))
 def ascend_bgmv_shrink(x: Tensor, weight: Tensor, indices: Tensor, y: Tensor, scale: float) -> None:
-    """y [T, rank] += scale · x @ A, with the A of each token's adapter."""
+    """Add scale · x @ A of each token's adapter to y [T, rank]."""
     _expand_into(y, x, weight, indices, add=True, scale=scale)
 
 
@@ -134,7 +140,7 @@ def _fake_expanded(y: Tensor) -> Tensor:
 
 @stands_for("_C_ascend::bgmv_expand", "npu::bgmv_expand", writes=("y",), fake=_fake_expanded)
 def ascend_bgmv_expand(c: Call) -> Tensor:
-    """y [T, ..] += x [T, rank] @ B, in columns from slice_offset on; returns y's values."""
+    """Add x [T, rank] @ B to y [T, ..], starting at column slice_offset; return y's values."""
     _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, c.indices, add=True)
     return c.y.clone()
 

@@ -37,7 +37,8 @@ def _by_group(table: Tensor, size_k: int) -> Tensor:
     fake=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[-1] * (8 if weight.dtype == torch.int32 else 1))),
 )
 def weight_quant_batchmatmul(c: Call) -> Tensor:
-    """x [.., K] @ (weight [K, N] + offset) · scale + bias; int32 weights hold eight signed 4-bit numbers along N.
+    """Return x [.., K] @ (weight [K, N] + offset) · scale + bias; int32 weights hold eight signed 4-bit numbers along
+    N.
 
     Raises ValueError for a quantised result.
     """
@@ -55,7 +56,7 @@ def weight_quant_batchmatmul(c: Call) -> Tensor:
 
 @stands_for("npu::npu_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
-    """int32 [K, N] of −8..7 → int32 [K, N / 8], the first number in the lowest bits."""
+    """Pack int32 [K, N] of −8..7 to int32 [K, N / 8], with the first number in the lowest bits."""
     shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int64)
     words = ((weight.to(torch.int64).unflatten(-1, (-1, 8)) & 15) << shifts).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
@@ -68,7 +69,7 @@ def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
     ),
 )
 def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: torch.dtype | int | None) -> Tensor:
-    """(x + offset) · scale in float16 or bfloat16."""
+    """Return (x + offset) · scale in float16 or bfloat16."""
     values = x.float() if offset is None else x.float() + offset.float()
     wide = dst_dtype in (torch.bfloat16, 15)
     return (values * scale.float()).to(torch.bfloat16 if wide else torch.float16)
@@ -76,7 +77,7 @@ def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: torch
 
 @stands_for("npu::npu_dequant_bias")
 def dequant_bias(c: Call) -> Tensor:
-    """int32 x [M, N] (+ int32 bias) · weight_scale [N] · activation_scale [M] (+ float bias)."""
+    """Return int32 x [M, N] (+ int32 bias) · weight_scale [N] · activation_scale [M] (+ float bias)."""
     bias = c.bias
     whole = bias is not None and bias.dtype == torch.int32
     out = (c.x + bias if whole and bias is not None else c.x).float() * c.weight_scale.float()
@@ -102,7 +103,7 @@ def quant_matmul_dequant(c: Call) -> Tensor:
     fake=lambda x1, x2: x1.new_empty((x1.shape[1], x2.shape[-1]), dtype=torch.bfloat16),
 )
 def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None) -> Tensor:
-    """Σ over the batch of int8 products [B, M, K] @ [B, K, N] · x1_scale [B, M] · x2_scale [N]; bfloat16."""
+    """Return Σ over the batch of int8 products [B, M, K] @ [B, K, N] · x1_scale [B, M] · x2_scale [N]; bfloat16."""
     product = x1.float() @ x2.float()
     if x1_scale is not None:
         product = product * x1_scale.float().reshape(*x1.shape[:2], 1)
@@ -128,10 +129,10 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Gate x [T, 2H] (int32 times its scales), then quantise to int8: one scale per row (quant_mode 1) or the given one
-    (0).
+    """Gate x [T, 2H] (int32 is first multiplied by its scales), then quantise to int8.
 
-    Each group of rows (counts in group_index) has its own weight_scale and quant_scale.
+    The scale is one per row (quant_mode 1) or given (quant_mode 0). Each group of rows (counts in group_index) has its
+    own weight_scale and quant_scale.
     """
     x, bias = c.x, c.bias
     clamp_limit = getattr(c, "clamp_limit", 7.0)
@@ -182,7 +183,9 @@ def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def _grouped_rows(x: Tensor, weights: list[Tensor], scales: list[Tensor], x_scale: Tensor, ends: list[int]) -> Tensor:
-    """int8 rows of each group @ its weight [K, N] · both scales; float32 [M, N], zeros after the last group."""
+    """Return int8 rows of each group @ the group's weight [K, N] · both scales; float32 [M, N], zeros after the last
+    group.
+    """
     out = torch.zeros((x.shape[0], weights[0].shape[-1]), dtype=torch.float32, device=x.device)
     start = 0
     for stop, weight, scale in zip(ends, weights, scales, strict=False):
@@ -231,7 +234,7 @@ def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_C_ascend::moe_grouped_matmul", fake=lambda x, weight: [x.new_empty((x.shape[0], weight.shape[-1]))])
 def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> list[Tensor]:
-    """Return [rows of x [M, K] in groups @ weight [E, K, N]], a list of one tensor."""
+    """Return a list of one tensor: rows of x [M, K] in groups @ weight [E, K, N]."""
     out = x.new_zeros((x.shape[0], weight.shape[-1]))
     start = 0
     for expert, stop in enumerate(group_ends(group_list, group_list_type, weight.shape[0], x.shape[0])):
@@ -242,7 +245,7 @@ def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list
 
 @stands_for("npu::npu_grouped_matmul_add_", fake=lambda self: self)
 def grouped_matmul_add_(c: Call) -> Tensor:
-    """self [E, K, N] += xᵀ @ weight for each group of rows of x [M, K] and weight [M, N]."""
+    """Add xᵀ @ weight of each group of rows of x [M, K] and weight [M, N] to self [E, K, N]."""
     target = c.self.view(c.group_list.shape[0], c.x.shape[-1], c.weight.shape[-1])
     start = 0
     for expert, stop in enumerate(
@@ -273,7 +276,7 @@ _FFN = {
 
 @stands_for("npu::npu_ffn", fake=lambda x, weight2: x.new_empty((*x.shape[:-1], weight2.shape[-1])))
 def npu_ffn(c: Call) -> Tensor:
-    """activation(x [.., K1] @ weight1 [(E,) K1, N1]) @ weight2 [(E,) K2, N2]; expert_tokens splits the rows.
+    """Return activation(x [.., K1] @ weight1 [(E,) K1, N1]) @ weight2 [(E,) K2, N2]; expert_tokens splits the rows.
 
     Raises ValueError for quantised weights.
     """
@@ -298,7 +301,7 @@ def npu_ffn(c: Call) -> Tensor:
 
 @stands_for("npu::npu_linear")
 def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """input [.., K] @ weight [N, K]ᵀ + bias."""
+    """Return input [.., K] @ weight [N, K]ᵀ + bias."""
     return F.linear(input, weight, bias)
 
 
@@ -308,7 +311,7 @@ def _fake_quant_matmul(x1: Tensor, x2: Tensor, output_dtype: torch.dtype | None)
 
 @stands_for("npu::npu_quant_matmul", fake=_fake_quant_matmul)
 def npu_quant_matmul(c: Call) -> Tensor:
-    """(x1 [.., M, K] @ x2 [K, N] + int32 bias) · scale ([1] or [N]) · pertoken_scale [M] (+ offset)."""
+    """Return (x1 [.., M, K] @ x2 [K, N] + int32 bias) · scale ([1] or [N]) · pertoken_scale [M] (+ offset)."""
     bias = c.bias
     product = c.x1.float() @ c.x2.float()
     if bias is not None and bias.dtype == torch.int32:

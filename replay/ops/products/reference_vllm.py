@@ -15,20 +15,20 @@ from opreplay.replay.ops.maths.products import as_rows, linear
 from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, scaled_linear
 
 GROUP = 128
-"""Neighbours that share a scale where no argument says how many."""
+"""Number of consecutive elements that share a scale if no argument gives it."""
 
 
 @stands_for(
     "vllm::gpt_oss_router_gemm", "vllm::unquantized_gemm", "sglang::bf16_gemm_dispatch", "sglang::cutedsl_tgv_bf16_gemm"
 )
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-    """x [.., K] @ weightᵀ + bias."""
+    """Return x [.., K] @ weightᵀ + bias."""
     return linear(x, weight, bias, dtype)
 
 
 @stands_for("_moe_C::router_gemm_bf16_fp32")
 def router_gemm_wide(input: Tensor, weight: Tensor) -> Tensor:
-    """input @ weightᵀ in float32."""
+    """Return input @ weightᵀ in float32."""
     return linear(input, weight, None, torch.float32)
 
 
@@ -80,7 +80,7 @@ def fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor, gro
 
 @stands_for("vllm::bmm_fp8")
 def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """A [B, M, K] @ B [B, K, N] · A_scale · B_scale."""
+    """Return A [B, M, K] @ B [B, K, N] · A_scale · B_scale."""
     return ((A.float() @ B.float()) * (A_scale.float() * B_scale.float())).to(dtype)
 
 
@@ -92,7 +92,7 @@ def weak_ref_tensor(input: Tensor) -> Tensor:
 
 @stands_for("_C::permute_cols")
 def permute_cols(A: Tensor, perm: Tensor) -> Tensor:
-    """A[:, perm]."""
+    """Return A[:, perm]."""
     return A.index_select(1, perm.to(torch.int64))
 
 
@@ -102,7 +102,9 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
 
 @stands_for("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(c: Call) -> None:
-    """out [M, N] = (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias; scales per tensor, row, or block."""
+    """Write (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias to out [M, N]; scales are per tensor, row,
+    or block.
+    """
     c.out.copy_(
         scaled_linear(c.a, c.b.t(), c.a_scales, _scale_of_columns(c.b_scales), getattr(c, "bias", None), c.out.dtype)
     )
@@ -110,7 +112,7 @@ def cutlass_scaled_mm(c: Call) -> None:
 
 @stands_for("_C::cutlass_scaled_mm_azp")
 def cutlass_scaled_mm_azp(c: Call) -> None:
-    """a_scales · b_scales · (a @ b − azp · azp_adj) + bias; azp_adj int32 [N] are b's column sums.
+    """Write a_scales · b_scales · (a @ b − azp · azp_adj) + bias to out; azp_adj int32 [N] are b's column sums.
 
     If azp is None, azp_adj already includes the factor azp.
     """
@@ -125,7 +127,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _awq_unpack(packed: Tensor) -> Tensor:
-    """int32 [R, C], eight 4-bit numbers per word in AWQ's interleaved order → float32 [R, 8 · C]."""
+    """Unpack int32 [R, C], eight 4-bit numbers per word in AWQ's interleaved order, to float32 [R, 8 · C]."""
     shifts = torch.tensor(_AWQ_ORDER, device=packed.device, dtype=torch.int32) * 4
     return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2).float()
 
@@ -138,13 +140,13 @@ def _awq_weight(kernel: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 
 @stands_for("_C::awq_dequantize")
 def awq_dequantize(_kernel: Tensor, _scaling_factors: Tensor, _zeros: Tensor) -> Tensor:
-    """4-bit weight int32 [K, N/8] with scales [K/group, N] and zeros int32 [K/group, N/8] → [K, N]."""
+    """Dequantise a 4-bit weight int32 [K, N/8] with scales [K/group, N] and zeros int32 [K/group, N/8] to [K, N]."""
     return _awq_weight(_kernel, _scaling_factors, _zeros).to(_scaling_factors.dtype)
 
 
 @stands_for("_C::awq_gemm")
 def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zeros: Tensor) -> Tensor:
-    """_in_feats [M, K] @ the dequantised weight [K, N]."""
+    """Return _in_feats [M, K] @ the dequantised weight [K, N]."""
     weight = _awq_weight(_kernel, _scaling_factors, _zeros).to(_in_feats.dtype)
     return linear(_in_feats, weight.t())
 
@@ -162,5 +164,5 @@ def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zero
     "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
 )
 def gemm_a8w8(c: Call) -> Tensor:
-    """A [.., K] and B [N, K], both quantised, with scales per tensor, row or block → [.., N]."""
+    """Multiply A [.., K] by B [N, K]ᵀ, both quantised with scales per tensor, row or block; the result is [.., N]."""
     return _folded(c.A, c.B, c.As, c.Bs, getattr(c, "bias", None), c.output_dtype)

@@ -19,7 +19,7 @@ from opreplay.replay.ops.maths.quantize import (
 
 
 def write_smoothed(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) -> None:
-    """Quantise normed · xscale to 8 bits by rows; write the numbers to out and the row scales to yscale."""
+    """Quantise normed · xscale to 8 bits by rows; write the result to out and the row scales to yscale."""
     smooth = normed.float() * xscale.float()
     scale = row_scale(smooth, out.dtype)
     yscale.copy_(scale.reshape(yscale.shape))
@@ -28,13 +28,13 @@ def write_smoothed(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) 
 
 @stands_for("aiter::smoothquant_fwd", writes=("out", "y_scale"))
 def smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
-    """input · x_scale, quantised by rows."""
+    """Quantise input · x_scale by rows."""
     write_smoothed(input, out, x_scale, y_scale)
 
 
 @stands_for("aiter::moe_smoothquant_fwd", writes=("out", "y_scale"))
 def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
-    """out [k, T, H] = input [T, H] · the selected experts' smoothing x_scale [E, H], quantised by rows."""
+    """Quantise input [T, H] · the selected experts' smoothing x_scale [E, H] by rows, and write it to out [k, T, H]."""
     chosen = x_scale.float()[topk_ids.t().to(torch.int64)]
     smooth = (input.float().unsqueeze(0) * chosen).reshape(-1, input.shape[-1])
     scale = row_scale(smooth, out.dtype)
@@ -44,14 +44,14 @@ def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tenso
 
 @stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
 def smooth_per_token_scaled_quant(c: Call) -> None:
-    """input · smooth_scale (or its row given by the map), quantised by rows; scales are never shuffled."""
+    """Quantise input · smooth_scale (or its row given by the map) by rows; scales are never shuffled."""
     factor = c.smooth_scale if c.smooth_scale_map is None else c.smooth_scale[c.smooth_scale_map.to(torch.int64)]
     write_smoothed(c.input, c.out, factor, c.scales)
 
 
 @stands_for("aiter::dynamic_per_group_scaled_quant", writes=("out", "scales"))
 def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, group_size: int) -> None:
-    """input quantised by groups of a row; scales are never shuffled."""
+    """Quantise input by groups of a row; scales are never shuffled."""
     groups = group_scale(input, group_size, largest(out.dtype))
     scales.flatten()[: groups.numel()].copy_(groups.flatten())
     out.copy_(quantize_groups(input, groups, out.dtype))

@@ -2,8 +2,8 @@
 """FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with configurable exponent, and the row-wise scaled
 format.
 
-Up to the largest number they are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of
-x · 2^(b − 7), e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
+Up to the largest number, they equal torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn
+of x · 2^(b − 7), e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (t
 
 @stands_for("fbgemm::FloatToHFP8Quantized")
 def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
-    """float32 → uint8 of the same shape. Defaults are FBGEMM's for the forward, for traces without values."""
+    """Convert float32 to uint8 of the same shape. Defaults are FBGEMM's for the forward, for traces without values."""
     dtype, torch_bias = _kind(ebits)
     return (input.float().clamp(-max_pos, max_pos) * 2.0 ** (exponent_bias - torch_bias)).to(dtype).view(torch.uint8)
 
 
 @stands_for("fbgemm::HFP8QuantizedToFloat")
 def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
-    """uint8 → float32 of the same shape. All 256 codes are finite numbers, including those with the highest
+    """Convert uint8 to float32 of the same shape. All 256 codes are finite numbers, including those with the highest
     exponent.
     """
     _kind(ebits)
@@ -48,9 +48,9 @@ _SCALE_BYTES = 8
 
 @stands_for("fbgemm::FloatToFP8RowwiseQuantized")
 def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
-    """[.., C] → uint8 [.., C rounded up to 4, plus 8]: the scaled row, then the scale as float32 and 4 bytes of zeros.
+    """Convert [.., C] to uint8 [.., C rounded up to 4, plus 8]: the scaled row, the scale as float32, and 4 zero bytes.
 
-    forward uses e4m3, backward e5m2.
+    The forward uses e4m3, the backward e5m2.
     """
     ebits, bias, max_pos = _FORWARD if forward else _BACKWARD
     columns = -(-t.shape[-1] // 4) * 4
@@ -63,7 +63,7 @@ def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
 
 @stands_for("fbgemm::FP8RowwiseQuantizedToFloat")
 def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) -> Tensor:
-    """Inverse of float_to_fp8_rowwise: uint8 [.., C + 8] → [.., C]; float32, or output_dtype 1 float16, 5 bfloat16."""
+    """Convert uint8 [.., C + 8] back to [.., C]: float32 by default, float16 for output_dtype 1, bfloat16 for 5."""
     ebits, bias, _ = _FORWARD if forward else _BACKWARD
     columns = input.shape[-1] - _SCALE_BYTES
     scale = input[..., columns : columns + 4].contiguous().view(torch.float32)
@@ -72,4 +72,4 @@ def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) ->
 
 
 OUTPUT_DTYPES: dict[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 5: torch.bfloat16}
-"""FBGEMM's SparseType numbers of results."""
+"""FBGEMM's SparseType codes for result dtypes."""

@@ -23,7 +23,7 @@ def npu_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_quantize")
 def npu_quantize(c: Call) -> Tensor:
-    """round(self / scales (or · scales) + zero_points), saturated to int8 for every 8-bit dtype."""
+    """Return round(self / scales (or · scales) + zero_points), saturated to int8 for every 8-bit dtype."""
     shape = [1] * c.self.dim()
     if c.scales.numel() > 1:
         shape[c.axis] = -1

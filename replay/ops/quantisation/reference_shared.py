@@ -34,7 +34,7 @@ def _activated(op_name: str, x: Tensor) -> Tensor:
 
 @stands_for("sglang::_run_activation_inplace", "sglang::_run_activation_with_rounding_inplace")
 def run_activation(op_name: str, input: Tensor, out: Tensor) -> None:
-    """out = activation(first half of input) · second half; silu if no name was recorded."""
+    """Write activation(first half of input) · second half to out; silu if no name was recorded."""
     out.copy_(_gated(op_name, input))
 
 
@@ -48,7 +48,7 @@ def run_activation_filtered(op_name: str, input: Tensor, out: Tensor, expert_ids
 
 @stands_for("sglang::_run_unary_activation_inplace")
 def run_unary_activation(op_name: str, input: Tensor, out: Tensor) -> None:
-    """out = activation(input)."""
+    """Write activation(input) to out."""
     out.copy_(_activated(op_name, input.float()))
 
 
@@ -63,7 +63,7 @@ def silu_and_mul_per_block_quant(c: Call) -> None:
 
 
 def _by_groups(c: Call, limit: float) -> None:
-    """Quantise (the gated halves of) input in groups; only the first masked_m rows."""
+    """Quantise input, or its gated halves, by groups; only the first masked_m rows."""
     output_q, output_s = c.output_q, c.output_s
     masked_m = getattr(c, "masked_m", None)
     value = _gated("silu", c.input) if getattr(c, "fuse_silu_and_mul", False) else c.input
@@ -89,7 +89,7 @@ def _by_groups(c: Call, limit: float) -> None:
     writes=("output_q", "output_s"),
 )
 def per_token_group_quant_8bit(c: Call) -> None:
-    """Quantise (the gated halves of) input to 8 bits, one scale per group; only the first masked_m rows."""
+    """Quantise input, or its gated halves, to 8 bits with one scale per group; only the first masked_m rows."""
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(c, limit or largest(c.output_q.dtype))
@@ -109,24 +109,24 @@ def per_tensor_absmax(input: Tensor, output_s: Tensor) -> None:
 
 @stands_for("vllm::quantize")
 def quantize(in_tensor: Tensor, input_scale: Tensor, input_offset: Tensor) -> Tensor:
-    """int8 of in_tensor / input_scale + input_offset."""
+    """Return int8 of in_tensor / input_scale + input_offset."""
     return (in_tensor.float() / input_scale.float() + input_offset.float()).round().clamp(-128, 127).to(torch.int8)
 
 
 @stands_for("vllm::muls_add")
 def muls_add(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """x · scale + y."""
+    """Return x · scale + y."""
     return x * scale + y
 
 
 @stands_for("sglang::layernorm")
 def layernorm(input: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """Layer norm over the last dim."""
+    """Return the layer norm over the last dim."""
     return F.layer_norm(input.float(), (input.shape[-1],), gamma.float(), beta.float(), eps).to(input.dtype)
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """x [.., n] @ the n x n Hadamard matrix in Sylvester's order (n a power of two), float32."""
+    """Return x [.., n] @ the n x n Hadamard matrix in Sylvester's order (n a power of two), float32."""
     width = x.shape[-1]
     if width & (width - 1):
         raise ValueError(f"a Hadamard transform of {width} elements is not implemented: no power of two")
@@ -141,13 +141,13 @@ def hadamard(x: Tensor) -> Tensor:
 
 @stands_for("sgl_kernel::fast_hadamard_transform", "sglang::hadamard_transform", "torchao::hadamard_transform")
 def hadamard_transform(x: Tensor, scale: float) -> Tensor:
-    """scale · Hadamard transform of the last dim."""
+    """Return scale · the Hadamard transform of the last dim."""
     return (hadamard(x) * (scale or 1.0)).to(x.dtype)
 
 
 @stands_for("_C::hadacore_transform", fake=lambda x: torch.empty_like(x))
 def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
-    """Orthonormal Hadamard transform of the last dim; x is overwritten if inplace."""
+    """Return the orthonormal Hadamard transform of the last dim; x is overwritten if inplace."""
     transformed = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
     if inplace:
         x.copy_(transformed)
@@ -165,7 +165,7 @@ def moe_topk_softmax(c: Call) -> None:
 
 @stands_for("sglang::moe_topk_sigmoid_out")
 def moe_topk_sigmoid(c: Call) -> None:
-    """Top-k experts by sigmoid score. Raises ValueError for shared experts after the routed ones."""
+    """Write the top-k experts by sigmoid score. Raises ValueError for shared experts after the routed ones."""
     if c.num_fused_shared_experts:
         raise ValueError("moe_topk_sigmoid with shared experts is not implemented")
     write_choice(
@@ -180,7 +180,7 @@ def moe_topk_sigmoid(c: Call) -> None:
 
 @stands_for("sglang::fused_topk_deepseek")
 def fused_topk_deepseek(c: Call) -> None:
-    """DeepSeek-V3's grouped top-k of experts."""
+    """Write DeepSeek-V3's grouped top-k of experts."""
     write_grouped(
         c.gating_output.float().sigmoid(),
         c.topk_weights,
@@ -201,7 +201,7 @@ def fused_topk_deepseek(c: Call) -> None:
     ],
 )
 def kimi_k2_moe_fused_gate(c: Call) -> list[Tensor]:
-    """`sgl_kernel::moe_fused_gate` with a single group."""
+    """Same as `sgl_kernel::moe_fused_gate`, with a single group."""
     if not c.renormalize:
         raise ValueError("kimi_k2_moe_fused_gate without renormalisation is not implemented")
     return moe_fused_gate(but(c, num_expert_group=1, topk_group=1, num_fused_shared_experts=0))
@@ -229,7 +229,7 @@ def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> t
     fake=lambda hidden_states: torch.empty_like(hidden_states),
 )
 def rocm_aiter_moe(c: Call) -> Tensor:
-    """Fused experts of aiter's older API; smoothing scales are ignored, weights are read as plain rows."""
+    """Compute fused experts of aiter's older API; smoothing scales are ignored, weights are read as plain rows."""
     topk_weights = getattr(c, "topk_weights", None)
     weights = getattr(c, "topk_weight", None) if topk_weights is None else topk_weights
     assert weights is not None

@@ -21,7 +21,10 @@ from opreplay.replay.ops.maths.quantize import (
 
 @stands_for("_C::static_scaled_fp8_quant")
 def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
-    """result = input / scale, with one scale, or one per group; the scale's shape determines the group shape."""
+    """Quantise input / scale, with one scale for the whole tensor or one per group.
+
+    The scale's shape determines the group shape.
+    """
     rows = input.flatten(0, -2) if input.dim() > 1 else input.unsqueeze(0)
     by_row = expand_scale(scale, rows.shape[0], rows.shape[1])
     result.copy_(to_quantized(rows, by_row, result.dtype).reshape(input.shape))
@@ -45,7 +48,7 @@ def dynamic_per_token_scaled_fp8_quant(c: Call) -> None:
 
 @stands_for("_C::static_scaled_int8_quant")
 def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
-    """round(input / scale) + zero point, saturated."""
+    """Write round(input / scale) + zero point, saturated, to result."""
     scaled = (input.float() / scale).round()
     result.copy_((scaled if azp is None else scaled + azp).clamp(-128, 127))
 
@@ -75,7 +78,7 @@ def per_token_group_fp8_quant(c: Call) -> None:
 
 
 FP8 = torch.float8_e4m3fn
-"""Element type of fp8 results whose dtype no argument tells."""
+"""dtype of fp8 results if no argument gives it."""
 
 
 @stands_for("vllm::rocm_aiter_group_fp8_quant")

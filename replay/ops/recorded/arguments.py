@@ -13,7 +13,7 @@ from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature
 
 _RESULTS = ("out", "output", "result", "results")
-"""First words of the names of arguments that an op writes without reading them."""
+"""First or last words in the names of arguments that an op only writes."""
 
 
 class Parameter(NamedTuple):
@@ -24,13 +24,13 @@ class Parameter(NamedTuple):
 
     @property
     def is_result(self) -> bool:
-        """Whether the op only writes it."""
+        """Return whether the op only writes the argument."""
         words = self.name.lower().split("_")
         return words[0] in _RESULTS or words[-1] in _RESULTS
 
 
 class Parameters(NamedTuple):
-    """The parameters of one version of an op."""
+    """Parameters of one version of an op."""
 
     all: tuple[Parameter, ...]
     returns: bool
@@ -39,7 +39,9 @@ class Parameters(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def parameters_of(name: str, count: int) -> Parameters | None:
-    """Return the parameters of the newest known version of an op with `count` arguments; None if there is none."""
+    """Return the parameters of the newest known version of an op that has `count` arguments, or None if there
+    is none.
+    """
     if "::" not in name or name.startswith("aten::"):
         return None
     versions = [(since, _parsed(schema)) for since, schema in published(canonical_name(name))]
@@ -48,7 +50,7 @@ def parameters_of(name: str, count: int) -> Parameters | None:
 
 
 def _parsed(schema: str) -> Parameters:
-    """Parse "ns::op(Tensor! x, int y=1) -> Tensor"."""
+    """Parse a schema such as "ns::op(Tensor! x, int y=1) -> Tensor"."""
     arguments, _, returns = schema.partition("(")[2].rpartition(" -> ")
     parts: list[str] = [""]
     depth = 0
@@ -67,7 +69,7 @@ def _parsed(schema: str) -> Parameters:
 
 
 class Arguments:
-    """The arguments of a recorded call, by name if a schema is known, and by position."""
+    """Arguments of a recorded call, by name if a schema is known, and by position."""
 
     def __init__(self, signature: OpSignature) -> None:
         self.signature = signature
@@ -76,19 +78,19 @@ class Arguments:
         self.named = known is not None
         self._place = {} if known is None else {parameter.name: at for at, parameter in enumerate(known.all)}
         self.tensors = [at for at in range(len(self._dims)) if self.dtype_at(at) and self.shape_at(at) is not None]
-        """Positions of the tensors, without those in lists."""
+        """Positions of the tensor arguments, without tensors in lists."""
 
     def shape_at(self, place: int) -> tuple[int, ...] | None:
-        """Return the shape of the argument at a position; None for what is not a tensor."""
+        """Return the shape of the argument at a position, or None if it is not a tensor."""
         dims = self._dims[place]
         return dims if is_whole_numbers(dims) and min(dims, default=0) >= 0 else None
 
     def sizes_at(self, place: int) -> tuple[int, ...]:
-        """Return the same; () for what is not a tensor."""
+        """Return the shape of the argument at a position, or () if it is not a tensor."""
         return self.shape_at(place) or ()
 
     def dtype_at(self, place: int) -> str:
-        """Return the dtype of the argument at a position; "" for what is not a tensor."""
+        """Return the dtype of the argument at a position, or "" if it is not a tensor."""
         types = self.signature.types or ()
         return (torch_dtype_name(types[place]) or "") if place < len(types) and types[place] else ""
 
@@ -109,6 +111,6 @@ class Arguments:
         return parse_literal(concrete[place]) if place is not None and place < len(concrete) else None
 
     def integer(self, *names: str) -> int | None:
-        """Return a recorded value that is a whole number."""
+        """Return the recorded value of the first of these arguments that exists if it is an integer, otherwise None."""
         value = self.value(*names)
         return value if isinstance(value, int) and not isinstance(value, bool) else None

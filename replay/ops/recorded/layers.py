@@ -1,8 +1,8 @@
 # pyright: strict
-"""Work of layers whose own arguments do not tell it: attention over sequences of a server's batch, and experts.
+"""Work of layers whose arguments do not determine it: attention over the sequences of a server's batch, and experts.
 
-The lengths of the sequences come from the annotation of the iteration. The sizes of experts come from the grids of
-the launched products: a product in tiles of 128 x 128 that is launched on 46 x 287 tiles has 5,888 columns.
+The lengths of the sequences come from the annotation of the iteration. The sizes of experts come from the launch grids
+of the products: a product in tiles of 128 x 128 that is launched on 46 x 287 tiles has 5,888 columns.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from opreplay.traces.model import OpSignature
 
 Grid = tuple[int, int, int]
 SPREAD = 1.5
-"""Layers of one shape differ in something that is not recorded if one takes this many times as long as another."""
+"""Ratio of device times above which layers of one shape are assumed to differ in something that is not recorded."""
 MOST_TOP_K = 64
 ALL_READ = 0.001
-"""Share of experts that no token chooses, below which all of them count as read."""
+"""Share of experts chosen by no token, below which all experts count as read."""
 _WINDOWS = ("window_size_left", "window_size", "sliding_window", "window_left")
 _BACKWARD = re.compile(r"backward|bwd|_grad")
 _VALUES = ("value", "v", "value_cache", "v_cache", "V")
@@ -35,21 +35,21 @@ _LATENT = ("kv_c_and_k_pe_cache", "kv_c_normed", "q_nope", "src_cache")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What surrounds some calls of one op: nothing of it is among their arguments."""
+    """Information about some calls of one op that their arguments do not contain."""
 
     batch: BatchContext | None = None
-    """Of the iteration that they ran in."""
+    """Batch of the iteration that contains the calls."""
     kernels: tuple[tuple[str, Grid | None], ...] = ()
     """Name and launch grid of each kernel of one call, in order."""
     top_k: int | None = None
-    """Experts per token, by the routing op of a layer with as many tokens and experts."""
+    """Experts per token, from the routing op of a layer with the same numbers of tokens and experts."""
     shortest_us: float = 0.0
     longest_us: float = 0.0
-    """Device time of the calls."""
+    """Longest device time of one of the calls."""
 
 
 def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int | None = None) -> CallWork:
-    """Return the work of one call, from its arguments and then from `evidence`."""
+    """Return the work of one call, from its arguments or, if they do not determine it, from `evidence`."""
     work = work_of(signature, element_bytes)
     if (work.flops is not None and work.bytes is not None) or work.why == IMPOSSIBLE:
         return work
@@ -71,7 +71,7 @@ class _Sequences:
 
 
 def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
-    """Return the work of attention: two products over all pairs of a new token and a token that it sees."""
+    """Return the work of attention: two products over all pairs of a new token and a token that it attends to."""
     ranked = [at for at in call.tensors if "float" in call.dtype_at(at) and len(call.sizes_at(at)) in (3, 4)]
     query = call.place(*names.QUERY[:3]) if call.named else next(iter(ranked), None)
     keys = call.place(*names.CACHES) if call.named else next(iter(ranked[1:]), None)
@@ -112,8 +112,9 @@ def _tells_window(call: Arguments) -> bool:
 
 
 def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> int | None:
-    """Return the heads of keys [tokens, heads, width] or of a cache [blocks, page, heads, width]; None if its two
-    middle sizes may be either.
+    """Return the number of heads of keys [tokens, heads, width] or of a cache [blocks, page, heads, width].
+
+    Returns None if either of the cache's two middle sizes may be the heads.
     """
     said = call.integer("num_kv_heads")
     if said:
@@ -129,7 +130,7 @@ def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> i
 
 
 def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence: Evidence) -> _Sequences | str:
-    """Return the totals of the sequences, or why they are unknown."""
+    """Return the totals of the sequences, or the reason why they are unknown."""
     packed = call.shape(*names.CUMULATIVE_NEW, *names.CUMULATIVE_SEEN, "kv_indptr")
     seen = call.shape(*names.SEEN, *names.TABLES)
     causal = call.value("is_causal", "causal") is not False
@@ -161,7 +162,7 @@ def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence
 
 
 def _of_batch(batch: BatchContext, *, prefill: bool, decode: bool, causal: bool) -> _Sequences | None:
-    """Return the sums of these parts of a batch; None where the annotation lacks one of them."""
+    """Return the sums of the selected parts of a batch, or None if the annotation lacks one of them."""
     parts = [
         (batch.prefill_sequences, batch.prefill_tokens, batch.prefill_k, batch.prefill_qq, batch.prefill_qk)
     ] * prefill
@@ -188,7 +189,7 @@ def _unknown(work: CallWork, why: str) -> CallWork:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """Matrices of an expert: columns of the first one [hidden -> columns], rows of the second [inner -> hidden]."""
+    """Sizes of an expert's matrices: columns of the first [hidden -> columns], rows of the second [inner -> hidden]."""
 
     columns: int
     inner: int
@@ -198,7 +199,7 @@ class _Matrices:
 
 
 def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
-    """Return the work of a layer of experts: each token is multiplied with the matrices of its experts."""
+    """Return the work of an expert layer: each token is multiplied by the matrices of its experts."""
     hidden = next((at for at in call.tensors if len(call.sizes_at(at)) == 2), None)
     if hidden is None:
         return _unknown(work, "its arguments have no hidden states")
@@ -237,7 +238,7 @@ def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
 
 
 def _by_arguments(call: Arguments, weights: Sequence[int], width: int) -> _Matrices | str:
-    """Return the matrices in the arguments: [experts, columns, hidden] and [experts, hidden, inner], or turned."""
+    """Return the matrices in the arguments: [experts, columns, hidden] and [experts, hidden, inner], or transposed."""
     first, second = (call.sizes_at(at) for at in weights)
     item = ITEMSIZE_BYTES.get(call.dtype_at(weights[0]), 1)
     for turned in (False, True):
@@ -263,9 +264,9 @@ _BITS = (
 
 
 def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tuple[_Matrices, int] | str:
-    """Return the matrices and the experts per token that the two launched products of a layer show.
+    """Return the matrices and the experts per token, derived from the two launched products of a layer.
 
-    The second product has as many columns as there are hidden states, which tells whether grids are read correctly.
+    The second product must have as many columns as the hidden states, which verifies that the grids are read correctly.
     """
     products = [(name, grid) for name, grid in evidence.kernels if _PRODUCTS.search(name) and _TILES.search(name)]
     if len(products) != 2:
@@ -295,11 +296,10 @@ def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tupl
 
 
 def _tiles_of(name: str, grid: Grid | None, rows: int, experts: int, *, turned: bool) -> tuple[int, int]:
-    """Return (tiles along the columns, columns of a tile) of a product of `rows` rows sorted by expert; (0, 0) where
-    the grid is not that of such tiles.
+    """Return (tiles along the columns, columns of a tile) of a product of `rows` rows sorted by expert.
 
-    Rows are padded to whole tiles of one expert, so the launch has the most tiles that any routing needs. `turned`:
-    the first size of a tile is that of the columns.
+    Returns (0, 0) if the grid does not match these tiles. Rows are padded to whole tiles of one expert, so the launch
+    has the maximum number of tiles that any routing needs. `turned`: the first size of a tile is the number of columns.
     """
     match = _TILES.search(name)
     if match is None or grid is None:
@@ -318,6 +318,6 @@ _EIGHT = re.compile(r"e4m3|fp8", re.IGNORECASE)
 
 
 def _multiplied_in(hidden: str, evidence: Evidence) -> str:
-    """Return the dtype in which the products are computed: kernels with 4-bit weights and 8-bit rows use 8 bits."""
+    """Return the dtype in which the products are computed; kernels with 4-bit weights and 8-bit rows use 8 bits."""
     wide = any(_PRODUCTS.search(name) and _EIGHT.search(name) for name, _ in evidence.kernels)
     return "float8_e4m3fn" if wide else hidden

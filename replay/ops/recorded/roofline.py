@@ -1,5 +1,5 @@
 # pyright: strict
-"""The roofline of a trace: work, rates and share of the device's peak of each op and shape, by the time it loses."""
+"""Roofline of a trace: work, rates and share of the device's peak of each op and shape, sorted by lost time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NO_OP = "no op is recorded for this kernel"
 IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not found"
 COPY_OVER_LINK = "copy between host and device: the link between them bounds it"
 DOUBTFUL = 1.05
-"""Share of the peak above which a row says why it cannot be right."""
+"""Share of the peak above which a row explains why it cannot be right."""
 MOST_CACHES = 4
-"""Times the last cache that a call may move for a part of it to come from there."""
+"""Maximum bytes of a call, as a multiple of the last-level cache, for which part of them may come from the cache."""
 LEAST_OWN = 0.9
-"""Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
+"""Minimum share of a host op's time spent outside of nested ops for which its rates are reported."""
 MOST_KERNELS = 64
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
@@ -51,50 +51,51 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one op with the same shapes, or all launches of a kernel without an op."""
 
     id: str = ""
-    """Of the op in a run or a plan; "" in a trace."""
+    """Id of the op in a run or a plan; "" in a trace."""
     name: str
     inputs: str
     calls: int
     time_us: float
     median_us: float | None = None
-    """Of the calls, each with all its launches; on the host of its own time."""
+    """Median time of the calls, each with all its launches; on the host, of their self time."""
     share: float
-    """Of all time."""
+    """Share of the total time."""
     lost_us: float | None = None
-    """Time beyond what the peak of the device allows: time × (1 − share of the peak); None if the share is unknown, or
-    so large that it cannot be right."""
+    """Time beyond what the device's peak allows: time × (1 − share of the peak). None if the share is unknown or too
+    large to be right.
+    """
     flops: float | None = None
-    """Of all calls."""
+    """Floating-point operations of all calls."""
     bytes: float | None = None
-    """Of all calls: each argument read once, each result written once."""
+    """Bytes of all calls: each argument read once, each result written once."""
     tflops_per_s: float | None = None
     gb_per_s: float | None = None
     peak_share: float | None = None
-    """Share of the roof: the larger one of the shares of the arithmetic peak and of the memory bandwidth."""
+    """Share of the roofline: the larger of the shares of the arithmetic peak and of the memory bandwidth."""
     bound: Bound = ""
-    """Which of the two that is."""
+    """Which of the two peaks limits the row."""
     peak_kind: str = ""
-    """The dtype whose arithmetic peak counts, or "memory"."""
+    """dtype of the arithmetic peak that limits the row, or "memory"."""
     kind: str = ""
-    """Class of work."""
+    """Class of work of the row."""
     why: str = ""
-    """Why a number is missing."""
+    """Reason why a number is missing."""
     assumed: str = ""
-    """What the numbers rest on that is not recorded, or why they cannot be right."""
+    """Assumptions behind the numbers that are not recorded, or the reason why the numbers cannot be right."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether operations, bytes and the lost time are all known."""
+        """Return whether operations, bytes and lost time are all known."""
         return self.flops is not None and self.bytes is not None and self.lost_us is not None
 
     @property
     def rank_us(self) -> float:
-        """The time by which rows are sorted: lost, or all of it where nothing is known."""
+        """Return the time by which rows are sorted: the lost time, or the whole time if the lost time is unknown."""
         return self.time_us if self.lost_us is None else self.lost_us
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows that lose most time first."""
+    """Rows sorted by lost time, largest first."""
 
     clock: Literal["device", "host"]
     total_us: float
@@ -102,16 +103,18 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     peak: Peak | None = None
     note: str = ""
     doubts: Doubts = Doubts()
-    """Why times are no timings, so that no row has a rate."""
+    """Reasons why the recorded times are not valid timings, so that no row has a rate."""
 
     @property
     def complete_share(self) -> float:
-        """Share of the time in rows with operations, bytes and share of the peak."""
+        """Return the share of the time in rows with operations, bytes and share of the peak."""
         return sum(row.share for row in self.rows if row.is_complete)
 
 
 def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
-    """Return the roofline of a trace. `peak` is that of the recorded device, by default according to its name."""
+    """Return the roofline of a trace. `peak` describes the recorded device; by default it follows from the device's
+    name.
+    """
     peak = peak or peak_of(trace.info.device_names)
     if len(trace.kernels):
         rows, total_us, note = _of_device(trace, peak), float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3, ""
@@ -138,7 +141,7 @@ def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
 
 
 def _without_rates(row: RooflineRow) -> RooflineRow:
-    """Return a row whose time is no timing: its work, and no rate."""
+    """Return a row whose time is not a valid timing: with its work, but without rates."""
     return msgspec.structs.replace(
         row,
         lost_us=None,
@@ -155,9 +158,9 @@ def _without_rates(row: RooflineRow) -> RooflineRow:
 def rated(
     row: RooflineRow, work: CallWork, peak: Peak | None, *, in_tf32: float = 0.0, call_bytes: float | None = None
 ) -> RooflineRow:
-    """Return a row with the rates of its work, that of all calls.
+    """Return a row with the rates of its work, which is the work of all calls.
 
-    `in_tf32` is the part of its time in calls that multiply in TF32; `call_bytes` the bytes of one call.
+    `in_tf32` is the share of its time in calls that multiply in TF32; `call_bytes` is the bytes of one call.
     """
     tflops = speed = share = None
     bound: Bound = ""
@@ -203,7 +206,7 @@ def rated(
 def _peak_shares(
     peak: Peak, tflops: float | None, gb_per_s: float | None, dtype: str, in_tf32: float
 ) -> list[tuple[float, Bound, str]]:
-    """Return (share of a peak, what it bounds, which peak) for this dtype's arithmetic and for memory, if known."""
+    """Return (share of a peak, bound, which peak) for this dtype's arithmetic and for memory, if known."""
     shares: list[tuple[float, Bound, str]] = []
     best, kind = peak.rate_of(dtype), dtype
     if tflops is not None and best is not None:
@@ -266,7 +269,7 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
 
 
 def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
-    """Return, for each signature whose calls own device time, their number and the work of all of them."""
+    """Return, for each signature whose calls own device time, the number of calls and their total work."""
     kernels, ops = trace.kernels, trace.ops
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
@@ -304,7 +307,7 @@ def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
 
 
 def _together(parts: Sequence[tuple[int, CallWork]]) -> tuple[int, CallWork]:
-    """Return the number of calls, and the sum of their work; None where that of some call is unknown."""
+    """Return the number of calls and the sum of their work, which is None if the work of some call is unknown."""
     flops = [None if work.flops is None else n * work.flops for n, work in parts]
     moved = [None if work.bytes is None else n * work.bytes for n, work in parts]
     whys = dict.fromkeys(work.why for _, work in parts if work.why)
@@ -320,7 +323,7 @@ def _together(parts: Sequence[tuple[int, CallWork]]) -> tuple[int, CallWork]:
 
 
 def _kernels_of(trace: Trace, rows: Rows, call: int) -> tuple[tuple[str, tuple[int, int, int] | None], ...]:
-    """Return name and grid of each of these kernels that the call owns, in order of time."""
+    """Return the name and grid of each of these kernels that belongs to the call, in order of time."""
     kernels = trace.kernels
     mine = rows[kernels.owner[rows] == call]
     mine = mine[np.argsort(kernels.start_ns[mine], kind="stable")]
@@ -336,7 +339,7 @@ def _sizes_of_layer(signature: OpSignature) -> tuple[int, int]:
 
 
 def _top_k_by_layer(trace: Trace) -> dict[tuple[int, int], int]:
-    """Map (tokens, experts) to the experts per token that routing ops of this size choose, if they agree on it."""
+    """Map (tokens, experts) to the experts per token that routing ops of this size select, if all of them agree."""
     found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for signature in trace.signatures:
         if _ROUTING.search(signature.name):
@@ -346,7 +349,9 @@ def _top_k_by_layer(trace: Trace) -> dict[tuple[int, int], int]:
 
 
 def _routings(signature: OpSignature) -> Iterator[tuple[int, int, int]]:
-    """Yield (tokens, experts, experts per token) of a routing op: from a tensor of choices, or from a number."""
+    """Yield (tokens, experts, experts per token) of a routing op, from a tensor of selected experts or from a
+    number.
+    """
     shapes = [dims for dims in signature.dims or () if is_whole_numbers(dims) and len(dims) == 2]
     widths = {shape[1] for shape in shapes if shape[0] == shapes[0][0]}
     if len(widths) == 2 and min(widths) <= MOST_TOP_K:
@@ -359,13 +364,13 @@ def _routings(signature: OpSignature) -> Iterator[tuple[int, int, int]]:
 
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Return which kernels have a name that matches."""
+    """Return a mask of the kernels whose name matches the pattern."""
     matching = np.array([pattern.search(name) is not None for name in trace.kernel_names] or [False], bool)
     return matching[trace.kernels.name]
 
 
 def _time_in_tf32(trace: Trace, at: Rows, time_us: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.float64]:
-    """Return, for each row, the share of the time in calls with a kernel whose name says TF32."""
+    """Return, for each row, the share of its time in calls with a kernel whose name contains TF32."""
     kernels = trace.kernels
     is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
     call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
@@ -386,9 +391,10 @@ def _kinds(trace: Trace, at: Rows, length: int) -> list[str]:
 
 
 def _element_bytes(trace: Trace) -> dict[int, int]:
-    """Map signatures to the bytes per element that their kernels move, if kernel names agree on it.
+    """Map signatures to the bytes per element that their kernels move, if the kernel names agree.
 
-    Kernels that concatenate tensors name the size of opaque elements, and profiles lack the types in a list of tensors.
+    Names of kernels that concatenate tensors contain the size of opaque elements; profiles lack the types in a list of
+    tensors.
     """
     bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
     owned = (trace.kernels.owner >= 0) & np.isin(
@@ -404,7 +410,7 @@ def _element_bytes(trace: Trace) -> dict[int, int]:
 
 
 def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
-    """Return rows of ops on the host by their own time; rates only of ops that do their work themselves."""
+    """Return rows of host ops by their self time, with rates only for ops that do their work themselves."""
     signature = trace.ops.signature.astype(np.int64)
     own = self_time_us(trace)
     count = len(trace.signatures)

@@ -1,12 +1,13 @@
 # pyright: strict
 """Work of a call from its recorded sizes: floating-point operations of products, bytes of arguments and results.
 
-Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved if
-the call is causal; for packed or paged sequences it is known if their number and the longest one determine each length.
-An expert layer multiplies each token with the matrices of its experts. A convolution is 2 operations for each weight of
-a filter and element of the result, and as many again for each gradient. Ops without products count `PER_ELEMENT`
-operations for each element. Bytes count each argument once, and the result if its size follows; of a cache, the pages
-that are read or written; of a table, the rows. What an op's own arguments do not tell, `layers` finds elsewhere.
+Formulas: a product [m, k] x [k, n] is 2 m n k operations. Attention is two products over all pairs of tokens, halved if
+the call is causal; for packed or paged sequences it is known if the number of sequences and the longest one determine
+each length. An expert layer multiplies each token by the matrices of its experts. A convolution is 2 operations for
+each weight of a filter and element of the result, and as many again for each gradient. Ops without products count
+`PER_ELEMENT` operations for each element. Bytes count each argument once, and the result if its size follows; of a
+cache, only the pages that are read or written; of a table, only the rows. `layers` derives what an op's own arguments
+do not determine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ATTENTION: dict[str, tuple[int, bool]] = {
     "_flash_attention_forward": (8, True),
     "_efficient_attention_forward": (9, True),
 }
-"""Op of aten on [batch, heads, tokens, width] → which argument says that it is causal; whether heads follow tokens."""
+"""aten op on [batch, heads, tokens, width] → (position of the causal argument, whether heads follow tokens)."""
 
 
 ATTENTION_BACKWARD: dict[str, int] = {
@@ -53,23 +54,23 @@ ATTENTION_BACKWARD: dict[str, int] = {
     "_scaled_dot_product_efficient_attention_backward": 11,
     "_scaled_dot_product_cudnn_attention_backward": 14,
 }
-"""Op of aten, whose first arguments are the gradient, query, key and value → which argument says that it is causal."""
+"""aten op whose first arguments are gradient, query, key and value → position of the causal argument."""
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
     """Argument positions of attention over sequences of several lengths, [tokens, heads, width] each."""
 
     starts: int
-    """Where each sequence starts, and the end: one more than there are."""
+    """Start of each sequence, and the end of the last one: one entry more than there are sequences."""
     longest_query: int
     longest_keys: int
     causal: int
     window: int | None = None
-    """Tokens that are looked back at; all where it is negative."""
+    """Number of previous tokens in the window; all if it is negative."""
     pages: int | None = None
-    """Which pages of the cache are read."""
+    """Indices of the cache pages that are read."""
     table: int | None = None
-    """The pages of each sequence, padded; keys are a cache where it is there."""
+    """Pages of each sequence, padded; if present, the keys are a cache."""
 
 
 PACKED = {
@@ -77,16 +78,18 @@ PACKED = {
     "mha_batch_prefill": Packed(starts=3, longest_query=6, longest_keys=7, causal=12, window=13, pages=5),
     "varlen_fwd": Packed(starts=4, longest_query=10, longest_keys=11, causal=15, window=16, table=8),
 }
-"""Of aten, aiter and vLLM's FlashAttention."""
+"""Argument positions for the ops of aten, aiter and vLLM's FlashAttention."""
 DECODING = {"paged_attention_v1": (1, 9), "paged_attention_v2": (4, 12)}
-"""vLLM's attention of one token a sequence → the place of its query, before key and value cache, and of the longest."""
+"""vLLM's attention of one token per sequence → positions of the query (key and value cache follow) and of the longest
+length.
+"""
 CACHE_WRITES = frozenset(
     {"reshape_and_cache", "reshape_and_cache_flash", "concat_and_cache_mla", "store_cache", "unified_kv_cache_update"}
 )
 """Ops that write their first two arguments to a cache."""
 JOINED = frozenset({"cat", "concat", "concatenate", "_cat", "stack"})
 ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_", "bernoulli_"})
-"""Ops that write what they are given, and read nothing."""
+"""Ops that write their argument and read nothing."""
 CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)),
     "cudnn_convolution": (3, 2, 4, False),
@@ -108,8 +111,9 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     ),
     "_nnpack_spatial_convolution": (4, 3, None, False),
 }
-"""Op of aten → which argument is its stride, padding, dilation (None: it has none), and whether it is transposed, or
-which argument says so."""
+"""aten op → positions of its stride, padding and dilation (None: it has none), and whether it is transposed, or the
+position of that argument.
+"""
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
     "mm": (0, 2),
@@ -122,16 +126,16 @@ PRODUCTS = {
     "baddbmm": (1, 3),
     "baddbmm_": (1, 3),
 }
-"""Op of aten → which of its tensors is the first factor, and how many dimensions both factors have."""
+"""aten op → index of the first factor among its tensors, and number of dimensions of both factors."""
 PRODUCTS_OF_ANY_RANK = {"matmul": 0, "mv": 0, "dot": 0, "vdot": 0, "addmv": 1, "addmv_": 1, "addbmm": 1, "addbmm_": 1}
-"""Op of aten → which of its tensors is the first factor; vectors too."""
+"""aten op → index of the first factor among its tensors; vectors are allowed."""
 MAX_DIMENSIONS = 64
-"""Of a tensor in torch."""
+"""Maximum number of dimensions of a tensor in torch."""
 PAIRS = "float4_e2m1fn_x2"
-"""Element type that holds two numbers along the summed dimension."""
+"""dtype that packs two numbers along the summed dimension into one element."""
 LINEAR = frozenset({"linear", "_mkldnn_linear"})
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
-"""Classes of ops whose result is as large as their largest argument."""
+"""Op classes whose result is as large as their largest argument."""
 PER_ELEMENT = {
     "elementwise": 1,
     "normalization": 4,
@@ -140,17 +144,20 @@ PER_ELEMENT = {
     "copies": 0,
     "indexing and sorting": 0,
 }
-"""Class of an op without products → operations for each element of its largest tensor, by convention: a sum or product
-has one, normalization and softmax four. They matter little: memory bounds these ops."""
+"""Class of an op without products → operations per element of its largest tensor, by convention.
+
+A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bounds
+these ops.
+"""
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
-"""Ops among those of indices that read all of their arguments, and return as much."""
+"""Indexing ops that read all of their arguments and return as many elements."""
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
-"""Names of arguments of rotary embeddings."""
+"""Names of the arguments that rotary embeddings rotate."""
 COMPARISONS = frozenset(
     {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
 )
-"""Ops whose result has a byte an element."""
+"""Ops whose result has one byte per element."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
 COMMUNICATION = "communication: links between devices bound it"
@@ -163,8 +170,11 @@ POOLS: dict[str, tuple[int | None, int, int]] = {
     "avg_pool2d": (None, 4, 0),
     "avg_pool3d": (None, 4, 0),
 }
-"""Op of aten → which argument is its dilation and whether sizes are rounded up, and bytes of an index with each element
-of the result; after its input come the window, its stride (empty: the window) and the padding."""
+"""aten op → positions of its dilation and of the flag that rounds sizes up, and bytes of the index of each result
+element.
+
+After the input come the window, its stride (empty: the window) and the padding.
+"""
 POOLS_BACKWARD = frozenset(f"{name}_backward" for name in POOLS)
 
 
@@ -172,23 +182,24 @@ Shapes = list[tuple[int, ...]]
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one call."""
+    """Work of one call."""
 
     flops: float | None
-    """None where the recorded sizes do not tell."""
+    """Floating-point operations, or None if the recorded sizes do not determine them."""
     bytes: float | None
     dtype: str
-    """Of the first tensor, or in which a layer multiplies."""
+    """dtype of the first tensor, or the dtype in which a layer multiplies."""
     why: str = ""
-    """Why operations or bytes are None."""
+    """Reason why operations or bytes are None."""
     assumed: str = ""
-    """What the numbers rest on that the recording does not say."""
+    """Assumptions behind the numbers that the recording does not contain."""
 
 
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
     """Return the work of one call of a recorded op, as far as its own arguments determine it.
 
-    `element_bytes` is the element size in lists of tensors, if the caller knows it and the signature does not.
+    `element_bytes` is the element size in lists of tensors, if the caller knows it and the signature does not contain
+    it.
     """
     shapes, dtypes = _tensors(signature)
     base = signature.name.rpartition("::")[2].split(".")[0]
@@ -223,7 +234,9 @@ _KINDS = (
     ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
     ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
 )
-"""Classes of ops of libraries whose names alone do not tell: `_vllm_fa2_C::varlen_fwd`, `sgl_kernel::fp8_scaled_mm`."""
+"""Classes of library ops whose class needs the namespace as well: `_vllm_fa2_C::varlen_fwd`,
+`sgl_kernel::fp8_scaled_mm`.
+"""
 
 
 def kind_of(name: str) -> str:
@@ -235,12 +248,12 @@ def kind_of(name: str) -> str:
 
 
 def is_layer(signature: OpSignature) -> bool:
-    """Check whether a call is that of a whole layer of experts, and not of a generated kernel named after one."""
+    """Check whether a call is a whole expert layer, not a generated kernel named after one."""
     return "::" in signature.name and is_layer_of_experts(signature.name)
 
 
 def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
-    """Return why the operations or bytes of a call do not follow from its own arguments."""
+    """Return the reason why a call's own arguments do not determine its operations or bytes."""
     kind = kind_of(signature.name)
     if kind == "communication":
         return COMMUNICATION
@@ -303,7 +316,7 @@ def _by_sizes(
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float:
-    """Return the bytes that a call writes beside what its arguments hold once."""
+    """Return the bytes that a call writes, beyond counting each argument once."""
     item = ITEMSIZE_BYTES.get(_tensors(signature)[1][0], 1)
     known = parameters_of(signature.name, len(signature.dims or ()))
     if known is None:
@@ -326,7 +339,7 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
 
 
 def _sizes(signature: OpSignature) -> list[float]:
-    """Return the bytes of each tensor; a dimension that was expanded (stride 0) counts once."""
+    """Return the bytes of each tensor; an expanded dimension (stride 0) counts once."""
     out: list[float] = []
     strides = signature.strides or ()
     for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
@@ -340,7 +353,7 @@ def _sizes(signature: OpSignature) -> list[float]:
 
 
 def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of an op that reads as many elements as it returns, chosen by indices."""
+    """Return (operations, bytes) of an op that reads as many elements as it returns, selected by indices."""
     first, second, third = (_shape(signature, place) for place in (0, 1, 2))
     if base == "embedding" and len(first) == 2 and second:
         chosen, indices = prod(second) * first[1], prod(second) * _item(signature, 1)
@@ -357,9 +370,10 @@ def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, flo
 
 
 def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of rotary embeddings: of the table of angles, one row a token is read.
+    """Return (operations, bytes) of rotary embeddings.
 
-    Queries and keys are read and written. An element takes two multiplications and an addition.
+    One row of the angle table is read per token; queries and keys are read and written. An element takes two
+    multiplications and one addition.
     """
     arguments = Arguments(signature)
     floats = [at for at in arguments.tensors if "float" in arguments.dtype_at(at) and arguments.shape_at(at)]
@@ -388,8 +402,10 @@ def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:
 
 
 def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
-    """Return (operations, elements of the result) of a library's product of rows [..., k] with weights [n, k] or
-    [k, n], whatever the order of its other arguments; None for packed weights.
+    """Return (operations, elements of the result) of a library's product of rows [..., k] with weights [n, k] or [k,
+    n].
+
+    Its other arguments may be in any order. Returns None for packed weights.
     """
     arguments = Arguments(signature)
     known = parameters_of(signature.name, len(signature.dims or ()))
@@ -416,7 +432,7 @@ def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
 def _attention_backward(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of the gradients of attention; query, key and value have one each."""
+    """Return (operations, bytes) of attention's backward, which computes gradients of query, key and value."""
     if list(map(len, shapes[1:4])) != [4, 4, 4]:
         return None, None
     query, key, value = shapes[1:4]
@@ -427,7 +443,7 @@ def _attention_backward(
 
 
 def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
-    """Return the bytes read and written for the tensors of the first list; None if their types are unknown."""
+    """Return the bytes read and written for the tensors of the first list, or None if their dtypes are unknown."""
     dims, spelled = (signature.dims or ((),))[0], (signature.list_types or ((),))[0]
     if not dims or not all(map(_is_shape, dims)):
         return None
@@ -439,7 +455,9 @@ def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | 
 
 
 def _cached(shapes: Shapes, dtypes: list[str]) -> float:
-    """Return the bytes read and written to a cache, in the cache's type; slots beyond the tokens are padding."""
+    """Return the bytes read and written for a cache write, in the cache's dtype; slots beyond the tokens are
+    padding.
+    """
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
     elements = sum(tokens * prod(shape[1:]) for shape in shapes[:2])
@@ -473,7 +491,9 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
 def _keys_read(
     signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
 ) -> int | None:
-    """Return how many tokens' keys are read: all without a cache, else from the `known` lengths, or from the pages."""
+    """Return how many tokens' keys are read: all without a cache, otherwise from the `known` lengths or from
+    the pages.
+    """
     if at.pages is None and not _shape(signature, at.table):
         return keys[0]
     if known is not None:
@@ -483,7 +503,9 @@ def _keys_read(
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of attention for one new token; for several, the lengths are not in the arguments."""
+    """Return (operations, bytes) of attention for a single new token; for several, the arguments do not contain the
+    lengths.
+    """
     query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
         return None, None
@@ -492,7 +514,7 @@ def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float |
 
 
 def _experts(shapes: Shapes) -> float | None:
-    """Return the operations of an expert layer with its matrices as arguments: tokens, weights, then expert scores."""
+    """Return the operations of an expert layer whose arguments are tokens, weights, then expert scores."""
     weights = [shape for shape in shapes if len(shape) == 3][:2]
     chosen = next((shape for shape in shapes[1:] if len(shape) == 2 and shape[:1] == shapes[0][:1]), None)
     if len(weights) != 2 or chosen is None or len(shapes[0]) != 2:
@@ -504,7 +526,7 @@ def _experts(shapes: Shapes) -> float | None:
 
 
 def _integer(signature: OpSignature, place: int | None) -> int | None:
-    """Return the recorded value of an argument if it is a whole number."""
+    """Return the recorded value of an argument if it is an integer, otherwise None."""
     value = None if place is None else _argument(signature, place)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -527,7 +549,7 @@ def _item(signature: OpSignature, place: int) -> int:
 
 
 def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
-    """Return shapes and dtypes of the tensors, without those in lists."""
+    """Return the shapes and dtypes of the tensor arguments, without tensors in lists."""
     shapes: Shapes = []
     dtypes: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
@@ -569,7 +591,10 @@ def _product_of_any_rank(base: str, shapes: Shapes, signature: OpSignature) -> t
 
 
 def _grouped_product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """Each row, column or summed element belongs to one group; those behind the last group's end count as well."""
+    """Return the work of a grouped product: each row, column or summed element belongs to one group.
+
+    Elements after the end of the last group are counted as well.
+    """
     if len(shapes) < 2 or not {len(shape) for shape in shapes[:2]} <= {2, 3}:
         return None, None
     first, second = shapes[:2]
@@ -584,7 +609,7 @@ def _grouped_product(base: str, shapes: Shapes, signature: OpSignature) -> tuple
 
 
 def _outer(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """One multiplication for each element of the result."""
+    """Return one multiplication for each element of the result."""
     if len(shapes) < 2 or list(map(len, shapes[:2])) != [1, 1]:
         return None, None
     result = shapes[0][0] * shapes[1][0]
@@ -685,7 +710,7 @@ def _pooled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | 
 
 
 GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
-"""Products of groups of aten → which argument has where each group ends."""
+"""Grouped product of aten → position of the argument that holds the end of each group."""
 RULES = (
     (PRODUCTS, _product),
     (PRODUCTS_OF_ANY_RANK, _product_of_any_rank),
@@ -700,13 +725,17 @@ RULES = (
     (POOLS, _pooled),
     (POOLS_BACKWARD, _pool_gradient),
 )
-"""Ops of aten → their operations and the elements of their result; None for what the recorded arguments do not tell."""
+"""aten ops → function that returns their operations and result elements, None if the recorded arguments do
+not suffice.
+"""
 
 
 def _window_places(
     sizes: tuple[int, ...], widths: Literal, stride: Literal, padding: Literal, dilation: Literal, *, up: bool = False
 ) -> list[int] | None:
-    """Return the number of window positions in each dimension; with `up`, rounded up. None if arguments are missing."""
+    """Return the number of window positions in each dimension, rounded up with `up`. Returns None if arguments are
+    missing.
+    """
     counts: list[int] = []
     for dim, size in enumerate(sizes):
         width, step, pad, far = (_of_dim(values, dim) for values in (widths, stride, padding, dilation))
@@ -720,13 +749,13 @@ def _window_places(
 
 
 def _argument(signature: OpSignature, place: int) -> Literal:
-    """Return the recorded value of an argument; None if there is none."""
+    """Return the recorded value of an argument, or None if there is none."""
     concrete = signature.concrete or ()
     return parse_literal(concrete[place]) if place < len(concrete) else None
 
 
 def _of_dim(values: Literal, dim: int) -> int | None:
-    """Return the entry for a dimension from a list with one entry per dimension, or one for all."""
+    """Return the entry for a dimension from a list that has one entry per dimension, or one for all."""
     if not isinstance(values, list) or not values:
         return None
     value = values[dim] if dim < len(values) else values[0]

@@ -12,7 +12,7 @@ from opreplay.replay.ops.maths.rope import rotate_whole
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
-    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R counts pairs (front) or elements."""
+    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R is the number of pairs (front) or of elements."""
     neox = style == 0
     if front:
         cos, sin = (
@@ -26,7 +26,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nop
 
 @stands_for("aiter::rope_fwd_impl")
 def rope_fwd(c: Call) -> None:
-    """input [S, B, H, D], angles freqs [S, 1, 1, R]; style 0 is neox, 1 GPT-J."""
+    """Rotate input [S, B, H, D] by angles freqs [S, 1, 1, R]; style 0 is neox, 1 GPT-J."""
     c.output.copy_(
         apply_rope(c.input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
     )
@@ -45,7 +45,7 @@ def _at(cos: Tensor, positions: Tensor) -> Tensor:
 
 @stands_for("aiter::rope_cached_positions_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl")
 def rope_positions(c: Call) -> None:
-    """Same as rope_cached_fwd_impl, with the cache rows at positions [S, B] (+ offsets)."""
+    """Same as rope_cached_fwd_impl, but reads the cache rows at positions [S, B] (+ offsets)."""
     offsets = getattr(c, "offsets", None)
     moved = c.positions if offsets is None else c.positions + offsets
     angles = _at(c.cos, moved), _at(c.sin, moved)
@@ -79,7 +79,7 @@ def rope_cached_bwd(c: Call) -> None:
 
 @stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
 def rope_two(c: Call) -> None:
-    """`aiter::rope_fwd_impl` for query and key at once."""
+    """Same as `aiter::rope_fwd_impl`, for query and key at once."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         output.copy_(
             apply_rope(input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
@@ -88,6 +88,6 @@ def rope_two(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_2c_fwd_impl", writes=_ROPE)
 def rope_cached_two(c: Call) -> None:
-    """`aiter::rope_cached_fwd_impl` for query and key at once."""
+    """Same as `aiter::rope_cached_fwd_impl`, for query and key at once."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         output.copy_(apply_rope(input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))

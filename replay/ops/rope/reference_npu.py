@@ -14,7 +14,7 @@ from opreplay.replay.ops.maths.rope import rotate_by_position, rotate_whole
 
 @stands_for("npu::npu_rotary_mul")
 def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
-    """self · r1 + rotated(self) · r2, with one cosine r1 and sine r2 per element; half or interleaved pairs."""
+    """Return self · r1 + rotated(self) · r2, with one cosine r1 and sine r2 per element; half or interleaved pairs."""
     return rotate_whole(self, r1, r2, neox=rotary_mode != "interleave")
 
 

@@ -35,7 +35,7 @@ def rotary_embedding(c: Call) -> None:
 
 @stands_for("_C::batched_rotary_embedding")
 def batched_rotary_embedding(c: Call) -> None:
-    """Same as rotary_embedding, with each token's position shifted by its cache offset (LoRAs of several lengths)."""
+    """Same as rotary_embedding, but adds the cache offset of each token to its position (LoRAs of several lengths)."""
     moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
     rotary_embedding(but(c, positions=moved))
 
@@ -45,19 +45,19 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("_C_cache_ops::concat_mla_q")
 def concat_mla_q(ql_nope: Tensor, q_pe: Tensor, q_out: Tensor) -> None:
-    """q_out = ql_nope ‖ q_pe (concatenated)."""
+    """Write ql_nope ‖ q_pe (concatenated) to q_out."""
     q_out.copy_(torch.cat((ql_nope, q_pe), -1))
 
 
 @stands_for("sgl_kernel::concat_mla_absorb_q")
 def concat_mla_absorb_q(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a ‖ b (concatenated)."""
+    """Write a ‖ b (concatenated) to out."""
     out.copy_(torch.cat((a, b), -1))
 
 
 @stands_for("sgl_kernel::concat_mla_k")
 def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
-    """k [T, H, D] = k_nope ‖ k_rope (concatenated); k_rope [T, 1, R] is shared by all heads."""
+    """Write k_nope ‖ k_rope (concatenated) to k [T, H, D]; k_rope [T, 1, R] is shared by all heads."""
     width = k_nope.shape[-1]
     k[..., :width].copy_(k_nope)
     k[..., width:].copy_(k_rope.reshape(k.shape[0], 1, -1))
@@ -151,7 +151,9 @@ def rope_with_kvcache(c: Call) -> None:
     writes=("q_rope", "k_rope", "k_buffer", "v_buffer"),
 )
 def rope_pos_ids(c: Call) -> None:
-    """q_rope, k_rope = rotated q, k [T, H, D]; given buffers also receive the rotated key and the value."""
+    """Write the rotated q, k [T, H, D] to q_rope, k_rope; buffers, if given, also receive the rotated key and the
+    value.
+    """
     v = getattr(c, "v", None)
     k_buffer = getattr(c, "k_buffer", None)
     v_buffer = getattr(c, "v_buffer", None)
@@ -179,7 +181,9 @@ def _yarn(base: float, dim: int, factor: float, low: float, high: float, device:
 
 @stands_for("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out")
 def fused_qk_norm_rope(c: Call) -> None:
-    """RMS norm of each query and key head, then rotation with base `base`, in place in qkv [T, heads · head_dim]."""
+    """Normalise (RMS) each query and key head, then rotate it with base `base`, in place in qkv [T, heads ·
+    head_dim].
+    """
     head_dim = c.head_dim
     width = getattr(c, "rotary_dim", 0) or head_dim
     angle = c.position_ids.flatten().float().unsqueeze(1) * _yarn(c.base, width, c.factor, c.low, c.high, c.qkv.device)
@@ -195,7 +199,7 @@ def fused_qk_norm_rope(c: Call) -> None:
 
 @stands_for("sglang::fused_inplace_qknorm_rope")
 def fused_inplace_qknorm_rope(c: Call) -> None:
-    """RMS norm and then rotation of each head of q and k, in place."""
+    """Normalise (RMS) and then rotate each head of q and k, in place."""
     for part, weight in ((c.q, c.q_weight), (c.k, c.k_weight)):
         width = c.head_dim or weight.shape[0]
         normed = rms_norm(part.reshape(*c.positions.shape, -1, width), weight, c.eps)
@@ -229,7 +233,7 @@ def qkv_rmsnorm_rope(c: Call) -> _Three:
 
 @stands_for("vllm::fused_mla_dual_rms_norm")
 def mla_dual_rms_norm(c: Call) -> tuple[Tensor, Tensor]:
-    """RMS norms of two tensors in one kernel."""
+    """Return the RMS norms of two tensors, which the real op computes in one kernel."""
     return rms_norm(c.x1, c.x1_weight, c.x1_epsilon), rms_norm(c.x2, c.x2_weight, c.x2_epsilon)
 
 
@@ -243,7 +247,7 @@ def mla_dual_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("sgl_kernel::timestep_embedding", writes=("output",), fake=lambda output: torch.empty_like(output))
 def timestep_embedding(c: Call) -> Tensor:
-    """output [T, dim] = sines and cosines of the scaled timesteps at dim / 2 frequencies; also returned."""
+    """Write sines and cosines of the scaled timesteps at dim / 2 frequencies to output [T, dim], and return them."""
     half = c.dim // 2
     steps = torch.arange(half, device=c.input.device, dtype=torch.float32) / (half - c.downscale_freq_shift)
     angle = c.input.float().unsqueeze(1) * torch.exp(-math.log(c.max_period) * steps) * c.scale

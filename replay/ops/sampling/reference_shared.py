@@ -1,7 +1,7 @@
 # pyright: strict
 """Token sampling: masks and renormalisation by top-k, top-p and min-p, sampling, penalties, token bitmasks.
 
-Sampling uses torch's random numbers, so the ids differ from the vendor's, but have the same distribution.
+Sampling uses torch's random numbers, so the ids differ from the vendor's but have the same distribution.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def _limit(values: Tensor | None, otherwise: float, like: Tensor) -> Tensor:
-    """Return the limit of each row [rows, 1]."""
+    """Return the limit of each row, [rows, 1], or `otherwise` for all rows if no limits are given."""
     if values is None:
         return torch.full((1, 1), float(otherwise), device=like.device)
     return values.reshape(-1, 1)
@@ -53,13 +53,13 @@ def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 @stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
 def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
-    """renorm_probs = the most likely tokens up to probability p, scaled to a sum of one."""
+    """Write the most likely tokens up to probability p, scaled to a sum of one, to renorm_probs."""
     renorm_probs.copy_(_renormalised(probs.float(), keep_top_p(probs, _limit(maybe_top_p_arr, top_p_val, probs))))
 
 
 @stands_for("sgl_kernel::top_k_mask_logits", writes=("mask_logits",))
 def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
-    """mask_logits = logits with −inf outside the top k of each row."""
+    """Write logits with −inf outside the top k of each row to mask_logits."""
     keep = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
     mask_logits.copy_(logits.masked_fill(~keep, -torch.inf))
 
@@ -72,7 +72,9 @@ def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
 
 @stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",), random=True)
 def sample_min_p(c: Call) -> None:
-    """output [rows] = sampled tokens that are at least min_p times as likely as the most likely token."""
+    """Write one sampled token per row to output, among those at least min_p times as likely as the most
+    likely token.
+    """
     rows = _rows(c.probs, c.maybe_indices).float()
     floor = _limit(c.maybe_min_p_arr, c.min_p_val, rows) * rows.amax(-1, keepdim=True)
     c.output.copy_(draw(_renormalised(rows, rows >= floor)))
@@ -86,7 +88,10 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
     "aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids, random=True
 )
 def sample_top_k_top_p(c: Call) -> Tensor:
-    """Return sampled tokens int32 [rows] among the k most likely, restricted to the most likely up to probability p."""
+    """Return tokens int32 [rows], sampled from the k most likely ones.
+
+    The tokens are also restricted to the most likely ones up to probability p.
+    """
     rows = _rows(c.probs, c.indices).float()
     keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))
     kept = _renormalised(rows, keep & keep_top_p(rows, _limit(c.maybe_top_p_arr, c.top_p_val, rows)))
@@ -95,7 +100,7 @@ def sample_top_k_top_p(c: Call) -> Tensor:
 
 @stands_for("aiter::greedy_sample", writes=("out",))
 def greedy_sample(out: Tensor, input: Tensor) -> None:
-    """out [rows] = argmax of each row of input [rows, V]."""
+    """Write the argmax of each row of input [rows, V] to out [rows]."""
     out.copy_(input.argmax(-1).reshape(out.shape))
 
 
@@ -106,7 +111,7 @@ def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
 @stands_for("aiter::random_sample", "aiter::_random_sample", writes=("out",), random=True)
 @stands_for("aiter::random_sample_outer_exponential", writes=("out",))
 def random_sample(c: Call) -> None:
-    """out [rows] = columns sampled from softmax(input / temperature), with Exponential(1) noise if given."""
+    """Write columns sampled from softmax(input / temperature) to out [rows], with Exponential(1) noise if given."""
     exponentials = getattr(c, "exponentials", None)
     probs = _tempered(c.input, c.temperatures, c.eps)
     sampled = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
@@ -137,8 +142,8 @@ def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tenso
 
 @stands_for("_C::apply_repetition_penalties_")
 def apply_repetition_penalties(c: Call) -> None:
-    """Penalise logits [rows, V] of seen tokens: divide positive logits by the row's penalty, multiply all others by
-    it.
+    """Penalise logits [rows, V] of tokens that already occurred: divide positive logits by the row's penalty, multiply
+    all others by it.
     """
     logits = c.logits
     penalty = c.repetition_penalties.reshape(-1, 1)

@@ -12,7 +12,9 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def best_columns(scores: Tensor, starts: Tensor | None, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return (columns int64 [rows, k] from each row's start, their scores), padded with −1 and −inf."""
+    """Return the top-k columns int64 [rows, k], relative to each row's start, and their scores, padded with −1 and
+    −inf.
+    """
     column = torch.arange(scores.shape[1], device=scores.device)
     last = ends.to(torch.int64).reshape(-1, 1)
     first = torch.zeros_like(last) if starts is None else starts.to(torch.int64).reshape(-1, 1)
@@ -37,7 +39,9 @@ def _write(target: Tensor, ids: Tensor) -> None:
     writes=("indices", "values"),
 )
 def top_k_per_row_prefill(c: Call) -> None:
-    """indices [rows, k] = top-k columns of logits [rows, N] in [rowStarts, rowEnds), relative to rowStarts."""
+    """Write the top-k columns of logits [rows, N] in [rowStarts, rowEnds), relative to rowStarts, to indices
+    [rows, k].
+    """
     values = getattr(c, "values", None)
     ids, scores = best_columns(
         c.logits[: c.numRows], c.rowStarts[: c.numRows], c.rowEnds[: c.numRows], c.indices.shape[-1]
@@ -48,7 +52,7 @@ def top_k_per_row_prefill(c: Call) -> None:
 
 
 def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
-    """Return how many columns each of a sequence's next_n rows sees: the sequence length minus the rows after it."""
+    """Return how many columns each of a sequence's next_n rows can use: the sequence length minus the rows after it."""
     row = torch.arange(rows, device=seq_lens.device)
     lengths = seq_lens.flatten().to(torch.int64)
     if lengths.numel() >= rows > lengths.numel() // max(next_n, 1):
@@ -58,20 +62,20 @@ def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
 
 @stands_for("_C::top_k_per_row_decode", writes=("indices",))
 def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices: Tensor, numRows: int) -> None:
-    """Same as top_k_per_row_prefill; row r sees seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
+    """Same as top_k_per_row_prefill; row r uses seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
     ids, _ = best_columns(logits[:numRows], None, _decode_ends(seq_lens, next_n, numRows), indices.shape[-1])
     _write(indices, ids)
 
 
 @stands_for("_C::persistent_topk", "_C::cooperative_topk")
 def persistent_topk(logits: Tensor, lengths: Tensor, output: Tensor, k: int) -> None:
-    """output [rows, k] = top-k columns among the first `lengths` columns of each row."""
+    """Write the top-k columns among the first `lengths` columns of each row to output [rows, k]."""
     _write(output, best_columns(logits, None, lengths, k)[0])
 
 
 @stands_for("sgl_kernel::fast_topk", writes=("indices",))
 def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tensor | None = None) -> None:
-    """indices [rows, k] = top-k columns among `lengths` columns from each row's start on."""
+    """Write the top-k columns among `lengths` columns, starting at each row's start, to indices [rows, k]."""
     ends = lengths if row_starts is None else lengths + row_starts
     _write(indices, best_columns(score, row_starts, ends, indices.shape[-1])[0])
 
@@ -101,7 +105,7 @@ def fast_topk_ragged(c: Call) -> None:
 
 @stands_for("aiter::topk_plain", "aiter::_topk_plain", writes=("topk_ids", "topk_out"))
 def topk_plain(c: Call) -> None:
-    """Top-k (largest or smallest) of each row of x [rows, N]: columns and, if requested, values."""
+    """Write the top-k columns (largest or smallest) of each row of x [rows, N] and, if requested, their values."""
     x = c.x
     topk_out = getattr(c, "topk_out", None)
     rowEnds = getattr(c, "rowEnds", None)

@@ -2,7 +2,7 @@
 """Mamba's two kernels as in vLLM and SGLang: the causal depthwise convolution and the selective scan.
 
 Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. cache_indices gives the slots of the
-states; a slot equal to pad_slot_id is not changed.
+states; a slot equal to pad_slot_id is left unchanged.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def causal_conv1d_update(c: Call) -> None:
 
 
 def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Mamba's recurrence: u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], final state.
+    """Run Mamba's recurrence: h ← exp(delta · A) · h + delta · B · u; y = Σ over n of C · h.
 
-    h ← exp(delta · A) · h + delta · B · u; y = Σ over n of C · h.
+    u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], final state.
     """
     decay = torch.exp(delta.unsqueeze(1) * A.unsqueeze(-1))
     driven = (delta * u).unsqueeze(1) * B
@@ -117,7 +117,9 @@ def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, sta
 
 
 def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
-    """Return B or C of one sequence as [dim, n, L]; it is [groups, n, tokens], [batch, groups, n, L], or constant."""
+    """Return B or C of one sequence as [dim, n, L]; the table is [groups, n, tokens], [batch, groups, n, L], or
+    constant.
+    """
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
     groups = table if batch is None else table[batch]

@@ -61,8 +61,8 @@ def _fake_indice_weights(c: Call) -> Tensor:
     fake=_fake_backward,
 )
 def rowwise_adagrad_backward(c: Call) -> None:
-    """Row-wise Adagrad from grad_output [B, ΣD]: add the mean square gradient to each looked-up row's momentum; update
-    rows.
+    """Update looked-up rows by row-wise Adagrad from grad_output [B, ΣD]; each row's momentum grows by its mean squared
+    gradient.
 
     Weight decay and norms are ignored. Raises ValueError for lookups without pooling.
     """
@@ -96,7 +96,7 @@ def rowwise_adagrad_backward(c: Call) -> None:
 
 @stands_for("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", fake=_fake_indice_weights)
 def grad_indice_weights(c: Call) -> Tensor:
-    """float32 [indices]: dot product of each looked-up row with the gradient of its bag."""
+    """Return float32 [indices]: the dot product of each looked-up row with the gradient of its bag."""
     dims, starts = c.D_offsets.tolist(), c.weights_offsets.tolist()
     owner, edges, batch = _bags(c.offsets, c.indices, len(dims) - 1)
     out = torch.zeros(c.indices.shape, dtype=torch.float32, device=c.weights.device)
@@ -114,7 +114,7 @@ def grad_indice_weights(c: Call) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise")
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """XQ [.., K] @ WQ [N, K]ᵀ with one scale per row of each, + bias; bfloat16."""
+    """Return XQ [.., K] @ WQ [N, K]ᵀ with one scale per row of each, + bias; bfloat16."""
     rows = as_rows(XQ)
     product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
     return product.reshape(*XQ.shape[:-1], WQ.shape[0])
@@ -122,13 +122,13 @@ def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, b
 
 @stands_for("fbgemm::f8f8bf16_blockwise")
 def f8f8bf16_blockwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
-    """XQ [M, K] @ WQ [N, K]ᵀ with block scales; bfloat16."""
+    """Return XQ [M, K] @ WQ [N, K]ᵀ with block scales; bfloat16."""
     return scaled_linear(XQ, WQ, x_scale, w_scale, None, torch.bfloat16)
 
 
 @stands_for("fbgemm::f8f8bf16", "fbgemm::f8f8bf16_v2", "fbgemm::f8f8bf16_tensorwise")
 def f8f8bf16(XQ: Tensor, WQ: Tensor, scale: Tensor | float) -> Tensor:
-    """XQ [M, K] @ WQ [N, K]ᵀ · scale; bfloat16."""
+    """Return XQ [M, K] @ WQ [N, K]ᵀ · scale; bfloat16."""
     return (XQ.float() @ WQ.float().t() * scale).to(torch.bfloat16)
 
 

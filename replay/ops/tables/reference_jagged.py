@@ -1,7 +1,7 @@
-"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1]; conversion from and to padded tensors,
-arithmetic.
+"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1].
 
-Lengths that exceed the values are cut to the existing values, as in the other reference implementations of FBGEMM.
+The ops convert from and to padded tensors, and do arithmetic. Lengths that exceed the values are cut to the existing
+values, as in the other reference implementations of FBGEMM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
-    """Return (index into the values of each padded position [B, longest], mask of positions with a value)."""
+    """Return the index into the values of each padded position [B, longest], and a mask of the positions with
+    a value.
+    """
     starts = offsets[:-1].to(torch.int64).unsqueeze(1)
     column = torch.arange(longest, device=offsets.device)
     where = starts + column
@@ -25,7 +27,7 @@ def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
 
 @stands_for("fbgemm::jagged_1d_to_dense", "fbgemm::jagged_2d_to_dense")
 def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_value: float = 0.0) -> Tensor:
-    """values [N, ..] → [B, max_sequence_length, ..]."""
+    """Convert values [N, ..] to [B, max_sequence_length, ..]."""
     where, real = places(offsets, max_sequence_length, values.shape[0])
     if not values.shape[0]:
         return values.new_full((*where.shape, *values.shape[1:]), padding_value)
@@ -34,7 +36,7 @@ def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_
 
 
 def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
-    """dense [B, L, ..] → values [total, ..]; zeros beyond a row's L."""
+    """Convert dense [B, L, ..] to values [total, ..], with zeros beyond a row's L."""
     row = torch.arange(total, device=dense.device)
     owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
     column = row - offsets.to(torch.int64)[owner]
@@ -51,7 +53,7 @@ def _single(offsets: list[Tensor]) -> Tensor:
 
 @stands_for("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward")
 def jagged_to_padded_dense(c: Call) -> Tensor:
-    """values [N, D] → [B, max_length, D], or values [N] → [B, max_length]."""
+    """Convert values [N, D] to [B, max_length, D], or values [N] to [B, max_length]."""
     return to_dense(c.values, _single(c.offsets), c.max_lengths[0], c.padding_value)
 
 
@@ -91,7 +93,7 @@ def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None)
 
 @stands_for("fbgemm::jagged_dense_elementwise_add")
 def jagged_dense_elementwise_add(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """Padded x + y [B, L, D]."""
+    """Return padded x + y [B, L, D]."""
     return to_dense(x_values, _single(x_offsets), y.shape[1]) + y
 
 
@@ -104,7 +106,7 @@ def jagged_dense_add_jagged(x_values: Tensor, x_offsets: list[Tensor], y: Tensor
 
 @stands_for("fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward")
 def jagged_dense_dense_add_forward(x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor) -> Tensor:
-    """x + y_0 + y_1 at x's positions."""
+    """Return x + y_0 + y_1 at x's positions."""
     return x_values + to_jagged(y_0 + y_1, _single(x_offsets), x_values.shape[0])
 
 
@@ -116,7 +118,7 @@ def jagged_dense_dense_add(c: Call) -> tuple[Tensor, list[Tensor]]:
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul_forward")
 def jagged_dense_mul_forward(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """x · y [B, L, D] at x's positions."""
+    """Return x · y [B, L, D] at x's positions."""
     return x_values * to_jagged(y, _single(x_offsets), x_values.shape[0])
 
 
@@ -138,7 +140,7 @@ def jagged_dense_mul_backward(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward")
 def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tensor:
-    """v [B · H, L] @ padded a [B, L, H · D] → [B · H, D]."""
+    """Multiply v [B · H, L] by padded a [B, L, H · D]; the result is [B · H, D]."""
     batch = a_offsets.numel() - 1
     heads = v.shape[0] // max(batch, 1)
     dense = to_dense(a_values, a_offsets, v.shape[1]).unflatten(-1, (heads, -1))
@@ -147,7 +149,7 @@ def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tens
 
 @stands_for("fbgemm::jagged_dense_bmm_forward")
 def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> Tensor:
-    """Rows of x [N, K] @ y [B, K, M] of their batch element → [N, M]."""
+    """Multiply rows of x [N, K] by y [B, K, M] of their batch element; the result is [N, M]."""
     return to_jagged(torch.bmm(to_dense(x_values, x_offsets, max_L), y), x_offsets, x_values.shape[0])
 
 
@@ -159,14 +161,14 @@ def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int)
 
 @stands_for("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward")
 def jagged_jagged_bmm(x_values: Tensor, y_values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """xᵀ @ y over the values of each row → [B, K, M]."""
+    """Return xᵀ @ y over the values of each row, [B, K, M]."""
     x, y = (to_dense(values, x_offsets, max_L) for values in (x_values, y_values))
     return torch.bmm(x.transpose(1, 2), y)
 
 
 @stands_for("fbgemm::jagged_softmax_forward")
 def jagged_softmax_forward(values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """Softmax over each row's values, separately per column."""
+    """Return the softmax over each row's values, separately per column."""
     dense = to_dense(values.float(), x_offsets, max_L, -torch.inf)
     top = dense.amax(1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(dense - top)
@@ -194,19 +196,19 @@ def _starts(lengths: Tensor) -> Tensor:
 
 @stands_for("fbgemm::pack_segments")
 def pack_segments(t_in: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-    """Rows of t_in [N, ..] by lengths [B] → [B, max_length, ..], padded with zeros."""
+    """Convert rows of t_in [N, ..] by lengths [B] to [B, max_length, ..], padded with zeros."""
     return to_dense(t_in, _starts(lengths), max_length)
 
 
 @stands_for("fbgemm::pack_segments_backward")
 def pack_segments_backward(data: Tensor, lengths: Tensor, total_length: int) -> Tensor:
-    """Inverse of pack_segments."""
+    """Convert padded segments back to rows, the inverse of pack_segments."""
     return to_jagged(data, _starts(lengths), total_length)
 
 
 @stands_for("fbgemm::segment_sum_csr")
 def segment_sum_csr(batch_size: int, csr_seg: Tensor, values: Tensor) -> Tensor:
-    """Sums of values over segments csr_seg [S + 1], whose bounds are in units of batch_size values."""
+    """Return sums of values over segments csr_seg [S + 1], whose bounds are in units of batch_size values."""
     edges = csr_seg.to(torch.int64) * batch_size
     total = F.pad(values.double().cumsum(0), (1, 0))
     where = edges.clamp(0, values.numel())
@@ -215,14 +217,14 @@ def segment_sum_csr(batch_size: int, csr_seg: Tensor, values: Tensor) -> Tensor:
 
 @stands_for("fbgemm::invert_permute")
 def invert_permute(permute: Tensor) -> Tensor:
-    """The inverse of a permutation."""
+    """Return the inverse of a permutation."""
     place = torch.arange(permute.numel(), device=permute.device, dtype=permute.dtype)
     return torch.empty_like(permute).scatter_(0, permute.to(torch.int64), place)
 
 
 @stands_for("fbgemm::index_select_dim0")
 def index_select_dim0(input: Tensor, indices: Tensor) -> Tensor:
-    """Rows of input at indices."""
+    """Return the rows of input at indices."""
     return input.index_select(0, indices.to(torch.int64))
 
 
@@ -234,7 +236,7 @@ def group_index_select_dim0(input_group: list[Tensor], indices_group: list[Tenso
 
 @stands_for("fbgemm::scatter_add_along_first_dim", writes=("Dst",))
 def scatter_add_along_first_dim(Dst: Tensor, Src: Tensor, Index: Tensor) -> None:
-    """Dst[Index] += Src."""
+    """Add Src to Dst[Index]."""
     Dst.index_add_(0, Index.to(torch.int64), Src.to(Dst.dtype))
 
 
@@ -264,5 +266,5 @@ def permute_multi_embedding(c: Call) -> list[Tensor]:
 
 @stands_for("fbgemm::silu_mul")
 def silu_mul(x0: Tensor, x1: Tensor) -> Tensor:
-    """silu(x0) · x1."""
+    """Return silu(x0) · x1."""
     return (F.silu(x0.float()) * x1.float()).to(x0.dtype)

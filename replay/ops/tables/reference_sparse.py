@@ -14,7 +14,7 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def complete_cumsum(x: Tensor) -> Tensor:
-    """[.., n] → [.., n + 1]: cumulative sums, starting with 0."""
+    """Return cumulative sums that start with 0: [.., n] → [.., n + 1]."""
     sums = torch.cumsum(x, dim=-1, dtype=x.dtype)
     return torch.nn.functional.pad(sums, (1, 0))
 
@@ -44,7 +44,7 @@ def permute_jagged(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the rows of lengths [T, ..] and their values (and weights) in the order of `permute`.
 
-    `total` is the size of the results if the caller knows it, which avoids waiting for the device. Missing values are
+    `total` is the size of the results; if the caller knows it, there is no wait for the device. Missing values are
     zeros.
     """
     order = permute.to(torch.int64).clamp(0, lengths.shape[0] - 1)
@@ -81,7 +81,7 @@ def _fake_permute(
     fake=_fake_permute,
 )
 def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """lengths [T, B], values [Σ lengths] → lengths and values of rows permute [T'] (permute of a KeyedJaggedTensor)."""
+    """Return the lengths [T, B] and values [Σ lengths] of rows permute [T'] (permute of a KeyedJaggedTensor)."""
     total = c.permuted_lengths_sum if c.permuted_lengths_sum else None
     return permute_jagged(c.permute, c.lengths, c.values, c.weights, total)
 
@@ -120,7 +120,7 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
-    """grad_output [B, ΣD] → flat: the columns [B, D of the rank] of each rank, concatenated."""
+    """Flatten grad_output [B, ΣD] to the columns [B, D of the rank] of each rank, concatenated."""
     out = grad_output.new_zeros((grad_output.numel(),))
     start = column = 0
     for dim in dim_sum_per_rank.tolist():
@@ -132,9 +132,9 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 
 @stands_for("fbgemm::bounds_check_indices")
 def bounds_check_indices(c: Call) -> None:
-    """Set indices outside their table to 0 (−1, a pruned row, stays), and clamp invalid offsets.
+    """Set indices outside their table to 0 (−1, a pruned row, is kept), and clamp invalid offsets.
 
-    For invalid indices or offsets, mode 0 raises ValueError, 1 counts them in warning, 2 ignores them. Any other mode
+    For invalid indices or offsets, mode 0 raises ValueError, 1 counts them in `warning`, 2 ignores them. Any other mode
     raises ValueError.
     """
     indices = c.indices

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Count the work that a call's argument values cause, compared with the maximum for its shapes; defines no ops."""
+"""Count the work that a call's argument values cause, and its maximum for the call's shapes; defines no ops."""

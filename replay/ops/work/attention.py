@@ -19,7 +19,7 @@ from opreplay.initializers.rules.paged_attention import UNIFIED
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
 CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
 LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
-"""Lists of integers; in the packed layouts each number is where its sequence ends."""
+"""Arguments that are lists of integers; in packed layouts each number is the end position of its sequence."""
 PACKED_LAYOUTS = ("TND", "NTD")
 
 
@@ -28,13 +28,13 @@ class Sequences:
     """Sequence lengths of a call: int64 [sequences] each, on the CPU."""
 
     query: torch.Tensor
-    """New tokens."""
+    """New tokens of each sequence."""
     seen: torch.Tensor
-    """Context tokens; 0 where there is no query."""
+    """Context tokens of each sequence; 0 if it has no query."""
     pairs: torch.Tensor
-    """Of a query token and a context token that it sees."""
+    """Number of (query token, visible context token) pairs of each sequence."""
     most: int | None
-    """Context tokens that the arguments can hold, all sequences together; None where no shape tells."""
+    """Maximum context tokens that the arguments can hold for all sequences together; None if no shape gives it."""
     warnings: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
 
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
-    """Return lengths that are given as a list of numbers."""
+    """Return lengths that are given as a list of integers, or None."""
     values = (context.args.get(name) for name in wanted)
     lists = (v for v in values if isinstance(v, (list, tuple)) and v)
     value = next((v for v in lists if all(isinstance(number, int) for number in v)), None)
@@ -158,7 +158,9 @@ def _query_rows(context: InitContext) -> int | None:
 
 
 def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
-    """Return the maximum tokens of one sequence and of all sequences, by the shapes and the maximum-length argument."""
+    """Return the maximum tokens of one sequence and of all sequences, from the shapes and the maximum-length
+    argument.
+    """
     table, pages = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
     if pool is not None and table is not None and table.dim() == 2:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Summary of the contents of a call's arguments, as cost rules need it; does no counting and uses no tensors."""
+"""Summary of the contents of a call's arguments for cost rules; does no counting and uses no tensors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of one call's arguments; fields that the op does not have are None."""
 
     sequences: int | None = None
-    """Those with at least one new token."""
+    """Number of sequences with at least one new token."""
     query_tokens: int | None = None
     context_tokens: int | None = None
-    """Of all sequences together, cached and new ones."""
+    """Context tokens of all sequences together, both cached and new."""
     pairs: int | None = None
-    """Query tokens times the context tokens that each of them sees."""
+    """Number of (query token, visible context token) pairs."""
     expert_rows: tuple[int, ...] | None = None
-    """Rows that each expert works on."""
+    """Rows that each expert processes."""
     notes: tuple[str, ...] = ()
-    """What the batch's annotation tells and the arguments cannot hold."""
+    """Notes on values in the batch's annotation that the arguments cannot hold."""
     unrecorded: str = ""
-    """What nothing tells and decides the time, and what was taken instead."""
+    """Quantity that determines the time but is not recorded, and the value that was assumed instead."""
     layer: Mapping[str, OptionValue] | None = None
-    """What the user says of weights that are in no argument: options of `moe_routing`."""
+    """User's options of `moe_routing` for weights that are not arguments."""
     work: Work | None = None
-    """What the user's initializer says of an op that nothing else is known of."""
+    """Work that the user's initializer reports for an op without other information."""

@@ -2,7 +2,7 @@
 """Expected contents of an op's arguments, from its initializer run on placeholder tensors that use almost no memory.
 
 Lengths, tables and routes are created in full; caches, weights and activations are one element each, expanded to their
-shape. No op is executed. The simulated device sees the same batch as a replay with the same seed and options.
+shape. No op is executed. The simulated device receives the same batch as a replay with the same seed and options.
 """
 
 from __future__ import annotations
@@ -38,25 +38,27 @@ from opreplay.traces.model import TensorMeta
 OPS = frozenset(row.name for row in rows() if row.inputs in (PagedAttentionInit.name, MoeRoutingInit.name))
 """Ops whose time depends on lengths or routing."""
 MAX_ELEMENTS = 1 << 24
-"""Largest tensor of whole numbers, number of blocks or number among the arguments; a trace may say anything."""
+"""Maximum size of an integer tensor, number of blocks or integer argument, because a trace may contain any number."""
 SMALL = 1 << 16
-"""Tensors of so many elements are made in full whatever they are for."""
+"""Maximum number of elements of tensors that are always created in full."""
 MAX_SCORES = 1 << 26
-"""Largest tensor of router scores."""
+"""Maximum number of elements of a router score tensor."""
 
 
 class ExpectedContents:
-    """Contents by op, computed once per op; with the run's registry, seed and values they equal the run's contents."""
+    """Contents by op, computed once per op. With the run's registry, seed and values they equal the run's contents."""
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self.registry, self._seed, self._values = registry, seed, values
         self._contents: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
-        """Op id → why its arguments could not be made; its cost then follows from the shapes."""
+        """Op id → reason why its arguments could not be created; its cost then follows from the shapes."""
         self.impossible: dict[str, str] = {}
-        """Op id → what the batch's annotation tells of it and its arguments cannot hold."""
+        """Op id → values in the batch's annotation that the op's arguments cannot hold."""
         self.unrecorded: dict[str, str] = {}
-        """Op id → what neither its arguments nor the batch's annotation tell, and what was taken instead."""
+        """Op id → quantities that neither its arguments nor the batch's annotation contain, and what was assumed
+        instead.
+        """
 
     def __call__(self, op: ReplayOp) -> Contents | None:
         """Return the contents, or None if the op's time depends only on its shapes or its arguments cannot be
@@ -109,16 +111,16 @@ def expected_contents(
 
 
 class Filled(NamedTuple):
-    """A call whose placeholder tensors are initialized."""
+    """A call with initialized placeholder tensors."""
 
     context: InitContext
     initializer: str | None
-    """None where no initializer names the op."""
+    """Name of the initializer, or None if no initializer is registered for the op."""
     lengths: BatchLengths | None
     impossible: str = ""
-    """What the batch's annotation tells and the arguments cannot hold."""
+    """Values in the batch's annotation that the arguments cannot hold."""
     unrecorded: str = ""
-    """What nothing tells, and what was taken instead."""
+    """Quantities that are not recorded, and what was assumed instead."""
 
 
 def fill_stand_ins(

@@ -16,11 +16,11 @@ from opreplay.initializers.rules.masks import MASKS
 from opreplay.initializers.rules.positions import POSITIONS, table_rows
 
 MARKED = 1 << 26
-"""Rows up to which those touched are marked one by one; sorting the indices takes longer."""
+"""Maximum number of rows for which accessed rows are marked in a mask, which is faster than sorting the indices."""
 
 
 def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the distinct values of an index, out of its possible values."""
+    """Count the distinct values of an index tensor, and the number of possible values."""
     argument, bound = names.index_of(context)
     index = context.tensor(argument)
     if index is None or not (fill.is_integer(index.dtype) or index.dtype is torch.bool):
@@ -40,7 +40,7 @@ def _rows(index: torch.Tensor, rows: int) -> Work:
 
 
 def distinct_of(values: torch.Tensor, rows: int) -> int:
-    """Return the number of distinct numbers in `values`, which are all in [0, rows)."""
+    """Return the number of distinct values in `values`, all of which are in [0, rows)."""
     if rows > MARKED:
         return int(torch.unique(values).numel())
     marks = torch.zeros(max(1, rows), dtype=torch.bool, device=values.device)
@@ -49,7 +49,7 @@ def distinct_of(values: torch.Tensor, rows: int) -> int:
 
 
 def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the distinct positions that a list of index tensors selects together, masks included."""
+    """Count the distinct positions that a list of index tensors and masks selects."""
     shape = context.need("self").shape
     dim, places, space = 0, None, 1
     masked: int | None = None
@@ -77,7 +77,7 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
 
 
 def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the distinct rows of the table, and the nonempty bags."""
+    """Count the distinct table rows and the nonempty bags."""
     indices, weight = context.need("indices"), context.tensor("weight")
     said = context.args.get("num_weights")
     rows = extent(weight) if weight is not None else said if isinstance(said, int) else 0
@@ -95,7 +95,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
 
 
 def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the elements after repetition, the sum of the repeats."""
+    """Count the elements after repetition, which is the sum of the repeats."""
     repeats = context.tensor("repeats")
     if repeats is None:
         return None
@@ -113,7 +113,7 @@ PERMUTES = ("permute", "permute_list")
 
 
 def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the values in rows given by lengths or offsets; without rows, the distinct entries of a permute."""
+    """Count the values in rows given by lengths or offsets; without them, count the distinct entries of a permute."""
     counted = [*_summed(context), *_between(context), *_permuted(context)]
     if not counted:
         return None
@@ -122,7 +122,7 @@ def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 Counted = Iterator[tuple[Amount, str]]
-"""Amounts, each with what is wrong with its values; "" for nothing."""
+"""Amounts, each with a warning about its values ("" if there is none)."""
 
 
 def _summed(context: InitContext) -> Counted:
@@ -135,7 +135,7 @@ def _summed(context: InitContext) -> Counted:
 
 
 def _between(context: InitContext) -> Counted:
-    """Yield the values between offsets; with several levels of offsets, those of the innermost level."""
+    """Yield the number of values between offsets; with several levels of offsets, only for the innermost level."""
     for name in OFFSETS:
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
@@ -153,9 +153,9 @@ def _permuted(context: InitContext) -> Counted:
 
 
 SAME_WORK = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_", "aten::count_nonzero"})
-"""Ops that go over all elements whatever the mask lets through."""
+"""Ops that process all elements whatever the mask selects."""
 MASKED_SCORE = -1e4
-"""Added to a score, this or less hides it in every floating type."""
+"""Mask value at or below which a score is hidden in every floating-point dtype."""
 
 
 def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -170,7 +170,7 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
 
 
 def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the scores that the mask leaves visible; None for a call without a mask."""
+    """Count the scores that the mask leaves visible; return None for a call without a mask."""
     mask = context.first(MASKS, elements=True)
     if mask is None:
         return None
@@ -182,7 +182,7 @@ def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | 
 
 
 def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the distinct rows of the sine and cosine table."""
+    """Count the distinct rows of the sine and cosine table that are read."""
     positions = context.first(POSITIONS)
     if positions is None:
         return None
@@ -206,7 +206,7 @@ def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work
 
 
 def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the distinct rows per table; the bags of one table are consecutive."""
+    """Count the distinct rows read from each table; the bags of one table are consecutive."""
     indices, offsets = context.tensor("indices"), context.tensor("offsets")
     starts, widths = context.tensor("hash_size_cumsum"), context.tensor("D_offsets")
     if indices is None or offsets is None or widths is None:

@@ -25,13 +25,13 @@ def _routed(routes: Routes) -> tuple[Amount, Amount, Amount]:
 
 
 def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the tokens whose scores determine their experts."""
+    """Count the tokens whose experts the scores determine."""
     routes = routes_of(context)
     return None if routes is None else work(_tokens(routes, "tokens routed"), _used(routes.expert, routes.experts))
 
 
 def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots whose expert is local and has an effect on the result."""
+    """Count the slots whose expert is local and affects the result."""
     routes = routes_of(context)
     if routes is None:
         return None
@@ -40,7 +40,7 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots in the sorted lists that an expert's block computes; warn if the lists break the convention."""
+    """Count the slots in sorted lists that an expert's block computes; warn if the lists break the convention."""
     routes = routes_of(context)
     if routes is None:
         return None
@@ -53,7 +53,7 @@ def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the rows that belong to an expert's group, out of all rows."""
+    """Count the rows that belong to an expert's group, and all rows."""
     numbers = context.tensor("sorted_expert_for_source_row")
     if numbers is not None:
         values = fill.whole(numbers)

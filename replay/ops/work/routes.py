@@ -1,5 +1,5 @@
 # pyright: strict
-"""Read the routing in the arguments of mixture-of-experts ops: the expert of each slot; counts nothing."""
+"""Read the routing, the expert of each slot, from the arguments of mixture-of-experts ops; counts nothing."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Routed slots, on the CPU."""
+    """Routed slots of a call, on the CPU."""
 
     expert: torch.Tensor
-    """int64 [slots]: the expert of each routed slot."""
+    """Expert of each routed slot, int64 [slots]."""
     token: torch.Tensor
-    """int64 [slots]: its token."""
+    """Token of each routed slot, int64 [slots]."""
     experts: int
     tokens: int
     slots: int
-    """As many as the shapes hold, routed or not."""
+    """Number of slots in the shapes, routed or not."""
     twice: int = 0
-    """Tokens that name an expert more than once."""
+    """Number of tokens that list an expert more than once."""
     routed: int = 0
-    """Different slots that are routed."""
+    """Number of distinct routed slots."""
     padding: int = 0
-    """Entries of sorted lists in use that stand for no slot."""
+    """Number of used entries of sorted lists that are padding."""
     used: int = 0
-    """Entries of sorted lists in use."""
+    """Number of used entries of sorted lists."""
     warnings: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ def routes_of(context: InitContext) -> Routes | None:
 
 
 def loads_of(context: InitContext) -> torch.Tensor | None:
-    """Return int64 [experts], the rows that each expert processes, or None if no argument gives them."""
+    """Return the number of rows that each expert processes, int64 [experts], or None if no argument gives it."""
     if (sizes := group_sizes(context)) is not None:
         return sizes.clamp(min=0)
     routes = routes_of(context)
@@ -58,7 +58,7 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
-    """Return int64 [experts], the sizes of the experts' groups (negative if ends decrease); None for other ops."""
+    """Return the sizes of the experts' groups, int64 [experts] (negative if ends decrease); None for other ops."""
     groups = (
         context.first(("group_list", "offs", "expert_num_tokens"), elements=True) if context.role == "groups" else None
     )
@@ -73,7 +73,7 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
 
 
 def _by_scores(context: InitContext) -> Routes | None:
-    """Return the top-k routing by scores; tokens whose scores are all equal are not counted as routed."""
+    """Return the top-k routing by scores; tokens with equal scores for all experts are not counted as routed."""
     scores = context.first(names.SCORES, elements=True)
     if scores is None or not scores.dim():
         return None
@@ -89,7 +89,7 @@ def _by_scores(context: InitContext) -> Routes | None:
 
 
 def _chosen(context: InitContext) -> Routes | None:
-    """Return the routing by ids [tokens, topk]; an id outside the range means a non-local expert."""
+    """Return the routing from ids [tokens, topk]; an id out of range is a non-local expert."""
     ids = context.first(names.CHOSEN, elements=True)
     if ids is None:
         return None
@@ -124,7 +124,7 @@ def _distinct(ids: torch.Tensor) -> int:
 def _sorted(context: InitContext) -> Routes | None:
     """Return the routing from lists sorted by expert, in blocks of one expert.
 
-    aiter packs slot and token into an entry, vLLM numbers entries token · topk + slot.
+    aiter packs slot and token into an entry; vLLM numbers entries token · topk + slot.
     """
     order = context.tensor("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
@@ -167,7 +167,7 @@ def _sorted(context: InitContext) -> Routes | None:
 
 
 def _tokens(context: InitContext) -> tuple[int, int]:
-    """Return the number of tokens and of experts per token, by the shapes."""
+    """Return (number of tokens, experts per token) from the shapes."""
     weights = context.first(("topk_weights",), elements=True)
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Read collectives from the arguments of recorded ops: `record_param_comms` has most, other ops only the group size."""
+"""Reads collectives from the arguments of recorded ops: `record_param_comms` has most facts, other ops only the group
+size.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from opreplay.traces.model import OpSignature
 
 PARAMETERS = "record_param_comms"
 _NAMING_RANKS = (9, 10)
-"""Arguments of `record_param_comms`, without and with tensors, in torch versions that record ranks: the last three are
-first rank, stride between ranks, and number of ranks."""
+"""Numbers of arguments of `record_param_comms`, without and with tensors, in torch versions that record ranks.
+
+The last three arguments are the first rank, the stride between ranks, and the number of ranks.
+"""
 _PLACES = {
     "_c10d_functional::all_gather_into_tensor": 0,
     "_c10d_functional::all_gather_into_tensor_out": 0,
@@ -25,13 +29,18 @@ _PLACES = {
     "vllm::all_gather": 1,
     "vllm::reduce_scatter": 1,
 }
-"""Op → position of the group size among its integers: (input, group_size, name), (tensor, dim, world_size, name),
-(tensors, group, ep_world_size, ep_rank_id, moe_expert_num) for experts of NPUs."""
+"""Position of the group size among the integer arguments of each op.
+
+The arguments are (input, group_size, name), (tensor, dim, world_size, name), or (tensors, group, ep_world_size,
+ep_rank_id, moe_expert_num) for experts on NPUs.
+"""
 _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
-    """Return the ranks in a collective's group, or in the whole job if its arguments do not say; None for other ops."""
+    """Return the number of ranks in a collective's group, or in the whole job if its arguments do not contain it; None
+    for other ops.
+    """
     if not is_collective(signature):
         return None
     candidates = (_size_of_group(signature), world_size)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Find annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by their position in time.
+"""Finds annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by time.
 
-NCCL annotates inside the call, on its thread. gloo annotates on its own threads, when it runs the work: `links.marks`.
+NCCL annotates inside the call, on its thread. gloo annotates on its own threads when it runs the work, see
+`links.marks`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Notes:
             entries.sort()
 
     def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Return the indexes of annotations that start in [begin, end]."""
+        """Return the indices of annotations on a track that start in [begin, end]."""
         entries = self._by_track.get(track, [])
         first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
         return [index for _, index in entries[first:last]]
 
 
 def mark(note: CollectiveNote) -> Mark:
-    """Return an annotation made by another thread than the caller's, with the facts that identify its call."""
+    """Return an annotation from another thread than the caller's as a `Mark`, with the facts that identify its call."""
     elements = sum(prod(dims) for dims in note.dims) if note.dims else None
     return Mark(start_ns=note.start_ns, kind=kind_of(note.name) or "", elements=elements)

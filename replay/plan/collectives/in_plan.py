@@ -1,5 +1,5 @@
 # pyright: strict
-"""Add one op for each distinct collective of a trace to its plan, replacing names that one process cannot call."""
+"""Adds one op for each distinct collective of a trace to its plan, replacing names that one process cannot call."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from opreplay.traces.model import TensorMeta, Trace
 from opreplay.traces.names import file_name
 
 WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
-"""Parts of the names of functional collectives, and of ops that wait for one."""
+"""Suffix of the names of ops that wait for a functional collective, and part of the names of functional collectives."""
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
-    """Return every collective of a trace read with its activity whose name the filters keep."""
+    """Return all collectives of a trace (read with its activity) whose names the filters keep."""
     return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
 def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
-    """Return when each collective was requested, ended and was waited for, if that is recorded."""
+    """Return the request, end and wait times of each collective, if recorded."""
     waits = _waits(trace, calls)
     has_device = bool((trace.kernels.owner >= 0).any())
     out: list[AskedFor] = []
@@ -69,7 +69,7 @@ def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Map the position of a call to the start of its `wait_tensor`: the first one with as many elements."""
+    """Map positions of calls to the start of their `wait_tensor`, which is the next one with as many elements."""
     if not len(trace.ops):
         return {}
     waits = np.array([signature.name.endswith(WAIT) for signature in trace.signatures] or [False])
@@ -99,7 +99,7 @@ def _host_us(ops: Iterable[ReplayOp]) -> float:
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
     """Return the plan with these collectives of its trace, regardless of the selection.
 
-    Ops of the plan that belong to a collective are removed, since names without arguments stand for many collectives.
+    Ops of the plan that belong to a collective are removed, because one name without arguments covers many collectives.
     Filters by name, share and number apply to all ops together; the plan was made without share and number filters.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
@@ -119,9 +119,9 @@ NO_SIZES = Reason("collective", "this plan does not give its sizes: make it with
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with the collectives described by its own ops, in place; a plan read from a file is unchanged.
+    """Return the plan in which each op that is a collective has its description; a plan read from a file is unchanged.
 
-    An op that stands for several collectives, such as a name without arguments, describes none.
+    An op that covers several different collectives, such as a name without arguments, gets no description.
     """
     if isinstance(trace, ReplayPlan):
         return plan
@@ -143,13 +143,13 @@ BESIDE = Reason("label, not an op", "waits for a collective, or initializes one:
 
 
 def _not_called_collective(op: ReplayOp) -> ReplayOp:
-    """Return an op that is not a collective, with a reason that does not call it one."""
+    """Return an op that only waits for or initializes a collective with a reason that says so."""
     moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
     return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
 
 
 def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:
-    """Return the plan for `ranks` that replay its collectives; None means a single process."""
+    """Return the plan for a replay of its collectives on `ranks` ranks; None means a single process."""
     return msgspec.structs.replace(plan, ops=tuple(_on_ranks(op, ranks) for op in plan.ops))
 
 
@@ -167,7 +167,7 @@ def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
 
 
 def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
-    """Complete the collectives of a plan file that was made without sizes."""
+    """Return the plan with the reason `NO_SIZES` for collectives of a plan file that was made without sizes."""
     return msgspec.structs.replace(
         plan,
         ops=tuple(
@@ -180,7 +180,7 @@ def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
 
 
 def plan_of_comms(comms: CommsTrace) -> ReplayPlan:
-    """Return the plan of PARAM's list of collectives, which contains nothing else."""
+    """Return the plan of a list of collectives in PARAM's format, which contains nothing else."""
     ops = collective_ops(calls_of_comms(comms))
     ops.sort(key=lambda op: -op.recorded.host_us_total)
     return ReplayPlan(
@@ -259,7 +259,7 @@ def op_of(
     recorded: Recorded,
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
-    """Return a plan op for a collective, which a single process cannot replay; see `on_ranks`."""
+    """Return the plan op for a collective, with a reason because a single process cannot replay it; see `on_ranks`."""
     sizes = {"input": collective.in_elements, "output": collective.out_elements} if collective.kind != "barrier" else {}
     if collective.in_elements == collective.out_elements:
         sizes.pop("output", None)

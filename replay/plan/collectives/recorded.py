@@ -1,7 +1,7 @@
 # pyright: strict
-"""Find the collectives that a trace records as ops, `record_param_comms` or annotations, one value per call.
+"""Finds the collectives that a trace records as ops, `record_param_comms` or annotations, one value per call.
 
-Decides which records belong to one call; `records` combines them.
+Determines which records belong to one call; `records` combines them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Call:
     """Rows of `Trace.ops`, outermost first; empty without an op."""
     collective: Collective | None
     lacks: str = ""
-    """The facts that the trace lacks; then `collective` is None."""
+    """Facts that the trace lacks; if not empty, `collective` is None."""
     assumed: tuple[str, ...] = ()
     """Assumptions about the collective."""
     host_us: float = 0.0
@@ -53,15 +53,15 @@ class Call:
     kernels: tuple[tuple[str, float], ...] = ()
     """Name and microseconds of each kernel of the call."""
     asked_ns: int = -1
-    """When it was requested; -1 if unknown."""
+    """Time of the request; -1 if unknown."""
     ended_ns: int | None = None
-    """When its device work ended, or the back-end's annotation on another thread; None without either."""
+    """End of the call's device work, or of the back-end's annotation on another thread; None without either."""
 
 
 def collective_calls(trace: Trace) -> list[Call]:
-    """Return every collective of a trace read with its activity, in file order, without waits and set-up.
+    """Return all collectives of a trace (read with its activity), in file order, without waits and set-up.
 
-    An op, the `record_param_comms` in it and the back-end's annotation of it, on any thread, are one call.
+    An op, the `record_param_comms` inside it and the back-end's annotation of it, on any thread, form one call.
     """
     rows, inside = _rows(trace)
     notes, used = Notes(trace), set[int]()
@@ -85,7 +85,7 @@ class _Draft:
 
 
 def _records_of(trace: Trace, rows: list[int]) -> Records:
-    """Return what the ops of one call record about it."""
+    """Return the records of one call that its ops contain."""
     records = Records()
     for row in rows:
         signature = trace.signatures[int(trace.ops.signature[row])]
@@ -117,7 +117,10 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 
 
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
-    """Return start and call of each draft that is a collective, using annotations of other threads, added to `used`."""
+    """Return start and call of each draft that is a collective.
+
+    Uses annotations on other threads, and adds those annotations to `used`.
+    """
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
@@ -157,7 +160,9 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Return the rows of ops that are collectives, in file order, and the nearest enclosing one of each, or -1."""
+    """Return the rows of ops that are collectives, in file order, and for each the nearest enclosing such
+    row, or -1.
+    """
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
         return [], {}
@@ -169,8 +174,8 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
-    """Return the rows of each call, outermost first. A call that contains several parameter records is split into
-    several.
+    """Return the rows of each call, outermost first; a call that contains several parameter records is split into
+    several calls.
     """
     at = {row: number for number, row in enumerate(rows)}
     parents = np.array([at.get(inside[row], -1) for row in rows], np.int64)
@@ -202,7 +207,7 @@ def _is_parameters(trace: Trace, row: int) -> bool:
 
 
 def _record_of(trace: Trace, row: int) -> Record | None:
-    """Return what a row says about a collective: its own metadata, or the arguments of an ExecutionTrace."""
+    """Return what a row records about a collective: its own metadata, or the arguments in an ExecutionTrace."""
     activity = trace.activity
     if activity is not None and activity.op_collective[row] >= 0:
         return activity.collectives[int(activity.op_collective[row])]
@@ -210,7 +215,7 @@ def _record_of(trace: Trace, row: int) -> Record | None:
 
 
 def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:
-    """Return name and time of each op's device work, and when the last of it ended."""
+    """Return name and time of each op's device work, and the end of the last of it."""
     kernels_by_row: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     ends: dict[int, int] = {}
     owned = np.flatnonzero(np.isin(trace.kernels.owner, list(rows))) if rows else np.zeros(0, np.int64)
@@ -241,7 +246,7 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
-    """Add the group and both ends, which tensors do not give."""
+    """Add the group, the sender and the receiver, which tensors do not record."""
     known, collective = next(filter(None, map(listed.get, call.rows)), None), call.collective
     if known is None or collective is None or known.record.name != collective.kind:
         return call
@@ -271,19 +276,21 @@ def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
 
 
 def _call(records: Records, world_size: int | None, *, name: str) -> Call:
-    """Return the call described by records that are not ops."""
+    """Return the call described by records that do not come from ops."""
     collective, lacks, assumed = collective_of(records, world_size)
     return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
 
 
 def calls_of_comms(comms: CommsTrace) -> list[Call]:
-    """Return the collectives of PARAM's list, in order."""
+    """Return the collectives of a list in PARAM's format, in order."""
     calls = (_of_listed(entry, comms.world_size) for entry in comms.entries)
     return [call for call in calls if call.collective is not None or call.lacks]
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Add the sizes of device tasks to the calls of an NPU trace, in order, if there are as many tasks as calls."""
+    """Add the sizes of device tasks to the calls of an NPU trace, in order, if the numbers of tasks and calls are
+    equal.
+    """
     activity = trace.activity
     if activity is None or not len(activity.spans):
         return calls

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Combine the records of one call into a collective: the operation, what it moves, and its group.
+"""Combines the records of one call into a collective: the operation, its sizes, and its group.
 
-Decides which record is believed for which fact; `recorded` decides which records belong to one call.
+Determines which record has priority for each fact; `recorded` determines which records belong to one call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import OpSignature
 
 Moved = tuple[int, int, str, tuple[int, ...]]
-"""(elements in, elements out, dtype, elements of each tensor), all known."""
+"""(input elements, output elements, dtype, elements of each tensor), all known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Records:
 
 
 def annotated_sizes(records: Records) -> frozenset[int]:
-    """Return the sizes that an annotation of the call may name."""
+    """Return the sizes that an annotation of the call may have."""
     record = records.record
     sizes = {sum(n for n, _ in entry) for signature in records.signatures for entry in tensors_of(signature)}
     if record is not None:
@@ -54,12 +54,15 @@ def annotated_sizes(records: Records) -> frozenset[int]:
 
 
 def of_record(record: Record, world_size: int | None) -> Collective | None:
-    """Return the collective that one record describes by itself; None without operation, size or dtype."""
+    """Return the collective that one record alone describes; None without operation, size or dtype."""
     return collective_of(Records(names=[record.name], record=record), world_size)[0]
 
 
 def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
-    """Return (collective, what is missing, what was assumed); None and "" if the records are not a collective."""
+    """Return (collective, what is missing, what was assumed).
+
+    The collective is None if something is missing; the second value is "" as well if the records are not a collective.
+    """
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
         return None, _lacking_operation(records), ()
@@ -104,7 +107,7 @@ def _lacking_operation(records: Records) -> str:
 
 
 def _known_to_back_ends(sizes: Moved) -> Moved:
-    """Return the same bytes in an element type that back-ends support: none supports 16-byte elements."""
+    """Return the same bytes in a dtype that back-ends support: none supports 16-byte elements."""
     in_elements, out_elements, dtype, parts = sizes
     if ITEMSIZE_BYTES.get(dtype) != 16:
         return sizes
@@ -135,7 +138,7 @@ def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_r
 
 
 def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:
-    """Return the sender, receiver or root, and otherwise the recording rank."""
+    """Return the sender and receiver, or the root; for other operations the recording rank."""
     if kind in ROOTED:
         return {"root": _root(records, record)}
     if kind not in POINT_TO_POINT:
@@ -221,7 +224,7 @@ def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | Non
 
 
 def _ranks_by_sizes(sizes: Sizes) -> int | None:
-    """Return the ratio of input to output size, or its inverse, as a number of ranks."""
+    """Return the ratio of the larger to the smaller size as a number of ranks; None if it cannot be one."""
     if not sizes[0] or not sizes[1]:
         return None
     small, large = sorted((sizes[0], sizes[1]))
@@ -248,7 +251,7 @@ def _lists_of(signature: OpSignature) -> list[tuple[int, ...]]:
 
 
 def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:
-    """Derive an all-to-all's unrecorded side from both splits: rows are equally long on both sides."""
+    """Derive the unrecorded size of an all-to-all from both splits, because rows are equally long on both sides."""
     inside, outside, dtype, parts = sizes
     rows = sum(in_splits), sum(out_splits)
     if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:

@@ -1,2 +1,2 @@
 # pyright: strict
-"""What was recorded of each op, before any op is resolved."""
+"""Recorded facts about each op, before any op is resolved."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Open what `compare` compares, recognised by content (result files, traces, plans), and choose its times."""
+"""Opens the inputs of `compare`, recognized by content (result files, traces, plans), and selects their times."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from opreplay.traces.processes.select import one_process
 
 Operand = ResultFile | Trace | ReplayPlan
 Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
-"""(What was read, device, selection of ops) → predictions."""
+"""Predicts times from (trace or plan, device, selection of ops)."""
 
 
 def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:
     """Open a result file, trace or plan.
 
-    `activity` also reads when a trace's work ran; `process` selects one of a merged trace, by default the busiest.
-    Raises TraceError for unreadable input.
+    `activity` also reads the times of all work in a trace; `process` selects one process of a merged trace, by default
+    the busiest. Raises TraceError for unreadable input.
     """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
@@ -50,18 +50,18 @@ def compare_operands(
 
     Args:
         before: result files, or one trace or plan.
-        after: the same; if missing, one result file is compared with itself: measured times with predictions, or
-            recorded times if nothing was measured.
+        after: the same kinds of input; if missing, one result file is compared with itself: measured times with
+            predictions, or recorded times if nothing was measured.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
             recorded times of traces and plans, and the measured ones of results. A single trace or plan may be compared
             with itself on a device: "recorded:910b3".
-        select: which ops of a trace, as for a plan.
-        threshold: smaller changes count as equal; a share.
-        method: for two runs: by gauges, or by plain medians.
+        select: which ops of a trace to compare, as for a plan.
+        threshold: minimum change, as a share; smaller changes count as equal.
+        method: how to compare two runs: by gauges, or by plain medians.
         force: compare runs of different machines or measurement methods.
-        simulate: predicts a trace or plan if `times` asks for a device.
+        simulate: predicts a trace or plan if `times` names a device.
 
-    Raises UsageError for times that a side does not have, EnvironmentRefused as `judge.compare` does.
+    Raises UsageError for times that a side does not have, and EnvironmentRefused like `judge.compare`.
     """
     if not after:
         after, times = before, times or _times_within_file(before)
@@ -89,7 +89,7 @@ def compare_operands(
 
 
 def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
-    """Return which steps of two traces to compare; None if a side is not a trace, or nothing ran in it."""
+    """Return the steps of two traces to compare; None if a side is not a trace, or if nothing ran in it."""
     if len(pair) != 2 or not all(isinstance(operand, Trace) for operand in pair):
         return None
     before, after = (operand for operand in pair if isinstance(operand, Trace))
@@ -100,7 +100,9 @@ def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """Return the argument metadata that both traces record, if they differ: ids are then made of only that."""
+    """Return the level of argument metadata that both traces record, if their levels differ; ids then use only that
+    metadata.
+    """
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
     return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None
 
@@ -144,7 +146,7 @@ def _times(
 
 
 def _timed(times: Times) -> Times:
-    """Return the times. Raises NothingRan if there are no ops, UsageError if they have no times."""
+    """Return the times unchanged. Raises NothingRan if there are no ops, UsageError if they have no times."""
     if not times.ops:
         raise NothingRan(f"{times.source} contains no ops to compare", hint="Record with ProfilerActivity.CPU.")
     if not times.doubts.mistimed and not any(op.us for op in times.ops):
@@ -157,7 +159,9 @@ def _timed(times: Times) -> Times:
 def _simulated(
     operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
 ) -> Times:
-    """Predict a trace or plan on the named device. Raises UsageError for measured times, which it does not have."""
+    """Predict a trace or plan on the named device. Raises UsageError if measured times are requested, which it does not
+    have.
+    """
     source = file_name(operand.info.path) if isinstance(operand, Trace) else operand.source
     if which in WHATS or simulate is None:
         hint = "Compare the results of `opreplay run TRACE --output FILE.jsonl` with it"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Group recorded calls into ops and collect what was measured of each. Resolves nothing and does not need torch."""
+"""Groups recorded calls into ops and collects the measurements of each. Resolves nothing and does not need torch."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _ARITHMETIC = (
     "aten::addcmul",
     "aten::lerp",
 )
-"""Name prefixes of optimizer ops, whose numbers change with each step."""
+"""Name prefixes of optimizer ops, whose scalar arguments change in each step."""
 _PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
-"""ATen ops that scale or add: the value of the number does not affect their work."""
+"""ATen ops that scale or add a number whose value does not affect their work."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating-point number, or a list of them, as written in traces."""
 
 
 def is_arithmetic(name: str) -> bool:
-    """Check whether the floating-point numbers of an op's calls are only factors or addends."""
+    """Check whether the floating-point arguments of an op are only factors or addends."""
     return name in _PLAIN or name.startswith(_ARITHMETIC)
 
 
@@ -51,7 +51,7 @@ def signature_id(signature: OpSignature) -> str:
     """Return a stable hash of a recorded signature, 12 hex digits.
 
     Floating-point numbers that are only factors or addends are excluded: Adam's bias correction changes them in each
-    step, and the work is the same. The compiler's spelling of types does not matter either.
+    step, but the work is the same. The compiler's spelling of types does not matter either.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
@@ -66,7 +66,7 @@ def signature_id(signature: OpSignature) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallGroup:
-    """All selected calls of one signature."""
+    """All selected calls with one signature."""
 
     signature: OpSignature
     row: int
@@ -78,7 +78,7 @@ class CallGroup:
     """Device time of each call; 0 for a call without device work."""
     batch: DominantBatch | None = None
     on_host: bool = False
-    """Whether all calls only count the steps of an optimizer."""
+    """Whether all calls only update the step counters of an optimizer."""
 
 
 def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:
@@ -124,7 +124,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
 def heaviest_rows(
     trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
 ) -> Rows:
-    """Return the `rows` whose ops pass the filters' names, `top` and `min_share`, decided from sums per op alone."""
+    """Return the `rows` whose ops pass the filters by name, `top` and `min_share`, using only sums per op."""
     same = _first_of_same_op(trace, rows)
     signature = same[trace.ops.signature[rows]]
     present, first = np.unique(signature, return_index=True)
@@ -148,7 +148,7 @@ def heaviest_rows(
 
 
 def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
-    """Map each signature of the trace to the first one that is the same op (`signature_id`)."""
+    """Map each signature of the trace to the first signature of the same op (`signature_id`)."""
     same = np.arange(len(trace.signatures), dtype=np.int64)
     first: dict[str, int] = {}
     present: list[int] = np.unique(trace.ops.signature[rows]).tolist()
@@ -160,8 +160,9 @@ def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
-    """Return the selected row that each kernel's time counts for, or -1: its owner, or for "top" the owner's outermost
-    op.
+    """Return, for each kernel, the selected row to which its time is attributed, or -1.
+
+    This is the kernel's owner, or for "top" the outermost op around the owner.
     """
     owner = trace.kernels.owner.astype(np.int64)
     chosen = np.zeros(len(trace.ops) + 1, dtype=bool)
@@ -173,7 +174,7 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
 
 
 def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float64]:
-    """Return the device time that counts for each row of `trace.ops`; 0 for rows that are not selected."""
+    """Return the device time attributed to each row of `trace.ops`; 0 for rows that are not selected."""
     owner = owner_among(trace, rows, select)
     owned = owner >= 0
     weights = trace.kernels.dur_ns[owned].astype(np.float64)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Group the recorded calls that a selection keeps into unique ops with counts, times and work; without torch."""
+"""Groups the recorded calls that a selection keeps into unique ops with counts, times and work; does not need torch."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
 
 MOST_OPS = 100_000
-"""Most unique ops in a plan; a real model has a few hundred."""
+"""Maximum number of unique ops in a plan; a real model has a few hundred."""
 _HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
 
 
 class RecordedOps(NamedTuple):
-    """The unique ops of a trace, not resolved."""
+    """The unique ops of a trace, before they are resolved."""
 
     shell: ReplayPlan
-    """Their plan without the ops: totals, and what is known of the trace."""
+    """The plan without its ops: totals and facts about the trace."""
     rows: Rows
-    """The selected calls, with those that `top` and `min_share` leave out."""
+    """The selected calls, including those that `top` and `min_share` leave out."""
     ops: tuple[tuple[CallGroup, ReplayOp], ...]
-    """Heaviest first."""
+    """Ops with their calls, heaviest first."""
 
 
 class RecordedPlan(NamedTuple):
-    """Ops as a table of them needs them."""
+    """The ops of a plan with the texts that a table shows."""
 
     plan: ReplayPlan
     inputs: Mapping[str, str]
-    """Op id → its recorded tensors."""
+    """Recorded input tensors by op id."""
 
 
 def recorded_plan(trace: Trace, selection: Selection) -> RecordedPlan:
-    """Return the ops of a plan as they were recorded, in its order. Raises as `recorded_ops` does."""
+    """Return the ops of a plan as they were recorded, in the plan's order. Raises the same errors as `recorded_ops`."""
     recorded = recorded_ops(trace, select=selection.select, filters=selection)
     plan = passes.run(msgspec.structs.replace(recorded.shell, ops=tuple(op for _, op in recorded.ops)))
     return RecordedPlan(plan, {op.id: describe_signature(group.signature) for group, op in reversed(recorded.ops)})
@@ -64,8 +64,8 @@ def recorded_plan(trace: Trace, selection: Selection) -> RecordedPlan:
 def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps:
     """Return the ops that a selection and filters keep.
 
-    Raises UsageError for an unknown selection and for a phase without iterations; TooLarge if the filters leave more
-    than `MOST_OPS` ops.
+    Raises UsageError for an unknown selection and for a phase without iterations, TooLarge if more than `MOST_OPS` ops
+    remain.
     """
     rows = selected_rows(trace, select)
     batches = BatchIndex(trace)
@@ -92,13 +92,13 @@ def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps
 
 
 def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
-    """The calls with no op around them, of all iterations or of those of a phase."""
+    """Return the calls that are not inside another op, of all iterations or of the iterations of a phase."""
     rows = selected_rows(trace, "top")
     return rows if phase is None else batches.in_phase(rows, phase)
 
 
 def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """The plan without its ops: totals, of the host's time in these rows, and what is known of the trace."""
+    """Return the plan without its ops: totals, with the host time of these rows, and facts about the trace."""
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
@@ -120,8 +120,9 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op of a group of calls; `recorded` is the number of calls with device time, and the work of
-    all of them.
+    """Return the unresolved op of a group of calls.
+
+    `recorded` is the number of calls with device time, and the work of all these calls.
     """
     calls, work = recorded or (1, work_of(group.signature))
     return ReplayOp(
@@ -154,7 +155,9 @@ COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, w
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
-    """Return a note if the calls of one op had several batches: all are replayed with the batch that took most time."""
+    """Return a note if the calls of one op had different batches: all are replayed with the batch that took the most
+    time.
+    """
     if batch is None or not batch.others:
         return ()
     what = f"that of {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Recorded times of a trace or plan by op, for comparisons. Ids exist before ops are resolved, so torch is not
-needed.
+"""Recorded times of a trace or plan by op, for comparisons. Ids do not depend on resolving ops, so torch is
+not needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTime:
-    """Return the times of all calls of an id."""
+    """Return the times of all calls with one id."""
     calls = np.concatenate([group.device_us if on_device else group.host_us for group in groups])
     args = unnamed_arguments(recorded_args(groups[0].signature), "")
     shell = ReplayOp(id=id_, name=groups[0].signature.name, count=len(calls), recorded=groups[0].recorded, args=args)
@@ -49,11 +49,11 @@ def times_of_trace(
     steps: Sequence[Step] = (),
     paired: PairedBy | None = None,
 ) -> Times:
-    """Return the times of a trace's ops, with the calls of one id together: device times if any op owns device time or
-    if the device times are wrong, else host times.
+    """Return the times of a trace's ops; calls with the same id are combined.
 
-    `level`: make ids of no more metadata than that, since the other side has no more. `steps` are the steps to compare
-    with those of another trace, `paired` says how they correspond.
+    These are device times if any op owns device time or if the device times are wrong, otherwise host times. `level`:
+    use only this level of metadata for ids, because the other side has no more. `steps` are the steps to compare with
+    those of another trace, and `paired` says how they correspond.
     """
     groups: dict[str, list[CallGroup]] = {}
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
@@ -160,7 +160,7 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
 
 
 def times_of_plan(plan: ReplayPlan) -> Times:
-    """Return the recorded times of a plan, which keeps median and sum of the calls."""
+    """Return the recorded times of a plan, which stores the median and the sum over calls."""
     kernels = sum(kernel.count for op in plan.ops for kernel in op.recorded.kernels)
     doubts = Doubts() if plan.device_us_total > 0 else Doubts(zero_durations=kernels)
     on_device = plan.device_us_total > 0 or kernels > 0

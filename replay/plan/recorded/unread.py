@@ -1,5 +1,7 @@
 # pyright: strict
-"""Find ops whose result sizes no later call of the trace reads: a value that determines them was guessed wrong."""
+"""Finds ops whose result sizes do not occur in any later call of the trace: a guessed value that determines them is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from opreplay.traces.model import OpSignature, Trace
 
 Shape = tuple[int, ...]
 _SHAPING = ("int", "int[]", "SymInt", "SymInt[]")
-"""Argument types whose values determine result sizes; so does one flag."""
+"""Argument types whose values determine result sizes; one flag does so, too."""
 _KEEPS = "keepdim"
 SHOWN = 2
 
 
 def mark_unread(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with an assumption on each op with a guessed value whose result sizes are never read afterwards.
+    """Return the plan with an assumption on each op that has a guessed value and whose result sizes no later call
+    reads.
 
-    For plans with results (`with_outputs`). The last calls of a trace are skipped, since their results may have no
-    reader.
+    Requires results (`with_outputs`). The last call of a trace is skipped, because nothing can read its results.
     """
     suspects = [op for op in plan.ops if op.outputs and _is_guessed(op)]
     if not suspects:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Where a trace spends its time, for the head of a report: device use, classes of work, labels.
 
-Owns the sums in results and reports; `traces.times` owns the classes.
+This module computes the sums in results and reports; `traces.times` defines the classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opreplay.traces.times.doubts import doubts_of
 from opreplay.traces.times.kernel_classes import CLASSES
 
 MOST_LABELS = 20
-"""Most labels that are listed; the sums include all."""
+"""Maximum number of listed labels; the sums include all labels."""
 
 
 class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,22 +37,22 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    """Calls with device time; on a host, all calls."""
+    """Number of calls with device time; on the host, of all calls."""
     time_us: float
-    """Device time of its kernels; on a host, its time outside nested ops."""
+    """Device time of its kernels; on the host, its time outside nested ops."""
     share: float
     """Share of all recorded time on this clock."""
     classes: dict[str, float]
-    """Class of work → share of its kernels' time; empty on a host."""
+    """Share of the label's kernel time by class of work; empty on the host."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a whole trace spends its time, regardless of the selection."""
+    """Where a whole trace spends its time, independent of the selection."""
 
     clock: str
-    """"device" or "host"."""
+    """The clock of the times: "device" or "host"."""
     total_us: float
-    """Total device time; on a host, total time of the outermost events."""
+    """Total device time; on the host, total time of the outermost events."""
     span_us: float | None = None
     """Time from the first to the last device work, summed over devices."""
     busy_share: float | None = None
@@ -60,19 +60,19 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     coarse_unit_us: float | None = None
     """Unit of all device durations, if it is too coarse for timings."""
     classes: dict[str, float]
-    """Class of work → share of the total, most first."""
+    """Share of the total by class of work, largest first."""
     launched_before_us: float = 0.0
-    """Device time of work launched before the recording began, which no recorded op owns."""
+    """Device time of work launched before the recording began, which therefore has no recorded owner."""
     unowned: dict[str, float] = {}
-    """Class of work → share of the total in kernels without an op, largest first."""
+    """Share of the total by class of work, for kernels without an op, largest first."""
     beside_us: float = 0.0
-    """On a host: time of collectives on the back-end's own threads."""
+    """On the host: time of collectives on the back-end's own threads."""
     labels_us: float
-    """Time in labels."""
+    """Total time in labels."""
     labels: tuple[LabelWork, ...] = ()
     """The labels with the most time."""
     unread_annotations: dict[str, int] = {}
-    """Annotations that look like server iterations but cannot be parsed → their number."""
+    """Number of annotations that look like server iterations but cannot be parsed, by annotation."""
     cut: bool = False
     """On a host: the file is truncated, so device work may be missing."""
     processes: int = 1
@@ -82,7 +82,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
-    """Return where a trace spends its time; None for a plan, which does not hold all of it, and for a file without
+    """Return where a trace spends its time; None for a plan, which contains only a part of it, and for a file without
     times.
     """
     if not isinstance(read, Trace):
@@ -126,7 +126,7 @@ def _on_device(trace: Trace) -> Where:
 
 
 def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str, float]:
-    """Return the time of rows without an op by class; `classes` covers all rows."""
+    """Return the share of time in kernels without an op, by class; `classes` has one entry per kernel."""
     alone = np.flatnonzero(trace.kernels.owner < 0)
     times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
     by_class = summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
@@ -145,7 +145,9 @@ def _is_label(signature: OpSignature) -> bool:
 
 
 def _on_host(trace: Trace) -> Where:
-    """Return where host time is spent; labels count with their time outside ops, which the profiler does not see."""
+    """Return where host time is spent; labels count with their time outside ops, which the profiler does not break
+    down.
+    """
     self_us = self_time_us(trace)
     parents = innermost_parent(trace.ops)
     opened = opened_rows(trace, parents)
@@ -190,6 +192,6 @@ def _labels(
 
 
 def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
-    """Return the same facts for JSON and the head of results; empty if nothing is known."""
+    """Return the same facts for JSON and the head of results; empty if there are none."""
     where = where_of(read)
     return {} if where is None else {"where": msgspec.to_builtins(where)}

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Place the collectives of a recorded step among its calls: before which call each was requested and waited for.
+"""Places the collectives of a recorded step among its calls: before which call each was requested and waited for.
 
-A blocking collective, or one with a wait of its own (`wait_tensor`), says so. For others it is inferred: the first call
-that began after the collective had ended in the recording may have waited for it; earlier calls did not.
+This is recorded for a blocking collective, and for one with its own wait (`wait_tensor`). For others it is inferred:
+the first call that began after the recorded end of the collective may have waited for it; earlier calls did not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     us: float
     """Duration, including the wait for other ranks."""
     op_us: float
-    """The part of the duration that the step's times include: device time of the op that requested it, otherwise its
-    host time."""
+    """The part of the duration that the step's times include: device time of the op that requested the collective, or
+    otherwise the op's host time.
+    """
 
 
 def placed(
@@ -49,7 +50,8 @@ def placed(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives requested in a step, placed among its calls.
 
-    `starts_ns` [calls] is when each was called, in order; `begins_ns` [calls] when its first device work began.
+    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] has the start of its first device
+    work.
     """
     starts: list[int] = starts_ns.tolist()
     out: list[CollectiveCall] = []
@@ -99,7 +101,7 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
     """Return the sequence with calls of these ops turned into overlapping collectives, as in a captured step.
 
-    Each is waited for by the next call that reads its result, if shared memory shows that, and otherwise immediately.
+    Each is waited for by the next call that reads its result if recorded memory shows that, otherwise immediately.
     """
     among = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in collectives]
     if not among:
@@ -126,7 +128,7 @@ def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[in
 
 
 def _reader(sequence: RecordedSequence, place: int) -> tuple[int, How]:
-    """Return (position of the next call that reads memory written by this one, how that is known)."""
+    """Return (position of the next call that reads memory written by this call, how this was determined)."""
     if not sequence.memories:
         return place, "unknown"
     arguments, results = sequence.memories[place]

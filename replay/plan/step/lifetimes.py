@@ -1,7 +1,7 @@
 # pyright: strict
-"""Find the memory that holds each result of a step, and the last call that needs it. Independent of sizes.
+"""Finds the memory that holds each result of a step, and the last call that needs it; independent of sizes.
 
-Decides what a view is; `linking` decides which argument is which result.
+This module determines which ops return views; `linking` determines which argument is which result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, resu
 
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory assignments of the results of a step."""
+    """Memory of the results of a step."""
 
     until: dict[Value, int]
-    """Result with memory of its own → last call that needs the memory."""
+    """The last call that needs the memory of a result, for results with their own memory."""
     within: dict[Value, Value | int]
-    """Result → the result that owns its memory, or the number of an outside tensor."""
+    """For other results, the result that owns the memory, or the number of an outside tensor."""
 
     def memory_of(self, source: Source) -> Value | int | None:
-        """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""
+        """Return the result or the number of the outside tensor whose memory holds an argument; None if unknown."""
         if source.value is not None:
             return self.within.get(source.value, source.value)
         return source.number if source.kind == "outside" else None
@@ -52,5 +52,5 @@ def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
 
 
 def makes_no_memory(op: ReplayOp) -> bool:
-    """Check whether an op's results lie in the memory of its first argument: views, and ops that write to it."""
+    """Check whether an op's results use the memory of its first argument: views, and in-place ops."""
     return op.name in VIEWS or is_in_place(op)

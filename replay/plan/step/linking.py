@@ -1,13 +1,13 @@
 # pyright: strict
-"""Find the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Pure, no torch.
+"""Finds the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Pure, no torch.
 
-`lifetimes` decides how long tensors live and how much memory they take.
+`lifetimes` determines how long tensors live and which memory they use.
 
-If an ExecutionTrace records the memory of each tensor, tensors in one memory are one tensor. Other traces record sizes
-but not identities: there, an argument whose type, shape and strides equal those of an earlier result is taken to be
-that result, the latest first unless `roles` knows better; if none fits, a result with as many elements and no gaps is
-taken to be seen through a view that the sequence does not hold. Everything else comes from outside: parameters and
-inputs of the model, separate for each call of an op, as each layer has its own weights.
+If an ExecutionTrace records the memory of each tensor, tensors in the same memory are one tensor. Other traces record
+sizes but not identities. There, an argument whose dtype, shape and strides equal those of an earlier result is assumed
+to be that result: the latest one, unless `roles` gives a better candidate. If none matches, a contiguous result with as
+many elements is assumed to be read through a view that the sequence does not contain. All other arguments come from
+outside: parameters and inputs of the model, separate for each call of an op because each layer has its own weights.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
-"""Argument names of model parameters, which come from outside even if a result of that size is alive, unless an op has
-just made the result from a parameter."""
+"""Names of arguments that are model parameters. They come from outside even if a result of the same size is alive,
+unless an op has just created that result from a parameter.
+"""
 CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
 """Ops that a model applies to a parameter before using it."""
 NO_VIEWS = PARAMETERS | {"mat2"}
-"""Arguments that are never views of a result: a parameter may have as many elements as a result by chance."""
+"""Names of arguments that are never views of a result: a parameter may have as many elements as a result by chance."""
 PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
-"""Products of two activations."""
+"""Matrix products of two activations."""
 VIEWS = names_in(
     """
     view view_as _unsafe_view _reshape_alias alias as_strided expand expand_as permute transpose t numpy_T mT mH
@@ -47,13 +48,13 @@ VIEWS = names_in(
 """Ops whose results share the memory of their first argument."""
 
 UNKNOWN = -1
-"""Replaces the number of a memory that was not recorded."""
+"""Number used for a memory that was not recorded."""
 Memories = tuple[tuple[int, ...], tuple[int, ...]]
-"""Memories of a call's arguments and of its results, without absent tensors."""
+"""Memories of a call's arguments and results, without absent tensors."""
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
-"""Shape, dtype, strides."""
+"""(shape, dtype, strides)."""
 Size = tuple[str, int]
-"""Dtype, elements."""
+"""(dtype, elements)."""
 
 
 class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
@@ -62,14 +63,14 @@ class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     call: int
     """Position of the call in the sequence."""
     output: int
-    """Index of the result, lists flattened."""
+    """Index of the result, with lists flattened."""
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one tensor argument comes from."""
 
     kind: Literal["result", "view", "outside", "own", "absent"]
-    """"view": a result with the argument's shape and strides; "own": made for this call only."""
+    """"view": a result read with the argument's shape and strides; "own": created for this call only."""
     value: Value | None = None
     number: int = -1
     """Number of an outside tensor."""
@@ -81,16 +82,16 @@ _ABSENT = Source("absent")
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A tensor that no call of the sequence makes."""
+    """A tensor that no call of the sequence creates."""
 
     op: int
     """Index of the op whose initializer fills it."""
     argument: int
-    """Index among the op's tensor arguments, lists flattened."""
+    """Index among the op's tensor arguments, with lists flattened."""
     occurrence: int
-    """Index of the first call that uses it, among the step's calls of that op."""
+    """Index of the first call that uses the tensor, among the step's calls of that op."""
     memory: int = UNKNOWN
-    """Its recorded memory."""
+    """Number of its recorded memory."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +100,10 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[int, ...]
     """Index of the op of each call."""
     sources: tuple[tuple[Source, ...], ...]
-    """For each call, one source per tensor argument, lists flattened."""
+    """For each call, one source per tensor argument, with lists flattened."""
     outside: tuple[Outside, ...]
     recorded: int = 0
-    """Arguments whose source follows from a recorded memory."""
+    """Number of arguments whose source follows from a recorded memory."""
 
 
 @collector_off()
@@ -119,11 +120,11 @@ def link(
 ) -> Linked:
     """Return the source of every tensor argument of `calls`, which are indices into `ops`.
 
-    `memories` gives, for each call, the memories of its arguments and results if a trace records them: everything in
-    one memory is one tensor. `fixed_integers` are ids of ops whose integers must come from their initializer, since
-    they are indices; `own` are ops that take nothing from others; `unknown` are (id, output) of results that differ
-    from the plan. With `gaps`, an argument whose elements are not contiguous is taken for a part of a result as large
-    as its span: enough to know whose memory it is, not where in it.
+    `memories` has the memories of each call's arguments and results if a trace records them: tensors in the same memory
+    are one tensor. `fixed_integers` are ids of ops whose integers must come from their initializer because they are
+    indices; `own` are ops that use no results of others; `unknown` are (id, output) of results that differ from the
+    plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a result as large as its span:
+    this determines its memory, but not its position there.
     """
     linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
     sources: list[tuple[Source, ...]] = []
@@ -134,9 +135,9 @@ def link(
 
 
 def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[list[ReplayOp], list[int], Linked]:
-    """Return the ops that a step calls, its calls as indices into them, and the links between tensors.
+    """Return the ops that a step calls, its calls as indices into these ops, and the links between tensors.
 
-    Calls of ops that are not among `ops` are gaps.
+    Calls of ops that are not in `ops` are skipped.
     """
     by_id = {op.id: op for op in ops}
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
@@ -148,7 +149,7 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """Return the memory of each tensor; unknown for all if the file lists more or fewer than there are."""
+    """Return the memory of each tensor; unknown for all tensors if the file lists another number of memories."""
     there = [place for place, meta in enumerate(metas) if meta is not None]
     aligned = [UNKNOWN] * len(metas)
     if len(there) == len(memories):
@@ -158,41 +159,44 @@ def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> lis
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
-    """(argument, written, metadata) of all tensor arguments in order, lists flattened, None for an absent one."""
+    """Return (argument, written, metadata) of all tensor arguments in order, with lists flattened and None for an
+    absent tensor.
+    """
     return [(arg.name, arg.mutated, meta) for arg in op.args for meta in arg.tensors]
 
 
 def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
-    """Return metadata of the expected results, with lists flattened; empty if the plan does not know them."""
+    """Return metadata of the expected results, with lists flattened; empty if the plan does not have them."""
     return op.outputs or op.recorded_outputs or ()
 
 
 class _Tensor(msgspec.Struct, frozen=True, gc=False):
-    """The properties that decide whether two tensors are the same."""
+    """The properties that determine whether two tensors are the same."""
 
     name: str
     meta: TensorMeta | None
     key: int
     size: int
-    """`key` and `size` number the metadata that equal tensors, and a tensor and its views, have in common; -1: no
-    size."""
+    """Number that a tensor and its views have in common (`size`), whereas `key` is a number that only equal tensors
+    have in common; -1 without a size.
+    """
     linkable: bool
     viewable: bool
     saved: bool = False
-    """Whether the argument is never a gradient."""
+    """Whether the argument was saved in forward, so that it is never a gradient."""
     made_by: Collection[str] | None = None
-    """Ops that can have made it; None for any op."""
+    """Ops that may have created it; None for any op."""
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
-    """Numbers for each key and each size, -1 if there is none, by metadata: most tensors repeat."""
+    """Numbers for the key and the size of metadata, -1 if it has no size; a cache, because most tensors repeat."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Key | Size, int] = {}
 
     def reach(self, meta: TensorMeta) -> int:
-        """Return the number of the size of a contiguous tensor that spans this tensor and its gaps."""
+        """Return the number for the size of a contiguous tensor that spans this tensor including its gaps."""
         if meta.strides is None or 0 in meta.strides or not meta.shape:
             return -1
         reach = max(size * step for size, step in zip(meta.shape, meta.strides, strict=True))
@@ -253,8 +257,8 @@ class _Form:
         ]
 
     def is_state_of(self, following: _Form) -> bool:
-        """Check from the next call with an equal tensor whether a tensor scaled in place is a parameter or optimizer
-        state.
+        """Check whether a tensor scaled in place is a parameter or optimizer state, by the next call having an equal
+        first tensor.
         """
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
@@ -262,7 +266,7 @@ class _Form:
 
 
 def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, alone: bool, gaps: bool) -> _Tensor:
-    """Return an argument; an argument that is `alone` is not a result of another call."""
+    """Return the properties of an argument; an argument that is `alone` is never a result of another call."""
     if meta is None:
         return _Tensor(name, None, -1, -1, False, False)
     key, size = looks[meta]
@@ -277,7 +281,7 @@ def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, 
 
 
 class _Linker:
-    """Links the calls of a sequence one after the other."""
+    """Links the calls of a sequence, one after the other."""
 
     def __init__(
         self,
@@ -296,7 +300,7 @@ class _Linker:
         self._seen = [0] * len(ops)
         self.outside: list[Outside] = []
         self.recorded = 0
-        """Arguments whose memory was recorded."""
+        """Number of arguments whose memory was recorded."""
 
     def next(self, place: int, index: int, following: int | None, memories: Memories) -> tuple[Source, ...]:
         """Return the sources of the next call's tensor arguments, and register its results."""
@@ -330,7 +334,7 @@ class _Linker:
         return form
 
     def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
-        """Return the result that an argument is, judged by metadata and role.
+        """Return the result that an argument is, judged by metadata and role; None if there is none.
 
         `before` are the sources of the preceding arguments; `gradient` says whether one of them is a gradient.
         """
@@ -365,7 +369,7 @@ class _Linker:
 
 
 class _Known:
-    """The tensor last seen in each recorded memory, with the shapes in which it was seen."""
+    """The tensor last found in each recorded memory, with the shapes in which it was used."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[int, int], Source] = {}
@@ -379,7 +383,7 @@ class _Known:
             self._dense[memory, tensor.size] = source
 
     def find(self, memory: int, tensor: _Tensor) -> Source | None:
-        """Return the tensor in this memory, as it is or through a view with as many elements."""
+        """Return the tensor in this memory, unchanged or as a view with the same number of elements."""
         if memory < 0 or tensor.meta is None:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
@@ -391,7 +395,7 @@ class _Known:
 
 
 class _Taken:
-    """The results that the current call has taken, and how far each list of results has been searched for it."""
+    """The results that the current call already uses, and how far each list of results has been searched for it."""
 
     def __init__(self) -> None:
         self.values: set[Value] = set()
@@ -403,7 +407,7 @@ class _Taken:
         self._below.clear()
 
     def latest(self, look: tuple[bool, int], values: Sequence[Value]) -> Value | None:
-        """Return the last value that has not been taken; the list grows only between calls."""
+        """Return the last value that the call does not use yet; the list grows only between calls."""
         below = self._below.get(look, len(values))
         while below and values[below - 1] in self.values:
             below -= 1
@@ -412,7 +416,7 @@ class _Taken:
 
 
 class _Alive:
-    """Results so far by their metadata, the latest last."""
+    """Results so far, by their metadata, in the order of calls."""
 
     def __init__(self) -> None:
         self._exact: dict[int, list[Value]] = defaultdict(list)
@@ -423,11 +427,12 @@ class _Alive:
         self.gradients: set[Value] = set()
         """Gradients, and results computed from gradients by ops other than layers."""
         self.outer: set[Value] = set()
-        """Views and casts of outside tensors. They are not viewed again through a missing view: of two transposed
-        weights, neither is a view of the other."""
+        """Views and casts of outside tensors. They are not read again through a missing view: of two transposed
+        weights, neither is a view of the other.
+        """
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
-        """(op, key) → latest result."""
+        """Latest result by (op, key)."""
 
     def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
         if gradient:
@@ -446,7 +451,7 @@ class _Alive:
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
-        """Return the latest result that the argument may be; with `plain`, not a gradient. A call takes no result
+        """Return the latest result that the argument may be; with `plain`, only non-gradients. A call uses no result
         twice.
         """
         if not tensor.linkable or tensor.meta is None:
@@ -462,7 +467,7 @@ class _Alive:
 
 
 def key_of(meta: TensorMeta) -> Key:
-    """Return the metadata in which equal tensors agree; unknown strides count as contiguous."""
+    """Return the metadata that equal tensors have in common; unknown strides count as contiguous."""
     strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     # Strides of dimensions of one element mean nothing and differ from op to op.
     plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
@@ -470,7 +475,9 @@ def key_of(meta: TensorMeta) -> Key:
 
 
 def _size(meta: TensorMeta) -> Size | None:
-    """Return dtype and element count of a tensor without gaps or repeats, in any order of dimensions; else None."""
+    """Return dtype and number of elements of a tensor without gaps or repeats, in any order of dimensions; None for
+    other tensors.
+    """
     if meta.strides is not None:
         expected = 1
         for step, size in sorted(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Restrict a plan to one recorded step, with the step's counts and times."""
+"""Restricts a plan to one recorded step, with the step's counts and times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opreplay.traces.errors import UsageError
 
 
 def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
-    """Return the error for an option that needs the order of the ops, with a plan that does not hold it."""
+    """Return the error for an option that needs the order of the ops, for a plan without it."""
     return UsageError(
         f"{plan.source} does not record the order of its ops",
         hint=f"{option} needs a trace, or a plan written by this version's `opreplay plan TRACE --output`.",
@@ -22,10 +22,10 @@ def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
 
 
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with only the ops of its step: counts, times and totals are those of the step.
+    """Return the plan with only the ops of its step, and the step's counts, times and totals.
 
-    Kernels stay only with ops whose calls are all in the step; for others it is unknown which kernels belong to it.
-    Raises UsageError for a plan that does not hold the order of its ops.
+    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which kernels belong to the
+    step. Raises UsageError for a plan without the order of its ops.
     """
     sequence = plan.sequence
     if sequence is None:

@@ -1,6 +1,6 @@
-"""Choose the recorded step that a sequence replays, and list its calls in order. Reads only the trace, no torch.
+"""Selects the recorded step that a sequence replays, and lists its calls in order. Reads only the trace, no torch.
 
-`linking` decides which tensor of a call is which of another one.
+`linking` determines which tensors of different calls are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opreplay.traces.model import Trace
 
 Rows = npt.NDArray[np.int64]
 Window = tuple[str, int, int, int]
-"""Name, start and end in ns, and track of a recorded step; track -1 for all processes."""
+"""Name, start and end in ns, and track of a recorded step; track -1 means all processes."""
 
 
 def recorded_sequence(
@@ -37,10 +37,10 @@ def recorded_sequence(
 ) -> RecordedSequence:
     """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
-    `rows` are the selected rows, `owner` [kernels] is the selected row that a kernel's time counts for or -1, `ids` the
-    op of each signature, and `planned_ids` those in the plan. The step is the iteration of median duration: one of
-    torch.profiler's steps, or of the server's iterations if there are no steps or a phase is requested; the whole trace
-    if it marks neither.
+    `rows` are the selected rows, `owner` [kernels] is the selected row to which a kernel's time is attributed or -1,
+    `ids` has the op of each signature, and `planned_ids` are the ops in the plan. The step is the iteration of median
+    duration among torch.profiler's steps, or among the server's iterations if there are no steps or a phase is
+    requested; it is the whole trace if neither is marked.
     """
     if select == "all":
         rows = outermost(trace, innermost_parent(trace.ops))
@@ -78,7 +78,7 @@ def recorded_sequence(
 
 
 def _begins(trace: Trace, owner: Rows) -> Rows:
-    """Return when the first device work of each op began."""
+    """Return the start of each op's first device work."""
     begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
     owned = owner >= 0
     np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])
@@ -117,7 +117,9 @@ def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.N
 
 
 def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows in the process of a track, since other processes run other steps; all rows for track -1."""
+    """Return a mask of rows in the process of a track, because other processes run other steps; all rows for
+    track -1.
+    """
     if not 0 <= track < len(trace.tracks):
         return np.ones(len(rows), dtype=bool)
     process = trace.tracks[track][0]
@@ -126,7 +128,9 @@ def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: list[Window]) -> Window:
-    """Return the window of median duration: the shorter of the two in the middle, the earlier of two equal ones."""
+    """Return the window of median duration: the shorter of the two middle ones, the earlier of two equally
+    long ones.
+    """
     return sorted(windows, key=lambda window: (window[2] - window[1], window[1]))[(len(windows) - 1) // 2]
 
 
@@ -139,9 +143,9 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
 
 
 def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """Return the calls that are not nested in another one, and device time by row including nested calls.
+    """Return the calls that are not nested in another one, and device time by row, including that of nested calls.
 
-    A replayed call also runs what was recorded inside it.
+    A replayed call also runs the calls that were recorded inside it.
     """
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Compute reuse distances: bytes of other memory touched since a call's tensors were last touched.
+"""Computes reuse distances: bytes of other memory accessed since a call's tensors were last accessed.
 
-This is the distance in an exact LRU cache of any size. A step is assumed to follow itself: a parameter was last touched
-one step ago. A result gets the memory of the last result of its size that is no longer needed, as an allocator that
-keeps freed memory assigns it. `linking` decides which tensor is which.
+This is the distance in an exact LRU cache of any size. A step is assumed to repeat: a parameter was last accessed one
+step ago. A result gets the memory of the latest result of its size that is no longer needed, like in an allocator that
+keeps freed memory. `linking` determines which tensors are the same.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The median reuse distance of one op over its calls in the step."""
 
     arguments: tuple[int, ...]
-    """Reuse distance of each tensor argument in bytes, lists flattened."""
+    """Reuse distance of each tensor argument in bytes, with lists flattened."""
     results: tuple[tuple[int, int], ...] = ()
-    """(size, reuse distance of the memory) in bytes, for each result with memory of its own."""
+    """(size, reuse distance of the memory) in bytes, for each result with its own memory."""
     code: int = 1 << 62
-    """Bytes of memory touched since an op of this name last ran."""
+    """Bytes of memory accessed since an op of this name last ran."""
 
 
 class Recent:
-    """Bytes of distinct memory touched since each piece of memory was: a tree of sums over times of last touches."""
+    """Bytes of distinct memory accessed since each block of memory was: a tree of sums over the times of last
+    accesses.
+    """
 
     def __init__(self, touches: int) -> None:
-        """Create the tree for at most `touches` touches."""
+        """Create the tree for at most `touches` accesses."""
         self._sums = [0] * (touches + 1)
         self._last: dict[Hashable, tuple[int, int]] = {}
         self._now = 0
 
     def touch(self, memory: Hashable, size: int) -> None:
-        """Record a touch of this memory."""
+        """Record an access to this memory."""
         if (before := self._last.get(memory)) is not None:
             self._add(before[0], -before[1])
         self._now += 1
@@ -50,13 +52,13 @@ class Recent:
         self._last[memory] = self._now, size
 
     def distance(self, memory: Hashable) -> int | None:
-        """Return the bytes of other memory touched since this memory was; None if it has never been touched."""
+        """Return the bytes of other memory accessed since this memory was; None if it has never been accessed."""
         before = self._last.get(memory)
         return None if before is None else self.total - self._before(before[0])
 
     @property
     def total(self) -> int:
-        """Return all bytes of memory touched so far."""
+        """Return all bytes of memory accessed so far."""
         return self._before(self._now)
 
     def _add(self, at: int, size: int) -> None:
@@ -73,7 +75,7 @@ class Recent:
 
 
 class _Distances(NamedTuple):
-    """The distances of one call, as in `Recency`; None for memory that was never touched before."""
+    """The distances of one call, as in `Recency`; None for memory that was never accessed before."""
 
     arguments: list[int | None]
     results: list[int | None]
@@ -81,7 +83,7 @@ class _Distances(NamedTuple):
 
 
 class _Walk:
-    """Walks through the calls of a step again and again."""
+    """Goes through the calls of a step repeatedly."""
 
     def __init__(self, ops: Sequence[ReplayOp], calls: Sequence[int], linked: Linked) -> None:
         self._ops, self._calls, self._linked = ops, calls, linked
@@ -115,7 +117,7 @@ class _Walk:
         return by_op
 
     def _call(self, at: int, index: int) -> _Distances:
-        """Return the distances of the next call, and touch its memory unless it is a view."""
+        """Return the distances of the next call, and record its accesses unless it is a view."""
         name = self._ops[index].name
         inputs = [
             (self._memory(source), size)
@@ -142,7 +144,7 @@ class _Walk:
         return ("block", self._block.get(lies_in)) if isinstance(lies_in, Value) else ("outside", lies_in)
 
     def _taken(self, value: Value, size: int) -> int:
-        """Return the memory block of a new result."""
+        """Assign a memory block to a new result and return its number."""
         if not self._free[size]:
             self._blocks += 1
         self._block[value] = self._free[size].pop() if self._free[size] else self._blocks
@@ -159,7 +161,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     by_op, total = walk.step(), walk.recent.total
 
     def typical(distances: Iterable[int | None]) -> int:
-        """Return the median; memory that was never touched counts as infinitely far."""
+        """Return the median; memory that was never accessed counts as infinitely far."""
         return int(median_high(total if distance is None else distance for distance in distances))
 
     return {

@@ -1,7 +1,8 @@
 # pyright: strict
-"""The role of an argument by the op that reads it: saved outputs, optimizer state, non-gradients.
+"""The role of an argument according to the op that reads it: saved output, optimizer state, not a gradient.
 
-Roles override the latest result of the same shape. Only tables and look-ups; `linking` does the inference.
+Roles override the latest result of the same shape. This module has only tables and look-ups; `linking` does the
+inference.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ MADE_BY: dict[str, dict[str, frozenset[str]]] = {
     "aten::addcmul_": {"self": frozenset({"aten::mul_"})},
     "aten::addcdiv_": {"self": frozenset(), "tensor1": frozenset({"aten::lerp_"})},
 }
-"""Op → argument → ops that can have made it; if none of them did, the argument comes from outside."""
+"""Ops that may have created an argument, by op and argument; if none of them did, the argument comes from outside."""
 SQUARED = "aten::addcmul_"
-"""Its last two tensors are the same gradient if they look alike and `self` is a state."""
+"""The last two tensors of this op are the same gradient if their metadata are equal and `self` is optimizer state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
-"""A tensor scaled in place before one of these ops is a parameter or a state."""
+"""A tensor scaled in place before one of the ops in `DECAYED` is a parameter or optimizer state."""
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
-"""Ops that give a gradient to at most one argument in a training step."""
+"""Ops that have a gradient in at most one argument in a training step."""
 
 
 def is_backward(op: str) -> bool:
@@ -34,8 +35,8 @@ def is_backward(op: str) -> bool:
 
 
 def is_saved(op: str, argument: str) -> bool:
-    """Check whether an argument was saved by the forward pass, so is not a gradient: all of a backward op but the named
-    ones.
+    """Check whether an argument was saved by the forward pass and is therefore not a gradient: in backward ops, all
+    arguments not named grad...
 
     The second factor of a product with a gradient (`FACTORS`) is also saved: a weight's gradient is the product of a
     gradient and a saved tensor, even if gradients of the same shape came later. Linking it to those would square
@@ -45,8 +46,6 @@ def is_saved(op: str, argument: str) -> bool:
 
 
 def is_number(argument: str, meta: TensorMeta, first: TensorMeta | None) -> bool:
-    """Check whether an argument is a Python number recorded as a tensor of its type next to a tensor of another
-    type.
-    """
+    """Check whether an argument is a Python number, recorded as a 0-dim tensor next to a tensor of another dtype."""
     wide = meta.dtype in ("float64", "int64")
     return argument == "other" and wide and not meta.shape and first is not None and first.dtype != meta.dtype

@@ -1,2 +1,2 @@
 # pyright: strict
-"""One HTML file that works offline: the result of any command as a page to send."""
+"""The result of any command as one self-contained HTML file that works offline."""

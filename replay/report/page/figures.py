@@ -1,7 +1,7 @@
 # pyright: strict
-"""A page's figures as Bokeh documents, from the waterfall to the flame graph; no callbacks in Python or as text.
+"""Figures of a page as Bokeh documents, from the waterfall to the flame graph; without Python or text callbacks.
 
-The script in this folder handles clicks on a figure, and its colours in dark mode.
+The script in this folder handles clicks on figures, and their colours in dark mode.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ from opreplay.replay.report.text import end, middle, plural, safe, share_text
 from opreplay.replay.timeline.flames import Frame
 
 COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
-"""Readable on white and on black; the style sheet has the same."""
+"""Colours that are readable on white and on black; the style sheet uses the same ones."""
 KINDS = {"kernel": 0, "collective": 1, "memcpy": 2, "memset": 2, "host": 3}
-"""Kind of a task → its colour."""
+"""Kind of task → index of its colour."""
 MOST_TASKS = 30_000
-"""Of a timeline, the longest ones: others would be no pixel wide, and the page too large to send."""
+"""Maximum number of tasks in a timeline; the longest ones are kept.
+
+Shorter tasks would be narrower than a pixel, and the page would be too large to send.
+"""
 FRAME_KINDS = {"frame": 3, "module": 0, "op": 2}
-"""Kind of a frame → its colour."""
+"""Kind of frame → index of its colour."""
 FRAME_CHANGES = {"more": 4, "less": 2, "same": 0}
-"""How a frame of two steps changed → its colour, as in a waterfall."""
+"""How a frame differs between two steps → index of its colour, as in a waterfall."""
 FRAME_SAME = 0.05
-"""Share by which a frame may change and count as the same."""
+"""Maximum relative change of a frame that still counts as the same."""
 MOST_TICKS = 6
-"""Sizes of a curve that are all named below it."""
+"""Maximum number of sizes of a curve for which each size gets a tick label."""
 LANES_LEFT = 110
-"""Pixels left of lanes, and of lines on the same axis."""
+"""Left margin in pixels of timelines, and of line charts on the same axis."""
 STEPS_NAMED = 16
-"""Steps that have room for a name below them."""
+"""Maximum number of steps for which there is room for names below the bars."""
 NAME_WIDTH, LANE_WIDTH, BAR_NAME_WIDTH = 64, 16, 44
 _LANE_PIXELS, _BAR_PIXELS = 26, 34
 _GREY = "#76808e"
 _MS_FROM = 2_000.0
-"""Microseconds from which an axis is in milliseconds."""
+"""Length in microseconds from which an axis uses milliseconds."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +65,15 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     item: dict[str, Any]
-    """Bokeh's JSON."""
+    """The figure in Bokeh's JSON format."""
     names: list[str] = []
-    """Texts, to which columns of int32 are indices."""
+    """Texts that int32 columns refer to by index."""
     title: str = ""
     legend: tuple[tuple[int, str], ...] = ()
-    """Place in `COLOURS`, and what has that colour."""
+    """Legend entries: (index in `COLOURS`, label)."""
     note: str = ""
     about: str = ""
-    """What a screen reader says of it."""
+    """Description of the figure for screen readers."""
 
 
 def figures_of(page: Page) -> list[Drawn]:
@@ -118,8 +121,9 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
 
 
 def _zoom_tools(dimensions: str) -> list[Any]:
-    """Return tools: dragging pans, Ctrl + wheel zooms, so that the wheel alone scrolls the page; the rest are
-    buttons.
+    """Return tools for zooming and panning.
+
+    Dragging pans and Ctrl + wheel zooms, so that the wheel alone scrolls the page; the other tools are buttons.
     """
     models = _models()
     return [
@@ -133,7 +137,7 @@ def _zoom_tools(dimensions: str) -> list[Any]:
 
 
 class _Texts(dict[str, int]):
-    """The distinct texts of a figure with their indices: most are used by many marks."""
+    """The distinct texts of a figure, mapped to their indices; stored once because most are used by many marks."""
 
     def column(self, texts: Iterable[str]) -> Any:
         return np.array([self.setdefault(safe(text), len(self)) for text in texts], np.int32)
@@ -149,9 +153,7 @@ def _source(name: str, /, **columns: Any) -> Any:
 
 
 def roofline(model: Roofline, name: str) -> Drawn:
-    """Draw operations per byte against operations per second, both logarithmic, with a mark for each op on each
-    device.
-    """
+    """Draw operations per second over operations per byte, both logarithmic, with one mark per op and device."""
     models = _models()
     tips = [("", "@name"), ("", "@detail"), ("on", "@device"), ("a call", "@time"), ("share", "@share"), ("", "@bound")]
     tips.append(("", "@rate"))
@@ -190,7 +192,7 @@ def roofline(model: Roofline, name: str) -> Drawn:
 
 
 def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) -> None:
-    """Draw the slope of the memory bandwidth, and the peak of each dtype."""
+    """Draw the sloped line of the memory bandwidth, and the peak of each dtype."""
     low, high = span
     heights = sorted(set(roof.flops_per_s.values()), reverse=True)
     for index, flops in enumerate(heights):
@@ -207,7 +209,7 @@ def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) ->
 
 
 def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts, edge: float) -> Any:
-    """Draw a mark for each op; ops that only move data are at the left edge, where the memory bandwidth is the roof."""
+    """Draw one mark per op; ops that only move data are at the left edge, where memory bandwidth is the limit."""
     points = sorted(device.points, key=lambda point: -point.share)
     source = _source(
         "ops",
@@ -243,7 +245,7 @@ def _rate(point: Point) -> str:
 
 
 def waterfall(model: Waterfall, name: str) -> Drawn:
-    """Draw one bar per line, with its name above: from the first time through the differences to the last time."""
+    """Draw one bar per line with its name above it: the first time, the differences, and the last time."""
     models = _models()
     rows: list[tuple[str, float, float, str, int]] = [(*_whole(model.begin), 0)]
     at = model.begin[1]
@@ -305,7 +307,7 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
 
 
 def axis_begin(begin: float, changes: Sequence[float], end: float) -> float:
-    """Return where the axis of a waterfall begins: at 0, or, if all changes lie far from it, a little before them."""
+    """Return the start of a waterfall's axis: 0, or slightly below the changes if all of them are far from 0."""
     levels = [end, *itertools.accumulate(changes, initial=begin)]
     least, most = min(levels), max(levels)
     return least - (most - least) * 0.25 if 0.5 * most < least < most else 0.0
@@ -319,12 +321,12 @@ def _whole(bar: tuple[str, float]) -> tuple[str, float, float, str]:
 
 
 def _unit(most_us: float) -> tuple[float, str]:
-    """Return the divisor for microseconds, and the resulting unit."""
+    """Return the divisor of microseconds for an axis, and the resulting unit."""
     return (1e3, "ms") if most_us >= _MS_FROM else (1.0, "µs")
 
 
 def curve(model: Curve, name: str) -> Drawn:
-    """Draw both axes logarithmic, so that time proportional to the size is a straight line."""
+    """Draw lines on two logarithmic axes, so that time proportional to size is a straight line."""
     models = _models()
     plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label=model.unit)
     plot.xaxis.axis_label = _plain(model.across)
@@ -357,12 +359,12 @@ def curve(model: Curve, name: str) -> Drawn:
 
 
 def _plain(text: str) -> str:
-    """Return text for an axis that Bokeh does not typeset as math (between dollars or slashed brackets)."""
+    """Return text for an axis without characters that would make Bokeh typeset it as math (`$`, backslash)."""
     return safe(text).replace("$", "＄").replace("\\", "⧵")
 
 
 def timeline(strips: Sequence[Strip], name: str) -> Drawn:
-    """Draw all rows on one axis from zero, with one colour per kind, and the critical path outlined."""
+    """Draw all rows on one axis that starts at zero, with one colour per kind and the critical path outlined."""
     models = _models()
     rows: list[tuple[float, Stretch]] = []
     ticks: dict[float, str] = {}
@@ -432,7 +434,7 @@ def _until_us(strips: Sequence[Strip]) -> float:
 
 
 def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
-    """Draw a step line on the axis of the timeline; both pan and zoom together."""
+    """Draw a step line on the axis of the timeline; both figures pan and zoom together."""
     models = _models()
     scale, unit = _unit(until_us)
     values = [value for _, value in model.points]
@@ -511,7 +513,7 @@ def steps(model: Steps, name: str) -> Drawn:
 
 
 def flames(model: Flames, name: str) -> Drawn:
-    """Draw callers above their callees; a click zooms a frame to the width of the figure."""
+    """Draw callers above their callees; clicking a frame zooms it to the width of the figure."""
     models = _models()
     until = max((frame.start_us + frame.us for frame in model.frames), default=1.0) or 1.0
     scale, unit = _unit(until)
@@ -551,7 +553,7 @@ def flames(model: Flames, name: str) -> Drawn:
 
 
 def _change_of(frame: Frame) -> str:
-    """Return how a frame of two steps changed: which of `FRAME_CHANGES`."""
+    """Return how a frame differs between two steps, as a key of `FRAME_CHANGES`."""
     was, now = frame.before_us or 0.0, frame.after_us or 0.0
     if abs(now - was) <= FRAME_SAME * max(was, now):
         return "same"
@@ -559,7 +561,7 @@ def _change_of(frame: Frame) -> str:
 
 
 def _add_labels(plot: Any) -> None:
-    """Add names of tasks, which the page shows if there is room."""
+    """Add task names, which the page shows where there is room."""
     labels = _source("labels", x=[], y=[], text=[])
     style = {"text_font_size": "11px", "text_color": "#ffffff", "text_baseline": "middle", "x_offset": 3}
     plot.text(x="x", y="y", text="text", source=labels, **style)

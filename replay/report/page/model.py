@@ -1,5 +1,5 @@
 # pyright: strict
-"""The contents of a page on any subject: figures and text, ready to be drawn; independent of HTML."""
+"""The contents of a page on any subject, as figures and text ready to be drawn; independent of HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.replay.timeline.flames import Frame
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The main ratio of the page, in large type, with its band."""
+    """The main ratio of the page, shown in large type, with its uncertainty band."""
 
     name: str
     ratio: str
@@ -22,7 +22,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One name with a value for each series; None for missing values."""
+    """A name with one value per series; None for missing values."""
 
     name: str
     values_us: tuple[float | None, ...]
@@ -33,19 +33,19 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     what: str = "op"
-    """What a name is."""
+    """Kind of thing that the names refer to."""
     series: tuple[str, ...]
     bars: tuple[Bar, ...]
     note: str = ""
 
     @property
     def longest_us(self) -> float:
-        """The largest value."""
+        """Largest value in microseconds."""
         return max((us or 0.0 for bar in self.bars for us in bar.values_us), default=0.0)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A name in a tree with its children."""
+    """A named node of a tree, with its children."""
 
     name: str
     values_us: tuple[float, ...]
@@ -58,7 +58,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     series: tuple[str, ...]
     totals_us: tuple[float, ...]
-    """What the values are parts of."""
+    """Totals of which the node values are parts."""
     roots: tuple[Node, ...]
 
 
@@ -68,7 +68,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     begin: tuple[str, float]
     changes: tuple[tuple[str, float], ...]
-    """Names of ops, and µs more or less."""
+    """(op name, change in µs); positive if longer."""
     end: tuple[str, float]
     note: str = ""
 
@@ -77,7 +77,7 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
     """The peak rates of a device."""
 
     flops_per_s: dict[str, float]
-    """By dtype."""
+    """Peak rate by dtype, in FLOP/s."""
     bytes_per_s: float
 
     @property
@@ -94,20 +94,20 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One op on one device: operations, bytes and time of a call."""
 
     key: str
-    """Of its row in the tables."""
+    """Key of the op's row in the tables."""
     name: str
     detail: str
     bound: str
     time_us: float
     flops: float
-    """0 of an op that only moves data, as far as is known."""
+    """Number of operations; 0 for an op that only moves data, as far as is known."""
     moved_bytes: float
     share: float
-    """Of all time, which sets the size of the mark."""
+    """Share of the total time, which sets the size of the mark."""
 
 
 class DeviceRoof(msgspec.Struct, frozen=True, kw_only=True):
-    """The ops on one device, with its roof if known."""
+    """The ops on one device, with the device's roof if it is known."""
 
     device: str
     roof: Roof | None
@@ -115,37 +115,37 @@ class DeviceRoof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """Ops on all devices."""
+    """The ops on all devices."""
 
     devices: tuple[DeviceRoof, ...]
     left_out: int = 0
-    """Ops whose sizes do not tell how much they compute or move."""
+    """Number of ops left out because their sizes do not determine their operations or bytes."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a curve: sizes and values, both above 0, sizes ascending."""
+    """One line of a curve: sizes in ascending order and their values, all above 0."""
 
     name: str
     points: tuple[tuple[float, float], ...]
     is_limit: bool = False
-    """Whether it is dashed: what the other lines must not reach."""
+    """Whether the line is a limit for the other lines; drawn dashed."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Times, or another quantity, over a size, both logarithmic."""
+    """Time or another quantity over a size, both on logarithmic axes."""
 
     title: str
     across: str
-    """The size's name."""
+    """Name of the size."""
     lines: tuple[Line, ...]
     unit: str = "µs"
-    """Of the values."""
+    """Unit of the values."""
     left_out: int = 0
-    """Lines that there was no room for."""
+    """Number of lines left out for lack of room."""
 
 
 class OverTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity over the time of the recorded timeline; each value holds until the next change."""
+    """A quantity over the recorded timeline; each value holds until the next change."""
 
     title: str
     unit: str
@@ -160,9 +160,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     parts: tuple[str, ...]
     steps: tuple[tuple[str, tuple[float, ...]], ...]
-    """(name, µs of each part); the name is the key of a row in the tables."""
+    """(name, µs of each part); the name is the key of the step's row in the tables."""
     outliers: dict[str, str] = {}
-    """Name of a step → what stands above it."""
+    """Name of an outlier step → text above its bar."""
     note: str = ""
 
 
@@ -175,7 +175,7 @@ class Flames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval from `start_us` to `end_us` in which something ran."""
+    """An interval from `start_us` to `end_us` during which something ran."""
 
     start_us: float
     end_us: float
@@ -183,7 +183,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """"kernel", "collective", "memcpy", "memset" or "host"."""
     name: str = ""
     op: str = ""
-    """Of the op that launched it; the key of rows in the tables."""
+    """Op that launched the task, as the key of its rows in the tables."""
     is_critical: bool = False
     """Whether it is on the critical path."""
 
@@ -196,7 +196,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one timeline, from the common zero."""
+    """Rows of one timeline; all strips share the same zero."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -206,12 +206,12 @@ Details = Callable[[Any], Sequence[tuple[str, str]]]
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose rows expand to details, and have a key that figures refer to."""
+    """A table whose rows expand to details, and have keys that figures refer to."""
 
     table: AnyTable
     key: Callable[[Any], str]
     name: Callable[[Any], str] = str
-    """Of the op, where several rows have one."""
+    """Function that returns the op name of a row; several rows may have the same name."""
     details: Details | None = None
 
 
@@ -220,7 +220,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     headline: str
-    """The first line of the same report in the terminal: what bounds the step, or how sure it is."""
+    """First line of the same report in the terminal: what bounds the step, or how reliable the result is."""
     command: str
     answers: tuple[Answer, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
@@ -234,6 +234,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     roofline: Roofline | None = None
     curves: tuple[Curve, ...] = ()
     tables: tuple[AnyTable | Opened, ...] = ()
-    """Those without rows are not drawn."""
+    """Tables of the page; tables without rows are not drawn."""
     notes: tuple[str, ...] = ()
-    """Coverage, assumptions, what to know before trusting the numbers."""
+    """Notes on coverage, assumptions, and what to know before trusting the numbers."""

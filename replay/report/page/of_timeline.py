@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's timeline, and one step of several ranks, in every output format, with their pages."""
+"""A step's timeline, and one step of several ranks, in every output format including HTML pages."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from opreplay.traces.sums import summed
 
 MOST_LANES = 8
 MOST_STRIPS = 16
-"""Ranks that are drawn; the table has all."""
+"""Maximum number of ranks drawn; the table lists all ranks."""
 
 
 def view(study: Study, *, everything: bool, all_rows: bool = True) -> View:
-    """Return a step's timeline in every output format."""
+    """Return the timeline of a step in every output format."""
     return View(
         lines=text.first_lines(study.timeline),
         render=lambda width: text.render(study.timeline, width, everything=everything, all_rows=all_rows),
@@ -72,7 +72,10 @@ def view(study: Study, *, everything: bool, all_rows: bool = True) -> View:
 
 
 def view_of_advice(study: Study, *, everything: bool) -> View:
-    """Return what to change first in a step, in every output format; in JSON and on the page with the timeline."""
+    """Return advice on what to change first in a step, in every output format.
+
+    JSON and the page include the timeline.
+    """
     found = advise(study)
     whole = view(study, everything=everything)
     return msgspec.structs.replace(
@@ -172,7 +175,7 @@ def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:
-    """Return the page of a job's step; timelines are the recorded ones, on the job's clock."""
+    """Return the page of one step of a job; it shows the recorded timelines, on the job's clock."""
     timeline = study.timeline
     drawn = rank_processes(study)
     differing = spread_table({process.title: tasks_by_op(process) for process in drawn})
@@ -201,9 +204,10 @@ def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, 
 
 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
-    """Return the strips of a step, each from its first activity, and the time of that in the first strip.
+    """Return the strips of a step, each starting at its first activity, and when that is in the first strip.
 
-    They do not start at the step's start because the host's waiting before differs between devices.
+    They do not start at the start of the step, because the time that the host waits before the first activity differs
+    between devices.
     """
     strips = _strips(drawn)
     first = [min((of.start_us for lane in strip.lanes for of in lane.stretches), default=0.0) for strip in strips]
@@ -233,7 +237,10 @@ def _what_if_facts(timeline: Timeline | JobTimeline) -> list[tuple[str, str]]:
 
 
 def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
-    """Return the step length after a change, also on each simulated device; `socs_us` are those without it."""
+    """Return the step length after a change, also on each simulated device.
+
+    `socs_us` holds the lengths without the change.
+    """
     if not change.matched:
         return "matches nothing"
     parts = [f"{time_text(change.step_us)}, gains {time_text(change.gain_us)}"]
@@ -244,7 +251,7 @@ def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> s
 
 
 def lanes(process: Process) -> tuple[Lane, ...]:
-    """Return the busiest rows: for host threads the time in ops, for streams their tasks."""
+    """Return the busiest rows: time in ops for host threads, tasks for streams."""
     graph, nodes = process.graph, process.graph.nodes
     spent = np.bincount(nodes.lane, weights=process.end_us - process.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())

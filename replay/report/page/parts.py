@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parts common to several pages: the answer, bars by op and class, the waterfall, the roofline, an expanded row."""
+"""Parts shared by several pages: the answer, bars by op and class, the waterfall, the roofline, expanded rows."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from opreplay.traces.times.peaks import peak_of
 
 MOST_BARS = 14
 MOST_CHANGES = 12
-"""Ops of a waterfall; the others are one bar."""
+"""Maximum number of ops in a waterfall; all others are combined in one bar."""
 LEAST_CHANGE = 0.002
-"""Share of the longer time from which a change has a bar of its own."""
+"""Minimum change with its own bar, as a share of the longer time."""
 NAME_CHARS = 64
-"""Of a bar's name."""
+"""Maximum length of a bar's name, in characters."""
 
 
 def answer(name: str, us: float, low_us: float | None, high_us: float | None, base_us: float, more: str = "") -> Answer:
-    """Return the ratio of a device's time to the recorded time, with its band."""
+    """Return the ratio of a device's time to the recorded time, with its uncertainty band."""
     detail = f"{time_text(us)}, recorded {time_text(base_us)}"
     band = ""
     if low_us is not None and high_us is not None:
@@ -55,7 +55,7 @@ def answer(name: str, us: float, low_us: float | None, high_us: float | None, ba
 
 
 def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: str = "") -> tuple[Answer, ...]:
-    """Return the time of one or several calls; none without times."""
+    """Return the time of one call, or the range of several; nothing if there are no times."""
     if not times_us:
         return ()
     ends = dict.fromkeys(time_text(us) for us in (min(times_us), max(times_us)))
@@ -63,7 +63,7 @@ def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: s
 
 
 def step_answers(step: StepReport) -> tuple[Answer, ...]:
-    """Return one answer per simulated device; without devices, the share of the step in which the device is busy."""
+    """Return one answer per simulated device; without devices, the busy share of the recorded device."""
     base_us = step.window.step_us
     answers: list[Answer] = []
     for name, soc in step.socs.items():
@@ -117,7 +117,7 @@ def step_parts(step: StepReport) -> dict[str, float]:
 
 
 def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: str = "op", note: str = "") -> Bars:
-    """Return series → name → µs as grouped bars; names beyond `MOST_BARS` are combined in one bar."""
+    """Return series → name → µs as grouped bars; names beyond the first `MOST_BARS` are combined in one bar."""
     total: defaultdict[str, float] = defaultdict(float)
     for values in series.values():
         for name, us in values.items():
@@ -144,7 +144,10 @@ def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]
 
 
 def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
-    """Return, for each title of a time column, the total time by class of the recorded kernels; of the op on a host."""
+    """Return, for each title of a time column, the total time by class of work.
+
+    The class is that of the recorded kernels, or of the op for host ops.
+    """
     return _by_title(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
 
@@ -167,7 +170,7 @@ def _by_title(
 def waterfall(
     title: str, before: tuple[str, Mapping[str, float]], after: tuple[str, Mapping[str, float]], note: str = ""
 ) -> Waterfall:
-    """Return a waterfall from one sum to another by the difference of each name."""
+    """Return a waterfall from one total to another, with one change per name."""
     changes = {name: after[1].get(name, 0.0) - before[1].get(name, 0.0) for name in {**before[1], **after[1]}}
     whole = sum(before[1].values()), sum(after[1].values())
     return waterfall_of(title, (before[0], whole[0]), changes, (after[0], whole[1]), note)
@@ -176,7 +179,7 @@ def waterfall(
 def waterfall_of(
     title: str, begin: tuple[str, float], changes: Mapping[str, float], end: tuple[str, float], note: str = ""
 ) -> Waterfall:
-    """Return a waterfall of the largest changes by name, largest first, with the remainder as one bar."""
+    """Return a waterfall of the largest changes by name, largest first, with all other changes as one bar."""
     least_us = LEAST_CHANGE * max(begin[1], end[1])
     order = sorted(changes.items(), key=lambda change: -abs(change[1]))
     shown = [change for change in order[:MOST_CHANGES] if abs(change[1]) >= least_us]
@@ -187,16 +190,16 @@ def waterfall_of(
 
 
 def roof_of_device(device: DeviceProfile) -> Roof:
-    """Return the peak of each dtype on all cube cores, and of the memory, from the device's file."""
+    """Return the roof of a device from its device file: peak of each dtype on all cube cores, and memory bandwidth."""
     rates = {dtype: 2.0 * macs * device.aic_cores * device.freq_hz for dtype, macs in device.macs_per_cycle.items()}
     chosen = {dtype: rate for dtype, rate in rates.items() if dtype in ("float16", "float32")} or rates
     return Roof(flops_per_s=chosen, bytes_per_s=device.hbm_bytes_per_s)
 
 
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
-    """Return the roofs of shipped devices in the version that predicted ("910b3 2026.11.25").
+    """Return the roofs of shipped devices, in the version that made the prediction ("910b3 2026.11.25").
 
-    None for other devices, whose files are not part of results.
+    None for other devices, because results do not include their files.
     """
     roofs: dict[str, Roof | None] = {}
     for name in names:
@@ -210,7 +213,7 @@ def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof |
 
 
 def roof_of_recorded(name: str | None) -> Roof | None:
-    """Return the datasheet's peaks of a recorded device; None for an unknown device."""
+    """Return the datasheet peaks of a recorded device; None for an unknown device."""
     peak = None if name is None else peak_of((name,))
     if peak is None:
         return None
@@ -221,7 +224,10 @@ def roof_of_recorded(name: str | None) -> Roof | None:
 def roofline(
     results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
 ) -> Roofline | None:
-    """Return the ops at their recorded times and on each simulated device; None if no op's operations are known."""
+    """Return a roofline of the ops at their recorded times and on each simulated device.
+
+    Return None if no op's operations are known.
+    """
     known = [(r, r.product) for r in results if r.product is not None and r.product.moved_bytes]
     drawn: list[DeviceRoof] = []
 
@@ -254,7 +260,7 @@ def roofline(
 
 
 def roofline_of(table: RoofTable) -> Roofline | None:
-    """Return the rows of a roofline table as a figure; None if no row has operations and bytes."""
+    """Return the rows of a roofline table as a figure; None if no row has both operations and bytes."""
     points = tuple(
         Point(
             key=row.id or row.name,
@@ -277,14 +283,14 @@ def roofline_of(table: RoofTable) -> Roofline | None:
 
 
 def opened_roofline(table: RoofTable) -> Opened:
-    """Return the roofline table as a page holds it."""
+    """Return the roofline table for a page."""
     return Opened(
         table=cut(page_table(table), PAGE_ROWS), key=lambda row: row.id or row.name, name=lambda row: row.name
     )
 
 
 def opened_ops(table: AnyTable, source: str) -> Opened:
-    """Return rows of ops that expand to their kernels, assumptions, and commands to reproduce them."""
+    """Return a table of ops whose rows expand to kernels, assumptions, and commands to reproduce the op."""
 
     def details(result: OpResult) -> list[tuple[str, str]]:
         return op_details(result, f"opreplay run {source} --include {result.id}")
@@ -293,7 +299,7 @@ def opened_ops(table: AnyTable, source: str) -> Opened:
 
 
 def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
-    """Return the facts of a row that have no column."""
+    """Return the facts of an op that have no table column."""
     rows = [("id", result.id), ("inputs", result.inputs)]
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
     rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
@@ -320,7 +326,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
 
 
 def module_trees(step: StepReport | None) -> tuple[Tree, ...]:
-    """Return nested modules, with layers of one class folded; none for a step without module names."""
+    """Return nested modules, with layers of the same class folded; none if the step has no module names."""
     if step is None or not step.modules:
         return ()
     device_us, step_us = step.device_sum_us, step.window.step_us

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Renders a page as one HTML file: no network, all text escaped, light and dark mode.
+"""Render a page as one HTML file without network access, with all text escaped, in light and dark mode.
 
 The template and its script are in this folder.
 """
@@ -23,7 +23,7 @@ from opreplay.replay.report.text import middle, quotient, safe, share_text, time
 
 _JOINT = re.compile(r"([_:/.])(?=[A-Za-z])")
 NAME_CHARS = 90
-"""Of a name in a table."""
+"""Maximum length of a name in a table, in characters."""
 TEMPLATE, SCRIPT = "page.html.j2", "page.js"
 
 
@@ -58,13 +58,13 @@ def render(page: Page) -> str:
 
 
 def _cell(column: Column[Any], row: Any) -> str:
-    """Return the cell as shown in a table; long kernel names keep both ends."""
+    """Return the table text of a cell; the middle of long kernel names is cut out."""
     text = column.shown(row)
     return middle(text, NAME_CHARS) if column.form == "name" else text
 
 
 def _breaking(text: str) -> Any:
-    """Return a name that may wrap after its underscores and colons."""
+    """Return a name that may wrap after underscores and colons."""
     from markupsafe import Markup, escape
 
     return Markup(_JOINT.sub(r"\1<wbr>", str(escape(safe(text)))))
@@ -79,12 +79,12 @@ def _file(name: str) -> str:
 
 
 def _sha256(script: str) -> str:
-    """Return the hash of a script for the content security policy, so that only the page's own scripts run."""
+    """Return the hash of a script for the content security policy, which allows only the page's own scripts."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _in_script(drawn: Sequence[figures.Drawn]) -> str:
-    """Return the figures as JSON that cannot close the script element around it."""
+    """Return the figures as JSON that cannot close the enclosing script element."""
     body = [{"id": figure.id, "item": figure.item, "names": figure.names} for figure in drawn]
     text = msgspec.json.encode(body).decode()
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

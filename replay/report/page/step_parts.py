@@ -1,5 +1,5 @@
 # pyright: strict
-"""Other parts of a timeline's page: ops with their kernels, all steps, launches, memory, call stacks."""
+"""More parts of a timeline's page: ops with their kernels, all steps, launches, memory, call stacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opreplay.traces.times.steps import StepRow, launch_queue, launch_table, ste
 MOST_ROWS = 300
 MOST_KERNELS = 12
 MOST_POINTS = 4000
-"""Of a line over time; of more the highest of each stretch is drawn."""
+"""Maximum number of points of a line over time; longer lines are split into intervals, drawn at their maximum."""
 
 
 class Tasks(msgspec.Struct):
@@ -37,11 +37,11 @@ class Tasks(msgspec.Struct):
 
     us: float = 0.0
     kernels: dict[str, tuple[int, float]] = {}
-    """Name → (launches, µs)."""
+    """Kernel name → (launches, µs)."""
 
     @property
     def text(self) -> str:
-        """The heaviest kernels, each with its number of launches."""
+        """The longest-running kernels, each with its number of launches."""
         order = sorted(self.kernels.items(), key=lambda kernel: -kernel[1][1])
         parts = [f"{name} ×{count}, {time_text(us)}" for name, (count, us) in order[:MOST_KERNELS]]
         rest = order[MOST_KERNELS:]
@@ -50,17 +50,17 @@ class Tasks(msgspec.Struct):
 
 
 class StepOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op in a step, µs."""
+    """All calls of one op in a step; times in µs."""
 
     name: str
     device: dict[str, Tasks]
-    """By timeline: the recorded one, and that of each simulated device."""
+    """Timeline → device tasks; for the recorded timeline and each simulated device."""
     host_us: float
-    """Recorded, outside of the ops inside it."""
+    """Recorded host self time, without the ops called inside."""
     path_us: float
-    """Of the recorded critical path."""
+    """Time on the recorded critical path."""
     slack_us: float | None
-    """How much longer its least free task could take; None on the path alone."""
+    """Smallest slack of the op's device tasks off the critical path; None if it has no such tasks."""
 
     @property
     def launches(self) -> int:
@@ -72,7 +72,7 @@ RECORDED = "recorded"
 
 
 def tasks_by_op(process: Process) -> dict[str, Tasks]:
-    """Return the device tasks of a timeline by op, or by kernel for tasks without an op."""
+    """Return the device tasks of a timeline by op; tasks without an op are listed by kernel."""
     out: defaultdict[str, Tasks] = defaultdict(Tasks)
     spent = (process.end_us - process.start_us).tolist()
     for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
@@ -84,7 +84,7 @@ def tasks_by_op(process: Process) -> dict[str, Tasks]:
 
 
 def host_by_op(study: Study) -> dict[str, float]:
-    """Return the host self time of each op, without the ops inside it."""
+    """Return the host self time of each op, without the ops called inside."""
     rows, index = np.unique(study.graph.slices.op, return_inverse=True)
     sums = np.bincount(index, weights=study.graph.slices.dur_us, minlength=len(rows))
     by_row = zip(rows.tolist(), sums.tolist(), strict=True)
@@ -96,7 +96,7 @@ def device_us(op: StepOp, title: str) -> float | None:
 
 
 def ops_of_step(study: Study, tasks: dict[str, dict[str, Tasks]]) -> list[StepOp]:
-    """Return the ops of a step. `tasks`: `tasks_by_op` of each timeline."""
+    """Return the ops of a step; `tasks` holds the result of `tasks_by_op` for each timeline."""
     timeline, host = study.timeline, host_by_op(study)
     path = summed((part.name, part.us) for part in timeline.critical_path)
     slack = {entry.name: entry.slack_us for entry in timeline.slack}
@@ -114,7 +114,7 @@ def ops_of_step(study: Study, tasks: dict[str, dict[str, Tasks]]) -> list[StepOp
 
 
 def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
-    """Return the ops of a step, of which each expands to the kernels of each timeline."""
+    """Return a table of the step's ops; each row expands to the kernels on each timeline."""
     timeline, rows = study.timeline, ops_of_step(study, tasks)
     column, step_us = Column[StepOp], timeline.step.window.step_us
     columns = [
@@ -131,7 +131,7 @@ def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
 
 
 def weight(op: StepOp) -> float:
-    """Return the time by which an op is ranked: the longest of those on the path, the host and the devices."""
+    """Return the time by which an op is ranked: the longest of its times on the path, the host and each device."""
     return max(op.path_us, op.host_us, *(tasks.us for tasks in op.device.values()), 0.0)
 
 
@@ -142,7 +142,7 @@ def _details(op: StepOp, source: str) -> list[tuple[str, str]]:
 
 
 def spread_table(tasks: dict[str, dict[str, Tasks]]) -> Table[tuple[str, dict[str, float]]]:
-    """Return ops whose device time differs between ranks, largest difference first."""
+    """Return the ops whose device time differs between ranks, largest difference first."""
     names = dict.fromkeys(name for ops in tasks.values() for name in ops)
     rows = [(name, {title: ops[name].us if name in ops else 0.0 for title, ops in tasks.items()}) for name in names]
     column = Column[tuple[str, dict[str, float]]]
@@ -161,7 +161,10 @@ def _spread(row: tuple[str, dict[str, float]]) -> float:
 
 
 def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
-    """Return memory in use and queued device work, from `zero_us` after the step's start; only what is recorded."""
+    """Return memory in use and queued device work over time, as far as recorded.
+
+    Times start `zero_us` after the start of the step.
+    """
     step, trace = study.graph.step, study.names.trace
     at_us, in_use = memory_over_step(trace, step)
     at_ns, waiting = launch_queue(trace, step.start_ns, step.end_ns)
@@ -195,7 +198,7 @@ _PARTS: tuple[tuple[str, Callable[[Categories], float]], ...] = (
 
 
 def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
-    """Return the parts of each marked step, as a figure and a table; neither if fewer than two are marked."""
+    """Return the parts of each marked step as a figure and a table; nothing if fewer than two steps are marked."""
     trace = study.names.trace
     times = dict(categories_of_steps(trace))
     if not times:
@@ -238,7 +241,7 @@ def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
 
 
 def flames(study: Study) -> Flames | None:
-    """Return the call stacks; None if the trace holds no frames."""
+    """Return the call stacks as a flame graph; None if the trace has no frames."""
     frames = frames_of(study.names.trace, study.graph)
     note = "host time of the step, all calls of a stack together; a click makes one as wide as the figure"
     return Flames(title="Call stacks", frames=frames, note=note) if frames else None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The traces and jobs of a batch, as tables in addition to those of the ops."""
+"""Tables of the traces and jobs of a batch, shown in addition to the tables of ops."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from opreplay.traces.losses import loss_text
 
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
-"""Most truncated or damaged traces that are listed."""
+"""Maximum number of truncated or damaged traces listed."""
 MOST = 0.98
-"""If a sum covers less than this share of the recorded time, a line says so."""
+"""Minimum share of the recorded time in a sum; a line reports sums that cover less."""
 MAX_ROWS = 40
-"""Rows printed per table; files have all rows."""
+"""Maximum number of rows printed per table; files have all rows."""
 _OfTrace = Column[TraceResult]
 _OfJob = Column[JobResult]
 _OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]
 
 
 def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
-    """Return "20 traces with 2,140 ops are 107 unique ops"."""
+    """Return a line such as "20 traces with 2,140 ops are 107 unique ops"."""
     ops = sum(trace.ops for trace in traces)
     return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
 
 
 def tables(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[AnyTable]:
-    """Return a table of traces, and for jobs with several ranks tables of the jobs and of their collectives."""
+    """Return tables of the traces, of the jobs with several ranks, and of the collectives of these jobs."""
     jobs = with_ranks(jobs)
     return [traces_table(traces), jobs_table(jobs), collectives_table([job for job in jobs if job.collectives])]
 
@@ -48,7 +48,7 @@ def with_ranks(jobs: Sequence[JobResult]) -> list[JobResult]:
 def rendered(
     traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
 ) -> list[RenderableType]:
-    """Return the tables for a terminal, at most `rows` rows of each, None for all, each with its notes below."""
+    """Return the tables for a terminal, with at most `rows` rows each (None for all), each followed by its notes."""
     named = [msgspec.structs.replace(trace, source=short(trace.source)) for trace in traces]
     of_ranks = [msgspec.structs.replace(job, job=short(job.job)) for job in jobs]
     of_traces, of_jobs, of_collectives = (terminal(table, width, limit=rows) for table in tables(named, of_ranks))
@@ -65,17 +65,17 @@ def rendered(
 
 
 def short(source: str) -> str:
-    """Return a file name without the common suffix."""
+    """Return a file name without the suffixes .json and .gz."""
     return source.removesuffix(".gz").removesuffix(".json")
 
 
 def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]:
-    """Return notes on what the tables do not show: losses, disagreements, how collectives were matched."""
+    """Return notes on what the tables do not show: unreadable parts, disagreements, how collectives were matched."""
     return [*loss_lines(traces), *part_lines(traces), *disagreement_lines(jobs), *collective_notes(jobs)]
 
 
 def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
-    """Return the total time of all calls of each trace; simulated times on each SoC."""
+    """Return a table with the total time of all calls of each trace, recorded, measured and simulated on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     columns = [
         _OfTrace("trace", lambda t: t.source, text=lambda t: f"! {t.source}" if t.losses else t.source, form="name"),
@@ -91,7 +91,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
 
 
 def times(traces: Sequence[TraceResult]) -> dict[str, dict[str, float]]:
-    """Return clock → trace → µs of all calls."""
+    """Return clock → trace → total time of all calls in µs."""
     of_trace = {
         trace.source: {"recorded": trace.recorded_us, "measured": trace.measured_us, **trace.simulated_us}
         for trace in traces
@@ -108,7 +108,7 @@ def _simulated(soc: str) -> _OfTrace:
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
-    """Return the column of recorded times, with their clocks if rows have several: "3.1 ms device", "12 ms host"."""
+    """Return the column of recorded times, with clocks if the rows have several: "3.1 ms device", "12 ms host"."""
     clocks = {row.clock for row in rows} - {None}
 
     def text(row: TraceResult | JobResult) -> str:
@@ -119,7 +119,7 @@ def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
 
 
 def part_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Return what part of the recorded time the sums cover, if that is known and not all of it."""
+    """Return the share of the recorded time that the sums cover, if it is known and not close to 100 %."""
     timed = [trace for trace in traces if trace.recorded_us is not None and trace.total_us is not None]
     of = [
         f"{share_text(some / whole)} of {clock} time" for clock, some, whole in _by_clock(timed) if some < MOST * whole
@@ -146,7 +146,7 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
 
 
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Return which files could not be read in full; the first ones individually."""
+    """Return lines on files that were not read in full; the first `MOST_DAMAGED` are listed individually."""
     damaged = [trace for trace in traces if trace.losses]
     lines = [f"! {trace.source}: {loss_text(trace.losses, 'its numbers are')}" for trace in damaged[:MOST_DAMAGED]]
     rest = len(damaged) - len(lines)
@@ -154,7 +154,7 @@ def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
 
 
 def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
-    """Return the table of jobs, over the ranks of each: common facts, and the slowest rank."""
+    """Return a table with one row per job, with totals over its ranks and its slowest rank."""
     columns = [
         _OfJob("job", lambda job: job.job, form="name"),
         _OfJob("ranks", ranks_text, right=True),
@@ -169,7 +169,7 @@ def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
 
 
 def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
-    """Return the collectives of each job's ranks: waiting separate from transfer, and the late ranks."""
+    """Return the collectives of each job, with waiting and transfer times shown separately, and the late ranks."""
     rows = [
         (job, job.collectives, max(job.collectives.ranks, key=lambda rank: rank.late_us))
         for job in jobs
@@ -188,7 +188,7 @@ def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
 
 
 def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
-    """Return differences between ranks of a job in their records of one collective."""
+    """Return differences between what the ranks of a job recorded for the same collective."""
     lines: list[str] = []
     for job in jobs:
         collectives = job.collectives
@@ -231,5 +231,5 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
 
 
 def ranks_text(job: JobResult) -> str:
-    """Return "8 of 8"; "2" if the world size is unknown."""
+    """Return text such as "8 of 8", or "2" if the world size is unknown."""
     return f"{len(job.ranks)}" + ("" if job.world_size is None else f" of {job.world_size}")

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Facts in every report of a run in addition to its rows: coverage, totals, notes; plain text and numbers, no
-format.
-"""
+"""Facts in every report of a run in addition to its rows: coverage, totals, notes; as plain text and numbers."""
 
 from __future__ import annotations
 
@@ -27,28 +25,28 @@ from opreplay.replay.results.summary import whole
 from opreplay.traces.losses import copies_text, without_copies
 
 DIFFERING = 3
-"""Most differing ops that are named."""
+"""Maximum number of differing ops listed by name."""
 LISTED = 4
-"""Most kinds that a note names."""
+"""Maximum number of kinds listed in a note."""
 MOST_FILES = 10
-"""Most unreadable files that are listed."""
+"""Maximum number of unreadable files listed."""
 WORK_CHARS = 400
-"""Longest text of a work counter; only a damaged file has longer ones."""
+"""Maximum length of the text of a work counter, in characters; only a damaged file has longer texts."""
 DETAIL_CHARS = 60
-"""Longest detail of a reason if several share a line."""
+"""Maximum length of a reason's detail, in characters, if several share a line."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Total times of all calls of some ops, in microseconds."""
+    """Total times of all calls of a set of ops, in microseconds."""
 
     label: str
     ops: int
     recorded_us: float | None
-    """None if the ops have no time on the displayed clock, or a batch mixes clocks."""
+    """Recorded time; None if the ops have no time on the displayed clock, or a batch mixes clocks."""
     measured_us: float | None
-    """None unless every op was measured."""
+    """Measured time; None unless every op was measured."""
     simulated_us: dict[str, float]
-    """SoC → time; without SoCs for which any op has no prediction."""
+    """SoC → simulated time; SoCs that lack a prediction for any op are omitted."""
 
 
 def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
@@ -57,7 +55,7 @@ def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
 
 
 def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
-    """Check whether recorded times and shares refer to the device; otherwise the trace has host times only."""
+    """Check whether recorded times and shares are device times; otherwise the trace has only host times."""
     total = header.trace.get("device_us_total") if header is not None else None
     if isinstance(total, int | float):
         return total > 0
@@ -70,7 +68,7 @@ def is_untimed(result: OpResult) -> bool:
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
-    """Return the recorded time of one call on the clock that the run's shares refer to."""
+    """Return the recorded time of one call on the clock that the run's shares use."""
     return result.recorded_device_us if device else result.recorded_host_us
 
 
@@ -83,10 +81,11 @@ def coverage_line(
     processes: int = 1,
     selection: str | None = None,
 ) -> str:
-    """Return the first line of a report: the share of the trace that was replayed, and why not the rest.
+    """Return the first line of a report: the share of the trace that was replayed, and why the rest was not.
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed".
-    `processes`: number of processes in a merged file. `selection`: for a plan without a header.
+
+    `processes` is the number of processes in a merged file. `selection` is used for a plan without a header.
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     clocks = clock_counts(header)
@@ -113,7 +112,7 @@ def coverage_line(
 
 
 def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
-    """Return "18 skipped: 9 library missing, 6 policy, 3 budget"; "" if no op has the status."""
+    """Return text such as "18 skipped: 9 library missing, 6 policy, 3 budget"; "" if no op has the status."""
     kinds = Counter(r.why_not().kind for r in results if r.status == status)
     named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
     return f"{kinds.total():,} {status}{f': {named}' if named else ''}" if kinds else ""
@@ -126,8 +125,9 @@ def elsewhere(results: Sequence[OpResult]) -> float:
 
 
 def _unpredicted(summary: Summary, outside: float) -> str:
-    """Return the share without predictions, per device if the devices differ: "7.0 % for 910b3, 2.0 % for 910b4"; "" if
-    all ops are predicted. `outside` is not counted.
+    """Return the share without predictions, per device if the devices differ: "7.0 % for 910b3, 2.0 % for 910b4".
+
+    Return "" if all ops are predicted. The share `outside` is not counted.
     """
     lacking = {soc: share - outside for soc, share in summary.unpredicted_share.items()}
     shares = {soc: share_text(share) for soc, share in lacking.items() if share >= LEAST}
@@ -137,13 +137,13 @@ def _unpredicted(summary: Summary, outside: float) -> str:
 
 
 STAND_INS = frozenset({"reference", "equivalent", "executor"})
-"""Resolutions that run a substitute for the recorded op."""
+"""Resolution methods that run a substitute for the recorded op."""
 
 
 def split_of_share(results: Sequence[OpResult]) -> str:
     """Return the parts of the covered share: " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)".
 
-    Empty if no reference implementation ran.
+    Return "" if no substitute ran.
     """
     done = [r for r in results if r.status == "replayed"]
     others = [r for r in done if r.resolved_by in STAND_INS]
@@ -156,20 +156,20 @@ def split_of_share(results: Sequence[OpResult]) -> str:
 
 
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
-    """Return the details of a reason with their numbers of ops, heaviest first: "vllm (5), aiter (4) and 3 others"."""
+    """Return the details of a reason with their numbers of ops, most time first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
         return "one process alone cannot: `run --ranks N` starts N"
     return listed([f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details], LISTED, "other")
 
 
 def clock_counts(header: Header | None) -> dict[str, int]:
-    """For a batch, return how many traces count in device time, in host time, and in "none"; otherwise {}."""
+    """Return how many traces of a batch have times on each clock ("device", "host", "none"); {} without a batch."""
     counts = None if header is None else header.trace.get("clocks")
     return cast("dict[str, int]", counts) if isinstance(counts, dict) else {}
 
 
 def clock_notes(header: Header | None) -> list[str]:
-    """Return which traces of a batch are in no recorded sum because they have another clock."""
+    """Return which traces of a batch are left out of all recorded sums because they have a different clock."""
     counts = clock_counts(header)
     on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
     lines: list[str] = []
@@ -190,12 +190,12 @@ def totals(
     header: Header | None = None,
     sequence: SequenceResult | None = None,
 ) -> list[Totals]:
-    """Return sums over calls: of the replayed ops, whose three times can be compared, and of all ops if there are more.
+    """Return totals over all calls: of replayed ops, whose three times are comparable, and of all ops if more.
 
-    For a sequence, the measured time is the sum of its calls, not each call at the median of its op.
+    For a sequence, the measured time is the sum of its calls, instead of each op's median times its calls.
 
-    If some ops have no recorded time on the displayed clock (a trace without device time in a batch), ops that have one
-    are summed separately: a ratio of sums over different ops is meaningless.
+    If some ops have no recorded time on the displayed clock (e.g. a batch includes a trace without device time), ops
+    that have a recorded time are summed separately, because a ratio of sums over different ops is meaningless.
     """
     replayed = [r for r in results if r.measured_us is not None]
     timed = [r for r in replayed if recorded_us(r, device=device)]
@@ -236,7 +236,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
 
 
 def _measuring_notes(measurements: Sequence[Measurement]) -> list[str]:
-    """Return notes on kinds of warnings, and outlier samples."""
+    """Return notes on the kinds of measurement warnings, and on outlier samples."""
     lines: list[str] = []
     if warnings := Counter(kind_of(warning) for m in measurements for warning in m.warnings):
         noisy = sum(bool(m.warnings) for m in measurements)
@@ -255,7 +255,7 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
 
 
 LEAST_CLASS = 0.005
-"""Smallest share of device time for which a class of work without an op is named."""
+"""Minimum share of the device time for which a class of work without an op is listed."""
 CLASSES_SHOWN = 4
 INTERRUPTED = "interrupted: the results are partial"
 
@@ -277,7 +277,7 @@ def _trace_notes(header: Header | None) -> list[str]:
 
 
 def _files_not_read(header: Header) -> list[str]:
-    """Return the files of a batch that are not in it, each with its reason; refused files first."""
+    """Return the files that are missing from a batch, each with its reason; refused files come first."""
     not_read = header.trace.get("not_read")
     files = cast("list[dict[str, object]]", not_read) if isinstance(not_read, list) else []
     lines: list[str] = []
@@ -290,9 +290,9 @@ def _files_not_read(header: Header) -> list[str]:
 
 
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
-    """Return the share of device time that belongs to no op and cannot be replayed; microseconds of a whole trace.
+    """Return notes on device time that belongs to no op and therefore cannot be replayed.
 
-    `kinds`: class of work → its share of the device time.
+    `unowned_us` and `total_us` are totals of the whole trace. `kinds`: class of work → its share of the device time.
     """
     if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
         return []
@@ -336,7 +336,7 @@ def assumption_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def initializer_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return the initializers' notes on the values that they made, most frequent first."""
+    """Return the initializers' notes on the values they created, most frequent first."""
     said = Counter(
         f"{r.initializer}: {r.filling.summary}" for r in results if r.filling is not None and r.filling.summary
     )
@@ -344,7 +344,7 @@ def initializer_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """Return how much of the recorded time was predicted for the SoC, by method, and without any measurement on it."""
+    """Return how much of the recorded time was predicted for the SoC, by method, and how much is uncalibrated."""
     shares, covered, clock = coverage_by_share(soc, results)
     parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
     predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
@@ -363,7 +363,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """Return notes on a device's predictions that may change a decision.
 
-    They cover the user's own code and measurements, and what the device cannot do.
+    They cover the user's own code and measurements, and operations that the device does not support.
     """
     used = Counter(
         f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
@@ -380,8 +380,9 @@ def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
-    """Return notes on products of dtypes that the device cannot multiply, from (prediction, share of the recorded
-    time).
+    """Return notes on matrix products whose dtypes the device cannot multiply.
+
+    `predictions` holds (prediction, share of the recorded time).
     """
     without = [(prediction.no_path, share) for prediction, share in predictions if prediction.no_path]
     if not without:
@@ -405,7 +406,7 @@ def _ratios_text(ratios: Sequence[float]) -> str:
 
 
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return one line on kernels or child ops and times over all ops, and one that names ops that differ."""
+    """Return one line that compares kernels, child ops and times over all ops, and one that names differing ops."""
     checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
     if not checked:
         return []
@@ -419,7 +420,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def fidelity_cell(result: OpResult) -> str:
-    """Return "kernels match", "child ops differ: -aten::t"; empty if nothing was compared."""
+    """Return text such as "kernels match" or "child ops differ: -aten::t"; "" if nothing was compared."""
     fidelity = result.fidelity
     if fidelity is None:
         return ""
@@ -434,7 +435,7 @@ def fidelity_cell(result: OpResult) -> str:
 
 
 def _compared(verdicts: Iterable[str]) -> str:
-    """Return "3 match, 1 differ"; empty if there was nothing to compare."""
+    """Return text such as "3 match, 1 differ"; "" if there was nothing to compare."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[v]:,} {v}" for v in ("match", "differ") if counts[v])
 
@@ -445,9 +446,9 @@ def _difference(result: OpResult, fidelity: Fidelity) -> str:
 
 
 def work_cell(result: OpResult) -> str:
-    """Return "8,192 of 65,536 context tokens (12.5 %); ...".
+    """Return the counted work of an op as text: "8,192 of 65,536 context tokens (12.5 %); ...".
 
-    It starts with a warning if the op does no work, and is "" if the work was not counted.
+    The text starts with a warning if the op does no work; it is "" if the work was not counted.
     """
     if result.work is None or not work_text(result.work):
         return ""
@@ -461,7 +462,7 @@ def counted(results: Sequence[OpResult]) -> list[OpResult]:
 
 
 def work_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return warnings: ops that do no work, and values that break a convention."""
+    """Return warnings on ops that do no work, and on argument values that break a convention."""
     idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
     lines = [f"warning: {plural(len(idle), 'op')} without work: {_distinct(idle)}"] if idle else []
     odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]

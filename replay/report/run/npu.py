@@ -1,5 +1,5 @@
 # pyright: strict
-"""The kernels of an NPU's trace as text: how a kernel table was joined, and the kernels of each op."""
+"""The kernels of an NPU trace as text: how a kernel table was joined, and the kernels of each op."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ _TENSOR_CHARS = 48
 
 
 _OfKernel = Column[tuple[str, OwnedKernel, int]]
-"""A table row: the op (on its first kernel's row only), a kernel, and the number of hidden kernel types."""
+"""A table row: op name (only in the row of its first kernel), kernel, and number of kernel types not shown."""
 
 
 def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:
-    """Return the heaviest ops with their heaviest kernels: type, launches, time, core and, if there is room, shapes."""
+    """Return the ops with most kernel time and their longest-running kernels.
+
+    Columns are type, launches, time, core and, if there is room, shapes.
+    """
     rows: list[tuple[str, OwnedKernel, int]] = []
     for op in ops[:OPS_SHOWN]:
         shown = op.kernels[:KERNELS_SHOWN]
@@ -61,8 +64,9 @@ def _type(row: tuple[str, OwnedKernel, int]) -> str:
 
 
 def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
-    """Return the recorded NPU kernels per call of each op next to those of the first simulated device; heaviest ops
-    first.
+    """Return the recorded NPU kernels per call of each op next to the kernels simulated on the first device.
+
+    Ops with the most kernel time come first.
     """
     known = sorted((r for r in results if r.npu_kernels), key=lambda r: -sum(k.total_us for k in r.npu_kernels))
     soc = next(iter(known[0].simulated), None) if known else None
@@ -85,7 +89,7 @@ def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
 
 
 def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]:
-    """Return how many ops are lowered to their recorded kernels, and a table of the others."""
+    """Return how many ops are lowered to the same kernels as recorded, and a table of the other ops."""
     if not compared:
         return []
     total_us = sum(op.recorded_us for op in compared) or 1.0
@@ -106,6 +110,6 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
 
 
 def launches(types: Mapping[str, float]) -> str:
-    """Return kernel types with launches per call, if not one: "TransData ×3, Conv2D"."""
+    """Return kernel types, with the launches per call if it is not 1: "TransData ×3, Conv2D"."""
     names = [f"{end(safe(type_), _TYPE_CHARS)}{'' if n == 1 else f' ×{n:.3g}'}" for type_, n in types.items()]
     return listed(names, TYPES_LISTED) or DASH

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The columns of a run's ops, each with one title, key and unit in every format, and details that distinguish ops."""
+"""The columns of a run's ops, each with one title, key and unit in all formats, and details that distinguish ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.replay.results.records import OpResult
 
 OpColumn = Column[OpResult]
 ID_CHARS = 6
-"""Characters of an id that distinguish the ops of one trace."""
+"""Number of id characters shown, enough to distinguish the ops of one trace."""
 RATIO_TITLE = "÷ rec."
 STYLES = {"skipped": "yellow", "failed": "red"}
 
@@ -44,18 +44,18 @@ WORK = OpColumn(
 
 
 def recorded(*, device: bool) -> OpColumn:
-    """Return the column of a call's recorded time on the clock that shares refer to."""
+    """Return the column of the recorded time per call, on the clock that shares use."""
     key = "recorded_device_us" if device else "recorded_host_us"
     return OpColumn(recorded_title(device=device), lambda r: recorded_us(r, device=device), TIME, key=key)
 
 
 def recorded_title(*, device: bool) -> str:
-    """Return the title of recorded times; it says so if they are host times."""
+    """Return the title of the column of recorded times, which says whether they are host times."""
     return "recorded" if device else "host time"
 
 
 def simulated(soc: str, drop: float = 0) -> OpColumn:
-    """Return the column of a call's predicted time on a simulated device."""
+    """Return the column of the predicted time per call on a simulated device."""
     return OpColumn(
         soc,
         lambda r: r.simulated_us.get(soc),
@@ -68,7 +68,7 @@ def simulated(soc: str, drop: float = 0) -> OpColumn:
 
 
 def bound_of(soc: str) -> OpColumn:
-    """Return the column of what bounds a call on a simulated device, and its confidence."""
+    """Return the column with the bound of a call on a simulated device, and the confidence."""
 
     def text(result: OpResult) -> str:
         prediction = result.simulated.get(soc)
@@ -92,8 +92,9 @@ def ratio(column: OpColumn, *, device: bool) -> OpColumn:
 
 
 def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = False) -> list[OpColumn]:
-    """Return one column per simulated device, with its ratio if requested, and the bound; the first device is never
-    dropped.
+    """Return one time column per simulated device, with its ratio if requested, and a column for the bound.
+
+    The column of the first device is never dropped.
     """
     columns: list[OpColumn] = []
     for index, soc in enumerate(socs):
@@ -103,14 +104,14 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """Return columns: the id prefix that --include takes, share, count and recorded times, if there are any."""
+    """Return columns of the id prefix that --include takes, share, number of calls and recorded time, if recorded."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
 
 
 def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
-    """Return the columns of each op for CSV, Parquet and data frames; times in microseconds per call."""
+    """Return the columns of each op for CSV, Parquet and data frames; times are in microseconds per call."""
     socs = socs_of(results)
     return [
         ID,
@@ -142,12 +143,12 @@ def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
 
 
 def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
-    """Return op id → the numbers by which its call differs from others on equal tensors."""
+    """Return op id → numeric arguments that distinguish its call from other calls on equal tensors."""
     return telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
 
 
 def inputs_and_numbers(results: Sequence[OpResult]) -> OpColumn:
-    """Return the column of inputs with the numbers by which calls on equal tensors differ."""
+    """Return the column of inputs, with the numeric arguments that distinguish calls on equal tensors."""
     numbers = numbers_of(results)
     return INPUTS.with_text(lambda r: " · ".join(filter(None, (r.inputs, numbers[r.id]))))
 
@@ -161,7 +162,7 @@ def op_cell(result: OpResult) -> OpCell:
 
 
 def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell] = op_cell) -> OpColumn:
-    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of one name."""
+    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of the same name."""
     sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
 
     def value(result: OpResult) -> OpCell:
@@ -172,9 +173,9 @@ def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell]
 
 
 def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
-    """Return a cell with short sizes, and the numbers that distinguish calls on equal tensors.
+    """Return a cell with short sizes and the numeric arguments that distinguish calls on equal tensors.
 
-    Numbers come first if room is short, since the sizes are equal.
+    If room is short, the numbers come first, because the sizes are equal.
     """
     if not numbers:
         return msgspec.structs.replace(cell, short=sizes)
@@ -183,7 +184,7 @@ def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
 
 
 def live_line(result: OpResult, width: int) -> str:
-    """Return a line for an op just measured: id prefix, measured time or outcome, recorded time, the op."""
+    """Return a line for an op that was just measured: id prefix, measured time or outcome, recorded time, op."""
     us = result.recorded_host_us if result.recorded_device_us is None else result.recorded_device_us
     head = f"{ID.shown(result)}  {MEASURED.shown(result):>9}  recorded {time_text(us):>8}  "
     cell = msgspec.structs.replace(op_cell(result), short=result.inputs.partition(" · ")[0])
@@ -191,9 +192,10 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Return, by id, the part of the inputs that distinguishes an op from others of its name, from (id, name, inputs).
+    """Return by op id the part of the inputs that distinguishes the op from others of the same name.
 
-    Parts common to all are left out, and a common dtype; an op with a unique name has its first input.
+    `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out, as is a common dtype.
+    An op with a unique name gets its first input.
     """
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
     for id_, name, inputs in ops:
@@ -202,7 +204,7 @@ def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
-    """Yield (id, text) for each op of one name."""
+    """Yield (id, distinguishing text) for each op of one name."""
     parts = [inputs for _, inputs in alike]
     if len(alike) == 1:
         yield alike[0][0], parts[0][0]
@@ -215,8 +217,9 @@ def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[s
 
 
 def _sizes(parts: Sequence[str], *, types: bool) -> str:
-    """Return "bf16[4,512]·[512,512]" for "bf16[4,512]", "bf16[512,512]"; without `types` the first has no dtype
-    either.
+    """Join sizes, and omit a repeated dtype: "bf16[4,512]", "bf16[512,512]" → "bf16[4,512]·[512,512]".
+
+    Without `types`, the first part has no dtype either.
     """
     shown: list[str] = []
     before = "" if types else parts[0].partition("[")[0]

@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Header, OpResult
 
 
 def page(run: Run, command: str) -> Page:
-    """Return the page of a run."""
+    """Build the HTML page of a run."""
     header, results, device = run.header, run.results, run.by_device
     socs = facts.socs_of(results)
     source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
@@ -83,7 +83,7 @@ def _device(header: Header) -> str | None:
 
 
 def _answers(run: Run) -> tuple[Answer, ...]:
-    """Return the ratio of the ops' time here, and on each simulated device, to the recorded time."""
+    """Return the ratios of the time measured here, and of the time on each simulated device, to the recorded time."""
     results, device = run.results, run.by_device
     answers: list[Answer] = []
     for total in run.totals[:1]:
@@ -102,7 +102,7 @@ def _answers(run: Run) -> tuple[Answer, ...]:
 
 
 def _waterfall(results: Sequence[OpResult], recorded: ops.OpColumn, other: ops.OpColumn) -> Waterfall:
-    """Return a waterfall from the recorded time to another, for ops that have both."""
+    """Return a waterfall from the recorded time to another time, over the ops that have both."""
     both = [r for r in results if recorded.value(r) is not None and other.value(r) is not None]
     begin, end = times_by_op(both, [recorded, other]).items()
     note = f"all calls of {plural(len(both), 'op')} with both times"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and page; tables are defined once."""
+"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and HTML page; each table is defined once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from opreplay.replay.report.page.model import Page
 
 RATIOS_FROM = 110
-"""Terminal width from which ratios to the recorded time are shown."""
+"""Minimum terminal width for showing ratios to the recorded time."""
 
 
 def render(run: Run, width: int, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
     """Render all but the first lines in `width` characters: traces and jobs, the sequence, ops, totals and notes.
 
-    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
-    rows that hold most of the time.
+    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
+    show only the rows that account for most of the time.
     """
     results, device, rows = run.results, run.by_device, None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = []
@@ -71,7 +71,7 @@ def render(run: Run, width: int, *, everything: bool = True, all_rows: bool = Tr
 
 
 def markdown(run: Run) -> str:
-    """Return the first line, all tables with all rows, and notes, for issues and pull requests."""
+    """Return the first lines, all tables with all rows, and notes as Markdown, for issues and pull requests."""
     results, socs = run.results, facts.socs_of(run.results)
     why = ops.OpColumn(
         "note", lambda r: str(r.why_not() if r.status != "replayed" else f"via {r.via}" if r.via else "")
@@ -96,7 +96,7 @@ def markdown(run: Run) -> str:
 
 
 def view(run: Run, *, everything: bool = True, all_rows: bool = True) -> View:
-    """Return a run in every output format; `everything` and `all_rows` as in `render`."""
+    """Return a run in every output format; for `everything` and `all_rows` see `render`."""
     return View(
         lines=run.first_lines,
         render=lambda width: render(run, width, everything=everything, all_rows=all_rows),
@@ -121,7 +121,7 @@ def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
 
 
 def parquet(run: Run) -> bytes:
-    """Return the CSV columns with types; the metadata `opreplay` is the header and the summary as JSON."""
+    """Return the CSV columns as typed Parquet; its metadata `opreplay` holds the header and the summary as JSON."""
     about = msgspec.json.encode({"header": run.header, "summary": run.summary})
     return formats.parquet(file_table(run.results), about)
 
@@ -129,8 +129,8 @@ def parquet(run: Run) -> bytes:
 def facts_of(run: Run) -> dict[str, object]:
     """Return `{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`.
 
-    A batch has `traces` and `jobs` too, a sequence `sequence` and `step`. Notes and suspects are the lines of the
-    table's report; marks are the reasons for the star at a measured time, by id.
+    A batch also has `traces` and `jobs`, a sequence also has `sequence` and `step`. `notes` and `suspects` are the
+    lines of the table report; `marks` holds, by op id, the reasons why a measured time has a star.
     """
     comparable = suspects.not_comparable(run.header)
     of_batch = [*batch.loss_lines(run.traces), *batch.part_lines(run.traces)]
@@ -152,7 +152,7 @@ def facts_of(run: Run) -> dict[str, object]:
 
 
 def no_ops() -> Text:
-    """Return the text to print in place of a table without rows."""
+    """Return the text that replaces a table without rows."""
     return Text(
         "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
     )

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The report of a sequence as a whole: the recorded step and its replay, and the sources of the tensors."""
+"""The report of a whole sequence: the recorded step, its replay, and where the tensors came from."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from opreplay.replay.report.text import middle, plural, quotient, ratio_text, sa
 from opreplay.replay.results.records import SequenceResult, SharedStepResult, Tensors
 
 STEP_CHARS = 40
-"""Longest step name in a line."""
+"""Maximum length of a step name in a line, in characters."""
 ALIKE = 0.02
-"""Sums that differ by less are not explained."""
+"""Minimum relative difference of two sums for a note that explains it."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
-"""Time of the first touch of a page, including zeroing: minor faults of a step on 2 shared cores."""
+"""Range of the time to first touch a page in µs, including zeroing.
+
+Measured from the minor faults of a step on 2 shared cores.
+"""
 FRESH_SHARE = 0.02
-"""If fresh memory adds less than this share of the sum, no note is made."""
+"""Minimum cost of fresh memory for a note, as a share of the sum."""
 ROUNDING = 1e-9
-"""Smaller shares may be rounding errors."""
+"""Shares below this may be rounding errors."""
 Row = tuple[str, float | None, float | None, str]
-"""(label, time, recorded time, note)."""
+"""Row of the table: (label, time, recorded time, note)."""
 
 
 def rows(sequence: SequenceResult) -> list[Row]:
@@ -50,7 +53,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
 
 
 def _collective_rows(shared: SharedStepResult) -> list[Row]:
-    """Return rows for the time of collectives between ranks, and for calls alone and collectives alone."""
+    """Return rows for the time of collectives between ranks, and for the calls and the collectives run separately."""
     hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
     hidden_text = f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}"
     lines: list[Row] = []
@@ -66,13 +69,13 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
 
 
 FASTER = 0.9
-"""If calls take less than this share of their time without collectives, they did not cause the difference."""
+"""If calls take less than this share of their time without collectives, collectives are not the reason."""
 VARIES = 0.2
-"""If the lowest and highest deciles of the hidden share are farther apart, the median is not reported alone."""
+"""Minimum spread between the lowest and the highest decile of the hidden share for which the median is marked."""
 
 
 def _scatter(shared: SharedStepResult) -> str:
-    """Return the range of the hidden share in most passes, with a mark if it is wide."""
+    """Return the range of the hidden share over most passes, with a mark if the range is wide."""
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is None or high is None or high - low < 0.01:
         return ""
@@ -80,7 +83,7 @@ def _scatter(shared: SharedStepResult) -> str:
 
 
 def _sum_notes(sequence: SequenceResult) -> list[str]:
-    """Return how the sum of the calls differs from the ops at their medians, and what memory it leaves out."""
+    """Return notes on how the sum of calls differs from the sum of op medians, and on omitted memory costs."""
     lines: list[str] = []
     if sequence.sum_us is None:
         return lines
@@ -102,7 +105,7 @@ def _sum_notes(sequence: SequenceResult) -> list[str]:
 
 
 def first_line(sequence: SequenceResult) -> str:
-    """Return "sequence of ProfilerStep#16, the median of 3 recorded steps: 430 of 434 calls, 21 passes"."""
+    """Return a line: "sequence of ProfilerStep#16, the median of 3 recorded steps: 430 of 434 calls, 21 passes"."""
     step = middle(safe(sequence.step), STEP_CHARS) if sequence.step else "the whole trace"
     chosen = f", the median of {sequence.steps:,} recorded steps" if sequence.steps > 1 else ""
     calls = f"{sequence.calls_replayed:,} of {plural(sequence.calls, 'call')}"
@@ -113,7 +116,7 @@ def first_line(sequence: SequenceResult) -> str:
 
 
 def _tensor_notes(tensors: Tensors) -> list[str]:
-    """Return notes on the sources of the calls' arguments, and on their memory."""
+    """Return notes on where the calls' arguments came from, and on their memory."""
     arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
     if not arguments:
         return []
@@ -138,7 +141,7 @@ def _tensor_notes(tensors: Tensors) -> list[str]:
 
 
 def notes(sequence: SequenceResult) -> list[str]:
-    """Return notes on what was left out, and on assumptions about the tensors."""
+    """Return notes on what was left out of the sequence, and on assumptions about the tensors."""
     lines: list[str] = []
     if sequence.left_out_share > ROUNDING:
         lines.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
@@ -156,7 +159,7 @@ def notes(sequence: SequenceResult) -> list[str]:
 
 
 def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
-    """Return notes on where collectives were awaited, and how much collectives and calls slow each other down."""
+    """Return notes on where collectives were waited for, and on how much collectives and calls slow each other down."""
     ways = [
         (shared.waits_recorded, "where that is recorded"),
         (shared.waits_inferred, "before the first call that began after they had ended in the recording (inferred)"),
@@ -215,7 +218,7 @@ def table(sequence: SequenceResult) -> Table[Row]:
 
 
 def rendered(sequence: SequenceResult | None, step: StepReport | None = None) -> list[RenderableType]:
-    """Return the sequence for a terminal; nothing if the run had no sequence."""
+    """Render the sequence for a terminal; return nothing if the run had no sequence."""
     if sequence is None:
         return []
     return [

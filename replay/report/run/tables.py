@@ -32,11 +32,11 @@ from opreplay.replay.results.summary import reasons_of
 from opreplay.traces.names import trace_name
 
 LEAST_SLOWEST = 0.01
-"""Smallest share of the time for which an op is named as the slowest."""
+"""Minimum share of the time for which an op can be reported as the slowest."""
 SLOWEST_CHARS = 40
 TOTALS = "All calls"
 KIND_CHARS = 20
-"""Longest kind of reason; only a damaged file has longer ones."""
+"""Maximum length of a kind of reason, in characters; only a damaged file has longer ones."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def step(self) -> StepReport | None:
-        """The recorded step to which the run belongs, if the trace marks it."""
+        """Recorded step to which the run belongs, if the trace marks it."""
         step = self.header.step
         return step if step is not None and step.marked else None
 
@@ -75,7 +75,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def first_lines(self) -> list[str]:
-        """Return which ops matter and which is slowest, all times together, the coverage, and the step's verdict."""
+        """First lines: the ops that matter and the slowest op, total times, coverage, and the step's verdict."""
         where = first_screen.where_in(self.header.trace)
         parts = [first_screen.heavy_text(where, self.results), self._slowest]
         head = "" if self.summary.interrupted else "; ".join(filter(None, parts))
@@ -91,14 +91,14 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def _recorded_us(self) -> float | None:
-        """Recorded time of all calls; None if some are unknown."""
+        """Recorded time of all calls; None if any is unknown."""
         us = [facts.recorded_us(r, device=self.by_device) for r in self.results]
         known = [one * r.count for one, r in zip(us, self.results, strict=True) if one is not None]
         return sum(known) if len(known) == len(us) else None
 
     @property
     def _slowest(self) -> str:
-        """The op whose measured time is the largest multiple of its recorded time, if these can be compared."""
+        """Op with the largest ratio of measured to recorded time, if the two are comparable."""
         if suspects.not_comparable(self.header) is not None:
             return ""
         ratios = [
@@ -118,7 +118,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def _all_calls(self) -> str:
-        """Recorded and measured time of all calls."""
+        """Recorded and measured total time of all calls."""
         total = next(iter(self.totals), None)
         if total is None or total.measured_us is None:
             return ""
@@ -133,7 +133,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def totals(self) -> list[facts.Totals]:
-        """Sums over all calls of the run."""
+        """Totals over all calls of the run."""
         return facts.totals(self.results, device=self.by_device, header=self.header, sequence=self.sequence)
 
     @property
@@ -142,7 +142,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
-    """Return the run from a sink or a file; None without a header or a summary."""
+    """Return the run from a sink or a file; None if the header or the summary is missing."""
     summary = summary or records.summary
     if records.header is None or summary is None:
         return None
@@ -150,7 +150,7 @@ def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> 
 
 
 def tables(run: Run) -> list[AnyTable]:
-    """Return the tables below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
+    """Return the tables below the ops: sums, reasons, NPU kernels, work, collectives. Some may have no rows."""
     results = run.results
     work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.counted(results), noun="op")
     of_collectives = collectives.table(results, facts.socs_of(results))
@@ -158,11 +158,11 @@ def tables(run: Run) -> list[AnyTable]:
 
 
 _Clock = tuple[str, Callable[[facts.Totals], float | None]]
-"""(title, function that returns the clock's time in a sum)."""
+"""(title of a clock, function that returns its time from totals)."""
 
 
 def file_tables(run: Run) -> dict[str, Callable[[], AnyTable]]:
-    """Return the tables of a run other than the ops, by name, with plain values."""
+    """Return the tables of a run by name, with plain values; all but the table of ops."""
     times = ("recorded_us", "total_us", "measured_us")
     traces = {"source": TEXT, "job": TEXT, "rank": COUNT, "ops": COUNT, "shared": COUNT, "replayed": COUNT}
     jobs = {"job": TEXT, "world_size": COUNT, "ops": COUNT, "rank_ops": COUNT, "replayed": COUNT}
@@ -192,7 +192,7 @@ def reasons_file_table(summary: Summary) -> AnyTable:
 
 
 def totals_table(run: Run) -> Table[_Clock]:
-    """Return the total of all calls, one row per clock, with ratios to the recorded time."""
+    """Return the totals of all calls, one row per clock, with ratios to the recorded time."""
     results, device = run.results, run.by_device
     title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
     columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
@@ -205,7 +205,7 @@ def totals_table(run: Run) -> Table[_Clock]:
 
 
 def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
-    """Return a sum on each clock and, if the recorded clock is named, its ratio to the recorded time."""
+    """Return the columns of a total and, if the recorded clock is named, of its ratio to the recorded time."""
 
     def text(clock: _Clock) -> str:
         us = clock[1](total)
@@ -222,12 +222,12 @@ def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> l
 
 
 def reasons_table(results: Sequence[OpResult]) -> Table[ReasonTotal]:
-    """Return why ops are not replayed, one row per reason with unique ops, calls and share of the recorded time."""
+    """Return why ops are not replayed, one row per reason with unique ops, calls, and share of the recorded time."""
     return totals_by_kind("not replayed", reasons_of(results))
 
 
 def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal]:
-    """Return one row per kind under the given title."""
+    """Return a table with one row per kind of reason; `title` is the title of the first column."""
     column = Column[ReasonTotal]
     columns = [
         column(title, lambda total: total.kind, chars=KIND_CHARS),

@@ -1,2 +1,2 @@
 # pyright: strict
-"""One step in every output format: text, timelines, a page."""
+"""One step in every output format: text, timelines, an HTML page."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What to change first in a step: as the first line of a report, as a table, and as a section of a page."""
+"""What to change first in a step: as the first line of a report, a table, and a section of a page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from opreplay.replay.report.view import View
 
 SHOWN = 8
 ROOM = 40
-"""Characters for a change, below which its time is left out: its share says the same."""
+"""Minimum width of the column of changes, in characters; if it would be narrower, the gain's time is dropped.
+
+The share of the step still shows the gain.
+"""
 _LINES = Unit(str, "lines")
 
 
 def head_line(advice: AdviceList, name: str = "") -> str:
-    """Return the first advice in a sentence, or why there is none; with the name of the trace."""
+    """Return the first advice as a sentence, or why there is none, with the name of the trace."""
     length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
     if doubts := doubt_lines(advice.doubts):
         text = f"no advice on {length}: {' and '.join(doubts)}"
@@ -38,12 +41,12 @@ def head_line(advice: AdviceList, name: str = "") -> str:
 
 
 def facts(advice: AdviceList) -> dict[str, Any]:
-    """Return the `advice` object of the JSON form."""
+    """Return the `advice` object of the JSON output."""
     return {"line": head_line(advice), **msgspec.to_builtins(advice)}
 
 
 def view(advice: AdviceList) -> View:
-    """Return the changes of a step in every output format."""
+    """Return the suggested changes to a step in every output format."""
     return View(
         lines=[head_line(advice)],
         render=partial(render, advice),
@@ -53,7 +56,7 @@ def view(advice: AdviceList) -> View:
 
 
 def render(advice: AdviceList, width: int) -> RenderableType:
-    """Return the table of changes for a terminal, the commands that run ops alone, and what has to be true."""
+    """Render the table of changes, the commands that run single ops, and the conditions under which the gains hold."""
     if not advice.items:
         return Text()
     shown = advice.items[:SHOWN]
@@ -82,12 +85,12 @@ def table(advice: AdviceList) -> Table[Advice]:
 
 
 def place(item: Advice) -> str:
-    """Return where in the code a change is: module and function, as far as the trace names them."""
+    """Return where in the code a change applies: module and function, as far as the trace names them."""
     return ", ".join(filter(None, (item.module, item.function)))
 
 
 def section(advice: AdviceList) -> Opened:
-    """Return the section of a page: changes that open to what has to be true, and to the command of an op."""
+    """Return a page section of changes whose rows expand to their conditions and to the command that runs the op."""
     column = Column[Advice]
     columns = [
         column("change", lambda item: item.what, form="name"),
@@ -111,7 +114,7 @@ def section(advice: AdviceList) -> Opened:
 
 
 def answers(advice: AdviceList) -> tuple[Answer, ...]:
-    """Return the first change as an answer in large type; none without changes."""
+    """Return the first change as an answer in large type; nothing if there are no changes."""
     return tuple(
         Answer(
             name=f"of the step saved by {item.what}", ratio=share_text(item.share), band=_range(item), detail=item.why
@@ -132,6 +135,6 @@ def _range(item: Advice) -> str:
 
 
 def _text(item: Advice) -> list[str]:
-    """Return a change with its reason and its place in the code, a line each."""
+    """Return a change, its reason and its place in the code, one line each."""
     where = place(item)
     return [item.what, item.why, *([f"in {where}"] if where and where not in item.what else [])]

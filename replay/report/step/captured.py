@@ -60,12 +60,12 @@ def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
 
 
 def shared_parameters(capture: Capture) -> list[tuple[str, ...]]:
-    """Return groups of parameter names that share one parameter."""
+    """Return groups of parameter names that refer to the same parameter."""
     return [storage.names for storage in capture.storages if storage.kind == "parameter" and len(storage.names) > 1]
 
 
 def head_line(plan: ReplayPlan) -> str:
-    """Return a line on what was captured."""
+    """Return a line that describes what was captured."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -89,7 +89,7 @@ def _refused(plan: ReplayPlan) -> list[tuple[str, float]]:
 
 
 def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
-    """Render phases with operations and memory, what the plan cannot hold, and the check."""
+    """Render the phases with operations and memory, what the plan cannot represent, and the check."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -114,7 +114,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
 
 
 def check_lines(check: Check) -> list[RenderableType]:
-    """Return the result of the comparison, and each tensor that is not equal."""
+    """Return the result of the comparison, and a line for each tensor that is not equal."""
     if check.reason is not None:
         return [Text(f"not checked: {safe(check.reason)}", style="red")]
     both = (*check.outputs, *check.parameters)
@@ -136,11 +136,11 @@ def check_lines(check: Check) -> list[RenderableType]:
 
 
 _Quantity = tuple[str, Callable[[PhasePeak], str]]
-"""Its name, and what it is in a phase."""
+"""(name, function that returns its text for a phase)."""
 
 
 def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
-    """Return one column per phase: its calls and operations, and live memory at its peak."""
+    """Return one column per phase: calls, operations, and live memory at the phase's peak."""
     rows: list[_Quantity] = [
         ("calls", lambda phase: f"{phases.count(phase.phase):,}"),
         ("FLOPs", lambda phase: flops_text(capture.flops.get(phase.phase))),
@@ -162,7 +162,7 @@ def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
 
 
 def flops_text(flops: int | None) -> str:
-    """Return text like "1.25 T"; a dash if there is none."""
+    """Format a number of operations, such as "1.25 T"; a dash if there are none."""
     if not flops:
         return DASH
     size, unit = next(((size, unit) for size, unit in _UNITS if flops >= size), (1.0, ""))

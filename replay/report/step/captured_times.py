@@ -38,7 +38,7 @@ def view(timeline: CapturedTimeline) -> View:
 
 
 def verdict(timeline: CapturedTimeline) -> str:
-    """Return a sentence on what bounds the step on each device."""
+    """Return a sentence that says how long the step would take on each device, and what bounds it."""
     parts: list[str] = []
     for name, times in timeline.socs.items():
         band = f"{time_text(times.low_us)} to {time_text(times.high_us)}"
@@ -51,7 +51,7 @@ def verdict(timeline: CapturedTimeline) -> str:
 
 
 def _changes_lines(timeline: CapturedTimeline) -> list[str]:
-    """Return a line on each change: the step that each device would take."""
+    """Return one line per change, with the resulting step length on each device."""
     return [
         f"with {safe(change.change)} "
         + "; ".join(
@@ -63,7 +63,7 @@ def _changes_lines(timeline: CapturedTimeline) -> list[str]:
 
 
 def facts(timeline: CapturedTimeline) -> dict[str, Any]:
-    """Return the stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON representation; see docs/timeline.md."""
     return {"captured": True, "verdict": verdict(timeline), **msgspec.to_builtins(timeline)}
 
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Writes timelines of a step in Perfetto's own format, packet by packet; needs the extra `perfetto`.
+"""Write timelines of a step in Perfetto's native format, packet by packet; needs the extra `perfetto`.
 
-The messages are Perfetto's (perfetto.dev/docs/reference/trace-packet-proto): one track per thread or stream under the
-track of its process, slices by begin and end, and flow arrows from a launch to what it launched.
+Uses Perfetto's messages (perfetto.dev/docs/reference/trace-packet-proto): one track per thread or stream under the
+track of its process, begin and end events for slices, and flow arrows from a launch to the launched task.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from opreplay.traces.errors import EnvironmentRefused
 SUFFIXES = (".pftrace", ".pftrace.gz")
 _SEQUENCE = 1
 _MOST_DEPTH = 64
-"""Tracks a stream may take where its tasks overlap: slices of one track must lie one after the other."""
+"""Maximum number of tracks of a stream with overlapping tasks, because slices of one track must not overlap."""
 
 
 def check_installed() -> None:
-    """Raise EnvironmentRefused if Perfetto's messages are not installed."""
+    """Raise EnvironmentRefused if the Perfetto package is not installed."""
     try:
         import perfetto.trace_builder.proto_builder  # noqa: F401  # pyright: ignore
     except ImportError:
@@ -33,9 +33,9 @@ def check_installed() -> None:
 
 
 def write(timelines: Iterable[Process], path: Path, *, force: bool = False) -> int:
-    """Write timelines to a file; return the number of slices.
+    """Write timelines to a file and return the number of slices.
 
-    Raises EnvironmentRefused as `check_installed` does, and FileExistsError for an existing file without `force`.
+    Raises EnvironmentRefused if Perfetto is not installed, and FileExistsError if the file exists and `force` is off.
     """
     check_installed()
     return tracks.write(timelines, path, force=force, write_events=_write)
@@ -122,7 +122,7 @@ def _write(stream_events: Iterable[Event], stream: BinaryIO) -> int:
 
 
 def _with_flows(stream_events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events, each slice followed immediately by the arrow that ends at it."""
+    """Yield the events, with each flow arrow merged into the slice at which it ends."""
     pending: Event | None = None
     for event in stream_events:
         if event["ph"] == "f":
@@ -141,7 +141,7 @@ def _with_flows(stream_events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _flow(text: str) -> int:
-    """Return an id for the arrow "process.node"."""
+    """Return the numeric id of a flow arrow named "process.node"."""
     process, _, node = text.partition(".")
     return (int(process) << 40) | int(node)
 

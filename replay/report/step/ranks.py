@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step of several ranks as terminal text and as JSON: the view of `job_timeline`; computes nothing."""
+"""One step of several ranks as terminal text and as JSON: shows the results of `job_timeline`, computes nothing."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ NOTHING_MET = "nothing can be said of it: no collective of this step was found o
 
 
 def facts(timeline: JobTimeline) -> dict[str, Any]:
-    """Return the stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON representation; see docs/timeline.md."""
     return msgspec.to_builtins(timeline)
 
 
 def head_line(timeline: JobTimeline) -> str:
-    """Return the first line: which step of how many ranks, and how well the graph explains it."""
+    """Return the first line: which step of how many ranks, and how well the graph explains the recorded step length."""
     ranks = len(timeline.ranks)
     of = f" of {timeline.world_size}" if timeline.world_size is not None and timeline.world_size > ranks else ""
     steps = list(dict.fromkeys(rank.step for rank in timeline.ranks))
@@ -66,15 +66,15 @@ def head_line(timeline: JobTimeline) -> str:
 
 
 def first_lines(timeline: JobTimeline) -> list[str]:
-    """Return the step after the changes that were asked for, then the step as recorded."""
+    """Return lines on the step after the requested changes, then a line on the step as recorded."""
     return [*map(safe, change_texts(timeline)), head_line(timeline)]
 
 
 def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
-    """Render changes, ranks, collectives, disagreements, and the path across ranks.
+    """Render changes, ranks, collectives, disagreements, and the critical path across ranks.
 
-    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
-    rows that hold most of the time.
+    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
+    show only the rows that account for most of the time.
     """
     changes = [(change.change, change) for change in timeline.what_if]
     table = changes_table("what if, on every rank", changes, timeline.retimed_step_us, timeline.socs)
@@ -91,7 +91,7 @@ def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, a
 
 
 def sum_facts(timeline: JobTimeline) -> list[Fact]:
-    """Return how long the ranks wait for each other, and the step length without that."""
+    """Return how long the ranks wait for each other, and the step length without this waiting."""
     common = f"{share_text(timeline.least_common)} of the shorter one, of the two ranks farthest apart"
     waits = f"{time_text(timeline.waiting_us)}, collectives and ranks added up, also where they wait side by side"
     share = share_text(quotient(timeline.retimed_step_us - timeline.without_waiting_us, timeline.retimed_step_us))
@@ -131,7 +131,7 @@ _OfRank = Column[RankStep]
 
 
 def ranks_table(timeline: JobTimeline) -> Table[RankStep]:
-    """Return steps, waits and clocks of the ranks; waits are unknown for ranks without a common collective."""
+    """Return the step, waiting time and clock of each rank; waits are unknown without a common collective."""
     met = bool(timeline.collectives)
     columns = [
         _OfRank("rank", lambda rank: str(rank.rank), right=True),
@@ -186,7 +186,7 @@ def collective_name(collective: StepCollective) -> str:
 
 
 def disagreements(timeline: JobTimeline) -> list[str]:
-    """Return differences between the ranks' records of one collective."""
+    """Return differences between what the ranks recorded for the same collective."""
     lines = [
         f"{disagreement.what} of collective {disagreement.collective} disagree: "
         + ", ".join(f"rank {rank}: {value}" for rank, value in list(disagreement.values.items())[:6])
@@ -226,14 +226,14 @@ def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
 
 
 def note_lines(timeline: JobTimeline) -> list[str]:
-    """Return notes needed to trust the numbers, one line each."""
+    """Return the notes needed to trust the numbers, one line each."""
     lines = list(timeline.notes)
     lines += timeline.measured.notes if timeline.measured is not None else ()
     return [*lines, *of_devices(timeline.socs), *of_changes(timeline.what_if)]
 
 
 def _decisive_lines(timeline: JobTimeline) -> list[str]:
-    """Return the notes that may change a decision: not unchanged clocks, nor facts common to every step."""
+    """Return the notes that may change a decision, without unchanged clocks and facts common to all steps."""
     notes = [
         line for line in timeline.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)
     ]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A model in several batches and contexts on devices: ms per token, tokens per second, memory, what limits it."""
+"""Steps of a model with several batch sizes and contexts on devices: ms per token, tokens per second, memory, limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opreplay.replay.timeline.served import SERVER_BAND, ServedStep, ServedSteps
 
 
 def view(served: ServedSteps) -> View:
-    """Return the sizes in every output format."""
+    """Return the results for all sizes in every output format."""
     return view_of(
         [headline(served), setting_line(served)],
         table(served.rows),
@@ -74,7 +74,7 @@ def _sizes(row: ServedStep) -> dict[str, int]:
 
 
 def headline(served: ServedSteps) -> str:
-    """Return the shortest and longest time of a token, the most tokens per second, and what does not fit."""
+    """Return the shortest and longest time per token, the most tokens per second, and what does not fit in memory."""
     rows = served.rows
     low, high = (_ms(end(row.token_ms for row in rows)) for end in (min, max))
     took = low if low == high else f"{low} to {high}"
@@ -87,7 +87,7 @@ def headline(served: ServedSteps) -> str:
 
 
 def setting_line(served: ServedSteps) -> str:
-    """Return dtype, weights, ranks, and whether the calls are fused as servers run them."""
+    """Return the dtype, the weights, the ranks, and whether the calls are fused as in a server."""
     ranks = [
         plural(count, name)
         for count, name in (
@@ -155,5 +155,5 @@ def _token_ms(row: ServedStep) -> float:
 
 
 def _ms(value: float, digits: int = 3) -> str:
-    """Format with this many digits: 0.0123, 1.23, 12.3; integers above 100: 1,230."""
+    """Format a number with `digits` significant digits (0.0123, 1.23, 12.3); 100 and more as integers (1,230)."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step of the user's own code in several sizes on devices: its time, memory, and what limits it."""
+"""Steps of the user's own code in several sizes on devices: time, memory, and limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opreplay.replay.timeline.sized import SizedStep, SizedSteps
 
 
 def view(sized: SizedSteps) -> View:
-    """Return the sizes in every output format."""
+    """Return the results for all sizes in every output format."""
     rows = sized.rows
     shown = table(rows)
     sizes = [column for column in shown.columns if column.key == SIZE]
@@ -71,7 +71,7 @@ def _sizes(row: SizedStep) -> dict[str, int]:
 
 
 def headline(sized: SizedSteps) -> str:
-    """Return the shortest and longest step, and what does not fit."""
+    """Return the shortest and longest step, and which sizes do not fit in memory."""
     rows = sized.rows
     low, high = (time_text(end(row.step_us for row in rows)) for end in (min, max))
     socs = listed([safe(soc) for soc in dict.fromkeys(row.soc for row in rows)], 3)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Captured steps of several sizes on devices in every output format, of configs and of the user's own functions."""
+"""Captured steps of configs or the user's own functions, in several sizes on devices, in every output format."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from opreplay.replay.timeline.served import ServedStep
 from opreplay.replay.timeline.sized import SizedStep
 
 RESERVE = 0.1
-"""Share of a device's memory that servers leave free by default (vLLM: gpu_memory_utilization 0.9), for workspaces and
-fragmentation, which are not counted."""
+"""Share of device memory that servers leave free by default (vLLM: gpu_memory_utilization 0.9).
+
+It is for workspaces and fragmentation, which are not counted.
+"""
 MOST_LINES = 12
 AnyStep = ServedStep | SizedStep
 Row = TypeVar("Row", bound=AnyStep)
 
 
 def spare_share(row: AnyStep) -> float | None:
-    """Return the share of the device's memory that a step leaves free; None if its memory is not known."""
+    """Return the share of device memory that a step leaves free; None if the memory size is unknown."""
     return None if not row.hbm_bytes else 1.0 - row.memory_bytes / row.hbm_bytes
 
 
 def fit_text(row: AnyStep) -> str:
-    """Return whether memory holds a step: "yes", "tight" if less than `RESERVE` is left, "no", or "?"."""
+    """Return whether a step fits in memory: "yes", "tight" if less than `RESERVE` is left, "no", or "?" if unknown."""
     spare = spare_share(row)
     if row.fits is None or spare is None:
         return {True: "yes", False: "no", None: "?"}[row.fits]
@@ -39,13 +41,13 @@ def fit_text(row: AnyStep) -> str:
 
 
 def memory_text(row: AnyStep) -> str:
-    """Return "50.4 of 68.7", in GB; the memory alone if the device's is not known."""
+    """Return used and available memory in GB, "50.4 of 68.7"; only used memory if the other is unknown."""
     memory = f"{row.memory_bytes / 1e9:.3g}" if row.memory_bytes >= 1e8 else "<0.1"
     return memory if not row.hbm_bytes else f"{memory} of {row.hbm_bytes / 1e9:.3g}"
 
 
 def fits_text(rows: Sequence[AnyStep]) -> str:
-    """Return "all fit in memory", or how many sizes do not."""
+    """Return "all fit in memory", or how many sizes do not fit."""
     words = [fit_text(row) for row in rows]
     no, tight, unknown = (words.count(word) for word in ("no", "tight", "?"))
     if unknown:
@@ -56,20 +58,20 @@ def fits_text(rows: Sequence[AnyStep]) -> str:
 
 
 def missing_text(rows: Sequence[AnyStep]) -> str:
-    """Return how many calls the times lack; "" if every call has a prediction."""
+    """Return a note on how many calls are missing from the times; "" if every call has a prediction."""
     missing = max((row.unpredicted_calls for row in rows), default=0)
     up_to = "up to " if any(row.unpredicted_calls != missing for row in rows) else ""
     return f"; {lacking_text(missing, up_to)}" if missing else ""
 
 
 def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
-    """Return the column of devices, which gives way first if there is only one: the first line names it."""
+    """Return the device column; a single device is dropped first, because the first line names it."""
     is_single = len({row.soc for row in rows}) == 1
     return Column[kind]("device", lambda row: row.soc, style="bold", drop=6 if is_single else 0, named=not is_single)
 
 
 def memory_columns(kind: type[Row]) -> list[Column[Row]]:
-    """Return what a step needs of the device's memory, whether that fits, and what limits the step."""
+    """Return columns for the memory that a step needs, whether it fits, and what limits the step."""
     column = Column[kind]
     return [
         column("memory, GB", memory_text, right=True, drop=2),
@@ -93,7 +95,7 @@ def file_columns(kind: type[Row], fields: Sequence[str]) -> list[Column[Row]]:
 
 
 def notes_of(notes: Sequence[str], rows: Sequence[AnyStep]) -> list[str]:
-    """Return the assumptions, and how memory was judged."""
+    """Return the assumptions, and how it was decided whether a step fits in memory."""
     said = [safe(note) for note in notes]
     devices = {row.soc: row.hbm_bytes for row in rows if row.hbm_bytes}
     known = ", ".join(
@@ -117,7 +119,7 @@ def view_of(
     answers: tuple[Answer, ...],
     curves: tuple[Curve, ...],
 ) -> View:
-    """Return the sizes in every output format."""
+    """Return the results for all sizes in every output format."""
     title, *others = lines
 
     def page(command: str) -> Page:
@@ -159,8 +161,9 @@ def curves_over(
     value: Callable[[Row], float],
     limit: Callable[[Row], float | None] = lambda row: None,
 ) -> tuple[Curve, ...]:
-    """Return a quantity over each size that has several values, one line for each device and combination of the other
-    sizes, and a line for each device's limit.
+    """Return one curve for each size that takes several values.
+
+    Each curve has a line for each device and combination of the other sizes, and a line for each device's limit.
     """
     names = list(sizes(rows[0])) if rows else []
     varied = [name for name in names if len({sizes(row)[name] for row in rows}) > 1]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The tables of a step with all their rows and plain values: for data frames, where `text` has them for reading."""
+"""The tables of a step with all rows and plain values, for data frames; `text` has the tables for reading."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def tables_of_captured(timeline: CapturedTimeline) -> Tables:
 
 
 def segments(step: StepReport) -> Table[tuple[str, float]]:
-    """Return the segments of a step, which add up to it: computing, communication and idle time by cause."""
+    """Return the segments that add up to a step: computing, communication, and idle time by cause."""
     times_us = {
         "computing": step.busy_us - step.communication_us,
         "communication": step.communication_us,
@@ -145,7 +145,7 @@ def _tasks(study: Study) -> dict[str, dict[str, Tasks]]:
 
 
 def _ops(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Table[StepOp]:
-    """Return all ops of the step, with their times on the recorded and on each simulated device."""
+    """Return all ops of the step, with their times on the recorded and on each simulated timeline."""
     from opreplay.replay.report.page.step_parts import device_us, ops_of_step, weight
 
     column, step_us = Column["StepOp"], study.timeline.step.window.step_us
@@ -163,7 +163,7 @@ def _ops(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Table[StepOp]:
 
 
 def _kernels(tasks: dict[str, dict[str, Tasks]]) -> Table[tuple[str, str, str, int, float]]:
-    """Return all kernels of the step, on the recorded and on each simulated device, with the op that launched them."""
+    """Return all kernels of the step on the recorded and on each simulated timeline, with the op that launched them."""
     rows = [
         (title, op, kernel, launches, us)
         for title, ops in tasks.items()
@@ -196,7 +196,7 @@ def _modules(modules: Sequence[ModuleTime]) -> AnyTable:
 
 
 def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]]:
-    """Return the categories; those that are `part` of the category above them do not add to the step."""
+    """Return a table of categories; rows with `part` set belong to the category above and do not add to the step."""
     column = Column[tuple[str, str, bool]]
     columns = [
         column("category", lambda row: row[0]),
@@ -210,7 +210,7 @@ def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]
 
 
 def _changes(changes: Sequence[WhatIf] | Sequence[JobChange], socs: Mapping[str, object]) -> AnyTable:
-    """Return the step after each change; without times where it changes nothing that the step has."""
+    """Return the step length after each change; without times for changes that match nothing in the step."""
     times = [
         Column[Any](field, lambda change, field=field: getattr(change, field) if change.matched else None, TIME)
         for field in ("step_us", "low_us", "high_us", "gain_us")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step's timeline as terminal text and as JSON: the view of `timeline`; computes nothing."""
+"""One step's timeline as terminal text and as JSON: shows the results of `timeline`, computes nothing."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from opreplay.traces.names import trace_name
 from opreplay.traces.times.doubts import Doubts
 
 PATH_NAMED = 3
-"""Parts of the critical path in the first lines."""
+"""Number of parts of the critical path named in the first lines."""
 PATH_WIDTH = 40
-"""Columns of each of their names."""
+"""Maximum width of each of these names, in terminal columns."""
 CHANGES_SHOWN = 3
-"""Changes with a line of their own; the table has all."""
+"""Maximum number of changes with their own line; the table has all of them."""
 MODULES_SHOWN = 16
 MODULE_LEVELS = 5
 LEAST_MODULE = 0.01
-"""Share of the time from which a module has a row."""
+"""Minimum share of the time for a module to get a row."""
 SLACK_SHOWN = 6
 WHAT_IF_WIDTH = 12
-"""Least characters of a change, which goes on in the next line: it is what the reader typed."""
+"""Minimum width of a change in characters; longer changes are wrapped, not cut, because the user typed them."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
-"""Characters of a category, and of a time with its share."""
+"""Width of a category, and of a time with its share, in characters."""
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
     ("communication not overlapped", "communication_not_overlapped", False),
@@ -74,11 +74,11 @@ CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("idle", "idle", False),
     *((name, f"idle_{cause}", True) for cause, name in IDLE_CAUSES.items()),
 )
-"""(title, field of `Categories`, part of the row above it)."""
+"""Rows of categories: (title, field of `Categories`, whether it is part of the row above)."""
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
-    """Return the stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON representation; see docs/timeline.md."""
     step = step_facts(timeline.step)
     step_keys = {
         key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us", "modules")
@@ -87,10 +87,10 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 
 
 def render(timeline: Timeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
-    """Render changes, categories, critical path, modules and slack; with `everything` also how well the graph fits.
+    """Render changes, categories, critical path, modules and slack; with `everything`, also how well the graph fits.
 
-    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
-    rows that hold most of the time.
+    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
+    show only the rows that account for most of the time.
     """
     changes: list[_Change] = [(change.change, change) for change in timeline.what_if]
     changes += [("all of these", timeline.what_if_together)] if timeline.what_if_together is not None else []
@@ -112,7 +112,7 @@ def render(timeline: Timeline, width: int = 80, *, everything: bool = True, all_
 
 
 def first_lines(timeline: Timeline) -> list[str]:
-    """Return the answer: the step after the changes that were asked for, what bounds it, and how long it idles."""
+    """Return the main results: the step length after the requested changes, what bounds the step, and its idle time."""
     name = trace_name(timeline.source)
     lines = [f"{safe(name)}: {text}" for text in change_texts(timeline)]
     step = timeline.step
@@ -121,7 +121,7 @@ def first_lines(timeline: Timeline) -> list[str]:
 
 
 def _path_line(timeline: Timeline) -> str:
-    """Return what takes most of the critical path: "critical path: aten::mm 18.2 %, host 9.3 %"."""
+    """Return the largest parts of the critical path: "critical path: aten::mm 18.2 %, host 9.3 %"."""
     path, total = timeline.critical_path, sum(part.us for part in timeline.critical_path)
     names = [safe(middle(part.name, PATH_WIDTH)) for part in path[:PATH_NAMED]]
     shown = [f"{name} {share_text(quotient(part.us, total))}" for name, part in zip(names, path, strict=False)]
@@ -129,12 +129,12 @@ def _path_line(timeline: Timeline) -> str:
 
 
 def answer(timeline: Timeline) -> str:
-    """Return the headline: the step after the changes that were asked for, else what bounds it."""
+    """Return the headline: the step length after the requested changes; without changes, what bounds the step."""
     return next(iter(change_texts(timeline)), head_line(timeline))
 
 
 def change_texts(timeline: Timeline | JobTimeline) -> list[str]:
-    """Return a sentence on each of the first changes; one on all of them together comes first."""
+    """Return a sentence on each of the first changes, after a sentence on all changes together if there is one."""
     together = timeline.what_if_together if isinstance(timeline, Timeline) else None
     changes = [*([] if together is None else [together]), *timeline.what_if]
     doubts = timeline.step.doubts if isinstance(timeline, Timeline) and timeline.step.is_untimed else Doubts()
@@ -154,7 +154,7 @@ def change_text(change: WhatIf | JobChange, step_us: float) -> str:
 
 
 def head_line(timeline: Timeline) -> str:
-    """Return the verdict: what bounds the step."""
+    """Return the verdict on what bounds the step, and how much of it is predicted on invented sizes or not at all."""
     invented = max((soc.invented_share for soc in timeline.socs.values()), default=0.0)
     quality = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
     unknown = max((1.0 - soc.predicted_share for soc in timeline.socs.values()), default=0.0)
@@ -174,7 +174,7 @@ def head_facts(timeline: Timeline) -> list[Fact]:
 
 
 def graph_text(timeline: Timeline) -> str:
-    """Return how well the graph explains the recording, and its contents."""
+    """Return how well the graph explains the recording, and how many dependencies it has."""
     # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
     other = timeline.other_steps
     typical = f"{100 * timeline.structure_error_typical:+.1f} % with median latencies"
@@ -188,7 +188,7 @@ def graph_text(timeline: Timeline) -> str:
 
 
 def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what: str) -> str:
-    """Return the step length with measured calls; "" if none was measured."""
+    """Return the step length with measured instead of recorded call times; "" if nothing was measured."""
     if step_us is None:
         return ""
     return (
@@ -197,14 +197,14 @@ def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what:
 
 
 def edges_text(timeline: Timeline | JobTimeline) -> str:
-    """Return how many dependencies were recorded, and how many were not."""
+    """Return how many dependencies were recorded, and how many were inferred."""
     edges = timeline.edges.values()
     recorded, inferred = sum(edge.recorded for edge in edges), sum(edge.inferred for edge in edges)
     return f"{recorded:,} recorded, {inferred:,} inferred from times"
 
 
 def memory_text(memory: MemoryUse) -> str:
-    """Return the peak memory or its range, and whether it fits each simulated device."""
+    """Return the peak memory or its range, and whether it fits on each simulated device."""
     where = "device" if memory.on_device else "host"
     if memory.low_bytes is None:
         at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
@@ -219,7 +219,7 @@ def memory_text(memory: MemoryUse) -> str:
 
 
 class _Clock(msgspec.Struct, frozen=True):
-    """The recorded step, or a device's step: its times and their sum."""
+    """The recorded step or a simulated device's step: name, time by category, and total."""
 
     name: str
     times: Categories
@@ -227,11 +227,11 @@ class _Clock(msgspec.Struct, frozen=True):
 
 
 _Category = tuple[str, str, bool]
-"""A row of `CATEGORY_ROWS`; field "" is the whole step."""
+"""A row of `CATEGORY_ROWS`; if the field is "", the row is the whole step."""
 
 
 def _categories(timeline: Timeline, width: int) -> Table[_Category]:
-    """Return the table of categories; if the terminal is too narrow, shares are left out, not cut."""
+    """Return the table of categories; if the terminal is too narrow, shares are left out rather than cut off."""
     clocks = [_Clock("recorded", timeline.categories_us, timeline.recorded_step_us)]
     clocks += [_Clock(name, simulated.categories_us, simulated.step_us) for name, simulated in timeline.socs.items()]
 
@@ -275,7 +275,7 @@ def _socs(timeline: Timeline) -> Table[tuple[str, SocStep]]:
 
 
 def band_text(step: SocStep) -> str:
-    """Return the 80 % band; if little of the compute time is predicted, a text that says so instead."""
+    """Return the 80 % band; a note instead if too little of the compute time is predicted."""
     if step.low_us is not None and step.high_us is not None:
         return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     if not step.computing_predicted_share:
@@ -284,7 +284,7 @@ def band_text(step: SocStep) -> str:
 
 
 def path_table(timeline: Timeline) -> Table[PathPart]:
-    """Return what the step waited for, most time first."""
+    """Return the parts of the critical path, most time first."""
     total = sum(part.us for part in timeline.critical_path)
     columns = [
         Column[PathPart]("critical path", lambda part: part.name, form="name"),
@@ -297,7 +297,7 @@ def path_table(timeline: Timeline) -> Table[PathPart]:
 
 
 def modules_table(timeline: Timeline) -> Table[ModuleTime]:
-    """Return the tree of modules; modules with little time are left out with all their children."""
+    """Return the tree of modules; a module with little time is left out together with all its children."""
     device_us, step_us = timeline.step.device_sum_us, timeline.step.window.step_us
     column = Column[ModuleTime]
     columns = [
@@ -323,7 +323,7 @@ def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: floa
 
 
 def _with_themselves(modules: Sequence[ModuleTime]) -> Iterator[ModuleTime]:
-    """Yield the modules; each module that calls others is followed by a row of its self time."""
+    """Yield the modules; a module with children is followed by a row for its self time."""
     for at, module in enumerate(modules):
         yield module
         below = list(takewhile(lambda other, depth=module.depth: other.depth > depth, modules[at + 1 :]))
@@ -346,7 +346,7 @@ def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[s
 
 
 def slack_table(timeline: Timeline) -> Table[Slack]:
-    """Return the work off the critical path, and how much longer it could take."""
+    """Return the work off the critical path, with its slack."""
     column = Column[Slack]
     columns = [
         column("off the path", lambda slack: slack.name, form="name"),
@@ -360,7 +360,7 @@ _Change = tuple[str, "WhatIf | JobChange"]
 
 
 def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Iterable[str]) -> Table[_Change]:
-    """Return the step length after changes, also on each simulated device."""
+    """Return the step length after each change, also on each simulated device."""
     column = Column[_Change]
     columns = [
         column(title, lambda row: row[0], form="fold"),
@@ -382,7 +382,7 @@ def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Ite
 
 
 def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
-    """Return the step length, the gain, and its share; a text if the change matches nothing here."""
+    """Return the step length, the gain and its share of the step; "no match" if the change matches nothing."""
     if not change.matched:
         return "no match", DASH, DASH
     return (
@@ -393,7 +393,7 @@ def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, st
 
 
 def note_lines(timeline: Timeline) -> list[str]:
-    """Return notes needed to trust the numbers, one line each."""
+    """Return the notes needed to trust the numbers, one line each."""
     lines = [*timeline.notes, *of_devices(timeline.socs)]
     lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
     lines += [*of_changes(timeline.what_if), *_of_all_changes(timeline)]
@@ -405,7 +405,7 @@ def note_lines(timeline: Timeline) -> list[str]:
 
 
 def decisive_lines(timeline: Timeline) -> list[str]:
-    """Return the notes that may change a decision: not facts common to every step, nor how memory was counted."""
+    """Return the notes that may change a decision, without facts common to every step and notes on memory."""
     return [
         *timeline.notes,
         *of_changes(timeline.what_if),
@@ -415,7 +415,7 @@ def decisive_lines(timeline: Timeline) -> list[str]:
 
 
 def _of_all_changes(timeline: Timeline) -> list[str]:
-    """Return the assumptions of all changes together that none of them has alone."""
+    """Return the assumptions of all changes combined that no single change makes."""
     alone = {note for change in timeline.what_if for note in change.assumptions}
     together = timeline.what_if_together
     notes = () if together is None else dict.fromkeys(together.assumptions)
@@ -428,7 +428,7 @@ def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:
 
 
 def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
-    """Return notes on simulated devices, each once with the devices that it applies to."""
+    """Return the notes on simulated devices; each note is listed once, with the devices that it applies to."""
     which: dict[str, list[str]] = {}
     for name, soc in socs.items():
         for note in soc.notes:
@@ -437,5 +437,5 @@ def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
 
 
 def telling(lines: Sequence[str]) -> list[str]:
-    """Return notes on devices without notes common to every step."""
+    """Return the notes on devices, without the notes common to every step."""
     return [line for line in lines if not line.partition(": ")[2].startswith(ASSUMED)]

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Timelines of a step as Chrome trace events, written as a stream: recorded, simulated, of several ranks.
+"""Timelines of a step as Chrome trace events, written as a stream: recorded, simulated, or of several ranks.
 
-Opens in ui.perfetto.dev and chrome://tracing. One process for the recording and one for each simulated device, or one
-for each rank, all from the same zero; arrows lead from launches to what they launch.
+The files open in ui.perfetto.dev and chrome://tracing. There is one process for the recording and one per simulated
+device, or one per rank; all share the same zero. Arrows lead from launches to the launched tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One timeline: a graph with the times of its nodes, µs after the common zero."""
+    """One timeline: a graph with the start and end times of its nodes, in µs from the common zero."""
 
     title: str
     graph: StepGraph
@@ -40,13 +40,13 @@ class Process:
     start_us: Floats
     end_us: Floats
     predicted: Predicted | None = None
-    """Predictions that the times come from."""
+    """Predictions from which the times were computed."""
     critical: frozenset[int] = frozenset()
-    """Nodes on the critical path, where it is known."""
+    """Nodes on the critical path; empty if it is unknown."""
 
 
 def processes(study: Study) -> list[Process]:
-    """Return the recording, the step with measured times, then each simulated device."""
+    """Return the recording, the step with measured times if there are any, and each simulated device."""
     graph, names = study.graph, study.names
     out = [_recorded("recorded", graph, names, 0.0, _critical(graph, study.schedule))]
     if study.measured is not None:
@@ -88,7 +88,7 @@ def _recorded(
 
 
 def write_json(stream_events: Iterable[Event], stream: BinaryIO) -> int:
-    """Write events as Chrome's JSON; return their number."""
+    """Write events in Chrome's JSON format, and return the number of events."""
     stream.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
     count = 0
     for event in stream_events:
@@ -105,9 +105,9 @@ def write(
     force: bool = False,
     write_events: Callable[[Iterable[Event], BinaryIO], int] = write_json,
 ) -> int:
-    """Write timelines to a file, compressed if its name ends with .gz; return the number from `write_events`.
+    """Write timelines to a file, compressed if its name ends with .gz; return the count from `write_events`.
 
-    Raises FileExistsError for an existing file without `force`.
+    Raises FileExistsError if the file exists and `force` is off.
     """
     with open(path, "wb" if force else "xb") as raw:
         if path.name.lower().endswith(".gz"):
@@ -154,7 +154,7 @@ def _process(process: Process, pid: int) -> Iterator[Event]:
 
 
 def host_slices(process: Process, node: int, start: float, end: float) -> Iterator[tuple[float, float, str]]:
-    """Yield (start, end, name) of intervals of one op each, `PYTHON` between ops."""
+    """Yield (start, end, name) of the intervals in a host node: the name of an op, or `PYTHON` between ops."""
     graph = process.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
@@ -169,7 +169,7 @@ def host_slices(process: Process, node: int, start: float, end: float) -> Iterat
 
 
 def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
-    """Return the facts of one task's prediction."""
+    """Return the prediction of one task: time by kernel family, and the band."""
     families = {name: float(us[node]) for name, us in predicted.families.items() if us[node] > 0.0}
     if not families:
         return {"prediction": "none: as recorded"}
@@ -187,7 +187,7 @@ def _slice(pid: int, tid: int, start_us: float, dur_us: float, name: str, kind: 
 
 
 def _arrow(pid: int, node: int, tid: int, at_us: float) -> Event:
-    """Return one end of the arrow to a launched task."""
+    """Return one end of the flow arrow to a launched task."""
     return {"id": f"{pid}.{node}", "pid": pid, "tid": tid, "ts": at_us, "name": "launch", "cat": "launch"}
 
 

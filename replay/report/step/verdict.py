@@ -1,5 +1,5 @@
 # pyright: strict
-"""The step summary in every command: the verdict in a sentence, the step in a few rows, and both as JSON."""
+"""The step summary used by every command: the verdict as a sentence, the step in a few rows, and both as JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from opreplay.traces.losses import copies_text, without_copies
 _HOST_ALONE = "On the host alone"
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
-"""Share of the step from which a cause is named."""
+"""Minimum share of the step for a cause to be reported."""
 _LEAST_NAMED = 0.2
-"""Share of the idle time that a function must take to be named."""
+"""Minimum share of the idle time for a function to be named."""
 _NAMED = 0.3
-"""Share of the Python time from which the verdict names one function."""
+"""Minimum share of the Python time for the verdict to name a function."""
 _UNEVEN = 1.25
-"""Steps of one trace that differ by more than this have something to be told."""
+"""Minimum ratio of the longest to the shortest step of a trace for which both lengths are shown."""
 
 
 def verdict(step: StepReport) -> str:
-    """Return a sentence on what bounds the step, with its length on simulated devices."""
+    """Return a sentence on what bounds the step, and its length on simulated devices."""
     step_us = step.window.step_us
     took = f"{time_text(step_us)} {'a step' if step.marked else 'in all (the trace marks no steps)'}"
     device = f"the {step.accelerator}"
@@ -66,7 +66,7 @@ def verdict(step: StepReport) -> str:
 
 
 def named(name: str, text: str) -> str:
-    """Return a verdict that begins with the name of its trace: "step_7 is host-bound: the GPU idles 53.2 % of ..."."""
+    """Prefix a verdict with the name of its trace: "step_7 is host-bound: the GPU idles 53.2 % of ..."."""
     bound, _, rest = text.partition(": ")
     if rest and bound.endswith("-bound"):
         return f"{safe(name)} is {bound.lower()}: {rest}"
@@ -88,7 +88,7 @@ def _us(named_time: tuple[str, float]) -> float:
 
 
 def named_function(step: StepReport) -> PythonTime | None:
-    """Return the Python function that a step waits for longest; None if it is short, or others matter as much."""
+    """Return the Python function that the step waits for longest; None if it is short or others matter as much."""
     if step.bound not in ("host", "host alone") or not step.python or _lost_device_work(step) or step.is_untimed:
         return None
     (first, us), function = step.largest[0], step.python[0]
@@ -101,7 +101,7 @@ def _function(function: PythonTime) -> str:
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
-    """Return how many launches of the step lack their kernel; empty if none does."""
+    """Return how many launches of the step have no recorded kernel; nothing if all have one."""
     without = step.launches_without_kernel
     have = "has" if without == 1 else "have"
     # Where ids collide, kernels are recorded that nobody knows the launch of.
@@ -110,12 +110,12 @@ def _lost_kernels(step: StepReport) -> list[str]:
 
 
 def _lost_device_work(step: StepReport) -> bool:
-    """Check whether a step without device work may have had some, for which the host may have waited."""
+    """Check whether a step without recorded device work may have had device work that the host waited for."""
     return step.bound == "host alone" and bool(without_copies(step.losses) or step.launches_without_kernel)
 
 
 def _lost(step: StepReport) -> str:
-    """Return a note that the step is the rest of a damaged trace."""
+    """Return a note on the events that a damaged trace lost or holds twice; "" if there are none."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
     lost = f" What could not be read is left out: {reasons}." if reasons else ""
     copies = copies_text(step.losses)
@@ -123,14 +123,14 @@ def _lost(step: StepReport) -> str:
 
 
 def _of_process(step: StepReport) -> str:
-    """Return which process of a merged file the step belongs to, and how to see another."""
+    """Return which process of a merged file the step belongs to, and how to select another."""
     if step.process is None or step.processes < 2:
         return ""
     return f" This is process {safe(step.process)}, one of {step.processes:,} in the file: --process takes another."
 
 
 def _largest(step: StepReport) -> str:
-    """Return the host work that the step waited for, if the step is host-bound."""
+    """Return the host work that a host-bound step waited for; "" if the step is not host-bound."""
     if step.bound not in ("host", "host alone") or _lost_device_work(step) or step.is_untimed:
         return ""
     if step.bound == "host" and named_function(step) is not None:
@@ -148,11 +148,14 @@ def _largest(step: StepReport) -> str:
 
 
 NARROW = 0.1
-"""Width of a band, as a share of the step, that no kernel has: most of the step is not predicted, but as recorded."""
+"""Width of a band, as a share of the step, below which most of the step must be copied from the recording.
+
+No kernel prediction has such a narrow band.
+"""
 
 
 def soc_text(step: StepOnDevice, report: StepReport) -> str:
-    """Return the step on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
+    """Return the step length on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
     step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
@@ -169,12 +172,12 @@ def soc_text(step: StepOnDevice, report: StepReport) -> str:
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:
-    """Return the `step` object of every JSON form."""
+    """Return the `step` object of every JSON output."""
     return {"verdict": verdict(step), **msgspec.to_builtins(step)}
 
 
 def step_rows(step: StepReport) -> list[Fact]:
-    """Return the step in a few rows: its lengths, device activities, and how much of them is known."""
+    """Return the step as a few rows: its lengths, the device's activities, and how much of them is known."""
     window = step.window
     step_us = window.step_us
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
@@ -195,7 +198,7 @@ def step_rows(step: StepReport) -> list[Fact]:
 
 
 def page_facts(step: StepReport, line: str) -> list[tuple[str, str]]:
-    """Return the same rows for the summary of a page with the verdict as headline, plus the original headline."""
+    """Return the step's rows for a page with the verdict as headline, after a row with the given coverage line."""
     return [("coverage", line), *((name, text) for name, text, _ in step_rows(step))]
 
 
@@ -204,7 +207,7 @@ def _share(us: float, step_us: float) -> str:
 
 
 def _chosen(step: StepReport) -> str:
-    """Return which of the marked steps it is; "" if none is marked."""
+    """Return which of the marked steps was chosen; "" if no step is marked."""
     if not step.marked:
         return ""
     text = f" for {safe(middle(step.name, _NAME_WIDTH))}"
@@ -220,7 +223,7 @@ def _is_uneven(step: StepReport) -> bool:
 
 
 def _which(step: StepReport) -> str:
-    """Return how the step was chosen: by its length among the steps with work."""
+    """Return how the step was chosen: by median length among the steps with work."""
     work = "ops" if step.bound == "host alone" else "device work"
     if step.steps_with_work in (0, step.steps):
         return f"the one of median length of {step.steps:,}"
@@ -230,7 +233,7 @@ def _which(step: StepReport) -> str:
 
 
 def _known(step: StepReport) -> str:
-    """Return how much of the critical path is copied from the recording."""
+    """Return how much of the critical path is copied from the recording or unexplained."""
     parts = [f"{share_text(step.copied_host_share)} of the critical path is host time, as recorded"]
     if step.unknown_wait_us >= _LEAST_SHARE * step.window.step_us:
         parts.append(f"{time_text(step.unknown_wait_us)} of waits that nothing explains")

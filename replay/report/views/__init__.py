@@ -1,2 +1,2 @@
 # pyright: strict
-"""Views of all other library values."""
+"""Views of all other values of the library."""

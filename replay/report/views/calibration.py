@@ -22,9 +22,9 @@ from opreplay.replay.report.views.validation import errors_facts
 
 _Row = tuple[str, Errors, Errors]
 MOST_CONTRADICTED = 5
-"""Calls that are named as contradicted by the others."""
+"""Maximum number of calls listed as contradicted by the others."""
 FEW = 12
-"""Kernels below which figures say little."""
+"""Number of kernels below which errors are not meaningful."""
 
 
 def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
@@ -35,14 +35,14 @@ def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
 
 
 def view(recalibration: Recalibration, *, output: str) -> View:
-    """Return the result of a calibration in every output format; `output`: the new device file."""
+    """Return the result of a calibration in every output format; `output` is the new device file."""
     return View(
         render=lambda width: render(recalibration, output=output), facts=lambda: facts(recalibration, output=output)
     )
 
 
 def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
-    """Return the whole report: "before", "after_held_out" (None if nothing could be held out), "after_seen"."""
+    """Return the whole report: "before", "after_held_out" (None if no kernels could be held out), "after_seen"."""
     return {
         "output": output,
         "device": recalibration.before.name,
@@ -55,7 +55,7 @@ def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
 
 
 def verdict(recalibration: Recalibration) -> str:
-    """Return one sentence on what was done."""
+    """Return one sentence on whether constants were changed, and how that was validated."""
     if not recalibration.caution:
         return "nothing was moved: no fit predicted kernels it had not seen better than the device does already"
     if not recalibration.compared_held_out:
@@ -64,7 +64,7 @@ def verdict(recalibration: Recalibration) -> str:
 
 
 def render(recalibration: Recalibration, *, output: str) -> RenderableType:
-    """Render median error and time-weighted error by kernel type, before and after, in percent."""
+    """Render median error and time-weighted error by kernel type in percent, before and after calibration."""
     after = recalibration.compared_held_out or recalibration.compared_after
     late = errors_by_type(after)
     rows: list[_Row] = [
@@ -96,7 +96,7 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
 
 
 def view_of_calls(fit: OwnFit, *, output: str) -> View:
-    """Return the result of a calibration to measured calls in every output format; `output`: the new device file."""
+    """Return the result of a calibration to measured calls in every output format; `output` is the new device file."""
     return View(
         render=lambda width: render_calls(fit, output=output, width=width),
         facts=lambda: facts_of_calls(fit, output=output),
@@ -104,7 +104,7 @@ def view_of_calls(fit: OwnFit, *, output: str) -> View:
 
 
 def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
-    """Return the whole report; errors are fractions, and `held_out_error` is of calls predicted from the others."""
+    """Return the whole report; errors are fractions, and `held_out_error` is for calls predicted from the others."""
     return {
         "output": output,
         "device": fit.before.name,
@@ -125,7 +125,7 @@ def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
 
 
 def _contradicted(errors: Sequence[OwnError]) -> list[Text]:
-    """Name the calls that the others contradict, that with the largest error first."""
+    """Return lines on the calls that the other calls contradict, largest error first."""
     off = sorted((error for error in errors if error.contradicted), key=lambda error: -abs(error.held_out))
     lines = [
         f"{safe(error.row.call)}, {error.row.l2}: measured {exp(error.held_out):.3g}x what the other calls say"
@@ -150,7 +150,7 @@ _WORSE = (
 
 
 def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
-    """Render a line for each measured op: its factor, and errors before and when predicted from the other calls."""
+    """Render a line per measured op: its factor, its errors before, and when predicted from other calls."""
     by_op: dict[str, list[OwnError]] = {}
     for error in fit.errors:
         by_op.setdefault(error.row.call.partition("(")[0], []).append(error)

@@ -44,29 +44,29 @@ from opreplay.replay.timeline.flames import compared_frames, frames_of
 from opreplay.traces.sums import summed
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
-"""Verdicts that are listed; ops that stayed the same are counted, and most that are unclear."""
+"""Verdicts that are listed; ops with no change and most unclear ops are only counted."""
 ALONE = 1 / 3
-"""With a larger share of ops on one side only, it is said what that may come from."""
+"""Minimum share of ops on one side only for which possible causes are listed."""
 LARGE_RATIO, MOST_UNCLEAR = 2.0, 5
-"""Of the ops that are unclear the heaviest are listed, if so many times as long or short."""
+"""Minimum ratio (or inverse ratio) and maximum number of unclear ops that are listed, most time first."""
 WAYS = 4
-"""Notes on ops that were judged which are counted below."""
+"""Maximum number of different notes on judged ops that are listed with counts."""
 LISTED_SHARE, MOST_ROWS = 0.95, 10
-"""Of two traces, the ops are listed that make up so much of all changes, at most so many."""
+"""For two traces: share of all changes that the listed ops account for, and maximum number of listed ops."""
 LEAST_PART = 0.01
-"""Share of the step from which one of its parts has a row."""
+"""Minimum share of the step for a part of it to get a row."""
 NAME_WIDTH = 30
-"""Of a trace's name in the first line."""
+"""Maximum length of a trace's name in the first line, in characters."""
 MORE_CALLS = 0.02
-"""Change of the calls of the typical op from which two recordings without steps are said to differ in length."""
+"""Minimum relative change of a typical op's calls for which recordings without steps differ in length."""
 MOSTLY_ALIKE = 0.5
-"""Share of a recording's time in ops that the other has too, below which it is said."""
+"""Share of a recording's time in ops that both sides have; a note reports a smaller share."""
 WORD_FROM = 0.005
-"""Change from which the first line says "slower" or "faster"."""
+"""Minimum relative change for which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 NO_STEPS = StepChange()
 IDLE = "idle "
-"""How the names of a step's parts begin in which the device is idle."""
+"""Prefix of the names of a step's idle parts."""
 
 
 def view(
@@ -76,8 +76,9 @@ def view(
     everything: bool = False,
     verdicts: Mapping[str, object] | None = None,
 ) -> View:
-    """Return a comparison in every output format; `steps` are those of the sides that are traces, `verdicts` additional
-    values for JSON.
+    """Return a comparison in every output format.
+
+    `steps` are the steps of the sides that are traces; `verdicts` holds additional values for JSON.
     """
     return View(
         lines=head_lines(comparison, steps),
@@ -99,7 +100,10 @@ def view(
 
 
 def headline(comparison: Comparison, steps: StepChange) -> str:
-    """Return the ratio of the steps of two traces, else of all recorded time; for other comparisons the first line."""
+    """Return the ratio of the steps of two traces or, without known steps, of all recorded time.
+
+    For other comparisons, return `first_line`.
+    """
     sides = comparison.sides
     if sides is None or comparison.paired is None:
         return first_line(comparison)
@@ -127,13 +131,13 @@ def _word(ratio: float | None) -> str:
 
 
 def _clock(comparison: Comparison) -> str:
-    """Return "device" or "host": whose times the ops of two traces have; "" if the sides differ."""
+    """Return the clock of the op times of two traces: "device" or "host", or "recorded" if the sides differ."""
     clocks = {side.clock for side in comparison.sides or ()}
     return str(clocks.pop()) if clocks in ({"device"}, {"host"}) else "recorded"
 
 
 def head_lines(comparison: Comparison, steps: StepChange) -> list[str]:
-    """Return the answer, then how it was obtained and what bounds the step on each side."""
+    """Return the main result, how it was obtained, and what bounds the step on each side."""
     if comparison.paired is None or comparison.sides is None:
         bounds = [f"{which}: {verdict(step)}" for which, step in steps.reports.items() if step.marked]
         return [first_line(comparison), *bounds, *side_lines(comparison)]
@@ -150,7 +154,7 @@ def head_lines(comparison: Comparison, steps: StepChange) -> list[str]:
 
 
 def paired_line(comparison: Comparison, steps: StepChange) -> str:
-    """Return which steps were compared, and how far they vary."""
+    """Return which steps were compared, and how much they vary."""
     if not steps.is_known:
         host = any(side.clock == "host" for side in comparison.sides or ())
         why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are not known"
@@ -171,13 +175,13 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
 
 
 def _calls_ratio(comparison: Comparison) -> float:
-    """Return how many times as often the typical op was called after; 1 where no op is on both sides."""
+    """Return the median ratio of an op's calls after to its calls before; 1 if no op is on both sides."""
     calls = [op.after_calls / op.before_calls for op in comparison.ops if op.before_calls and op.after_calls]
     return statistics.median(calls) if calls else 1.0
 
 
 def _little_in_common(comparison: Comparison) -> str:
-    """Return the share of both recordings' time in the same ops where it is small; "" elsewhere."""
+    """Return a note on how little of both recordings' time is in common ops; "" if it is at least half."""
     if comparison.paired != "whole" or comparison.sides is None:
         return ""
     shares = [side.matched_us / side.total_us if side.total_us else 0.0 for side in comparison.sides]
@@ -193,20 +197,20 @@ def _spread_text(steps: Sequence[StepParts]) -> str:
 
 
 def first_line(comparison: Comparison) -> str:
-    """Return "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
+    """Return a line such as "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     compared = counts_line(comparison) + _total(comparison)
     return f"{compared}; {_shared_text(comparison.shared)}" if _is_shared_shown(comparison) else compared
 
 
 def counts_line(comparison: Comparison) -> str:
-    """Return "compared 48 ops: 3 slower, 1 faster, 44 same"."""
+    """Return a line such as "compared 48 ops: 3 slower, 1 faster, 44 same"."""
     judged = comparison.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := comparison.of(verdict))]
     return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}"
 
 
 def _is_shared_shown(comparison: Comparison) -> bool:
-    """Check whether the common change of all ops is large enough to mention."""
+    """Check whether the change common to all ops is large enough to mention."""
     return comparison.shared is not None and not is_within(comparison.shared, LEAST_SHARED)
 
 
@@ -215,7 +219,7 @@ def _shared_text(shared: float | None) -> str:
 
 
 def _total(comparison: Comparison) -> str:
-    """Return the total recorded time if both sides are recorded, with the ops on both sides; else only these ops."""
+    """Return the ratio of total recorded times if both sides are recorded, otherwise of the ops on both sides."""
     if any(not side.is_total_known for side in comparison.sides or ()):
         return "; no total, as device time is not known"
     if comparison.whole is None or comparison.sides is None:
@@ -238,7 +242,7 @@ def _total_of_both(comparison: Comparison) -> str:
 
 
 def side_lines(comparison: Comparison) -> list[str]:
-    """Return what is compared with what, and how much of each side the other also has; none for two runs."""
+    """Return what each side is, and how much of it the other side also has; nothing for two runs."""
     lines: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
@@ -250,7 +254,9 @@ def side_lines(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison, *, everything: bool = False) -> list[OpGroup]:
-    """Return the rows to list: of two traces by their part of the step's change, else by verdict and time gained or
+    """Return the rows to list.
+
+    Rows of two traces are ordered by their contribution to the step's change, other rows by verdict and time gained or
     lost.
     """
     if comparison.paired is not None:
@@ -278,14 +284,15 @@ def _rows_of_steps(comparison: Comparison, *, everything: bool) -> list[OpGroup]
 
 
 def _stands_out(op: OpComparison) -> bool:
-    """Check whether a change that may be random would be a large one."""
+    """Check whether an unclear change would be a large one if it were real."""
     return op.ratio is not None and not 1 / LARGE_RATIO < op.ratio < LARGE_RATIO
 
 
 def detail_of(comparison: Comparison, op: OpComparison) -> str:
-    """Return details that distinguish an op from others of its name, and notes on its row.
+    """Return details that distinguish an op from others of the same name, and notes on its row.
 
-    If the two sides have different kinds of times, every row has the same few notes, which are counted below the table.
+    If the two sides have different kinds of times, every row has the same few notes; these are counted below the table
+    instead.
     """
     if comparison.sides is not None and op.ratio is not None:
         return op.inputs or op.note
@@ -293,9 +300,7 @@ def detail_of(comparison: Comparison, op: OpComparison) -> str:
 
 
 def against_times(comparison: Comparison, op: OpComparison) -> str:
-    """Return a note if a row's two times contradict its verdict because the reference workloads changed more; ""
-    otherwise.
-    """
+    """Return a note if a row's two times contradict its verdict, which is relative to the gauges; otherwise ""."""
     if comparison.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
         return ""
     alone = op.after_us / op.before_us
@@ -305,14 +310,14 @@ def against_times(comparison: Comparison, op: OpComparison) -> str:
 
 
 def precise(ratio: float | None) -> str:
-    """Format a ratio with three decimals below ten, and three digits below 0.1, so that a change of 1 % is visible."""
+    """Format a ratio so that changes of 1 % are visible: three decimals below 10, three digits below 0.1."""
     if ratio is None or not 0.001 <= ratio < 10:
         return ratio_text(ratio, 1.0)
     return f"{ratio:.3f}×" if ratio >= 0.1 else f"{ratio:.3g}×"
 
 
 def interval(op: OpComparison | Total) -> str:
-    """Return "1.08 to 1.13"; empty if there is no interval."""
+    """Return the interval as text, "1.08 to 1.13"; "" if there is no interval."""
     return "" if op.low is None or op.high is None else f"{_bound(op.low)} to {_bound(op.high)}"
 
 
@@ -321,7 +326,7 @@ def _bound(ratio: float) -> str:
 
 
 def level(comparison: Comparison) -> str:
-    """Return the level of the ops' intervals: "80 %" if one side is a prediction."""
+    """Return the confidence level of the ops' intervals, e.g. "80 %" if one side is a prediction."""
     return f"{100 * next((op.level for op in comparison.ops if op.low is not None), 0.95):.0f} %"
 
 
@@ -333,7 +338,7 @@ def _threshold_text(comparison: Comparison) -> str:
 
 
 def _machine_lines(machine: float, method: str) -> list[str]:
-    """Return what the reference workload timed with each sample says about the two runs."""
+    """Return what the reference workload, timed with each sample, says about the machine in the two runs."""
     lines: list[str] = []
     if method == "gauges":
         lines.append(
@@ -356,7 +361,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _method_lines(comparison: Comparison) -> list[str]:
-    """Return the change from which an op counts as slower or faster, and the smallest change that was detectable."""
+    """Return the change from which an op counts as slower or faster, and the smallest detectable change."""
     lines = [_threshold_text(comparison)]
     if comparison.shared is not None:
         lines.append(
@@ -368,7 +373,7 @@ def _method_lines(comparison: Comparison) -> list[str]:
 
 
 def _alone_lines(comparison: Comparison) -> list[str]:
-    """Return a note if many ops of a run are on one side only, with possible causes."""
+    """Return a note with possible causes if many ops of a run are on one side only."""
     runs = comparison.sides is None or any(side.what == "measured" for side in comparison.sides)
     if not runs or comparison.alone_share <= ALONE:
         return []
@@ -407,7 +412,7 @@ def facts(comparison: Comparison, steps: StepChange) -> dict[str, object]:
 
 
 def _step_facts(steps: StepChange) -> dict[str, object] | None:
-    """Return the lengths and parts of the compared steps; None if there are none."""
+    """Return the lengths and parts of the compared steps for JSON; None if there are no known steps."""
     if not steps.is_known:
         return None
     was, now = steps.step_us
@@ -419,16 +424,16 @@ def _step_facts(steps: StepChange) -> dict[str, object] | None:
 
 MOST_REPLACED = 8
 LEAST_SHARED = 0.005
-"""A change of all ops below this share is not told."""
+"""Minimum change common to all ops that is reported, as a share."""
 MAX_ROWS = 50
-"""In Markdown: GitHub takes 65,536 characters for a comment."""
+"""Maximum number of rows in Markdown, because GitHub limits a comment to 65,536 characters."""
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
 MARKS = {"slower": "🔴", "lost": "🔴", "faster": "🟢", "gained": "🟢"}
 _OfOp = Column[OpComparison]
 _OfRow = Column[OpGroup]
 _RATIO = Unit(precise)
 LEAST_CHANGE_US = 1e-3
-"""A smaller change than traces' clocks tell is rounding."""
+"""Minimum change in µs; smaller changes are rounding errors of trace clocks."""
 
 
 def _change_text(us: float | None) -> str:
@@ -453,13 +458,14 @@ _CALLS = _OfRow("count", lambda row: row.op.count, COUNT, style="dim", drop=8)
 
 
 def _per_step(comparison: Comparison) -> str:
-    """Return what the times of an op between two traces are: "device/step", "host/step", "device", ..."""
+    """Return the kind of op times when comparing two traces: "device/step", "host/step", "device", ..."""
     return _clock(comparison) + ("" if comparison.paired == "whole" else "/step")
 
 
 def _times(comparison: Comparison) -> list[_OfRow]:
-    """Return an op's times: between two traces those of all calls of a step, with their change; else those of a
-    call.
+    """Return the time columns of ops.
+
+    For two traces, these are the times of all calls of a step and their change; otherwise the times of one call.
     """
     if comparison.paired is None:
         return [
@@ -475,7 +481,7 @@ def _times(comparison: Comparison) -> list[_OfRow]:
 
 
 def ops_table(comparison: Comparison, *last: _OfRow, everything: bool = False) -> Table[OpGroup]:
-    """Return the ops that changed, or all, with their intervals and the given last columns."""
+    """Return a table of the ops that changed, or of all ops, with their intervals and the given last columns."""
     columns = [
         _VERDICT,
         _OfRow("ratio", lambda row: row.op.ratio, _RATIO, style=_style),
@@ -488,7 +494,7 @@ def ops_table(comparison: Comparison, *last: _OfRow, everything: bool = False) -
 
 
 def _interval_column(comparison: Comparison) -> list[_OfRow]:
-    """Return the column of intervals; none if no op has one."""
+    """Return the column of intervals; no column if no op has an interval."""
     if not any(op.low is not None for op in comparison.ops):
         return []
     return [_OfRow(level(comparison), lambda row: interval(row.op) or DASH, right=True, style="dim", drop=4)]
@@ -503,7 +509,7 @@ _STEP_CALLS = _OfRow("calls", _calls_text, key="calls", right=True, style="dim",
 
 
 def parts_table(steps: StepChange) -> Table[tuple[str, float, float]]:
-    """Return the step, its host time and its device time before and after, then what the device does in it."""
+    """Return the step, its host time and its device time before and after, then the device's activities."""
     column = Column[tuple[str, float, float]]
     columns = [
         column("one step", lambda part: part[0]),
@@ -538,7 +544,7 @@ def _parts(steps: StepChange) -> list[tuple[str, float, float]]:
 
 
 def file_table(comparison: Comparison) -> Table[OpComparison]:
-    """Return one row per op, with all data frame columns; times in microseconds per call."""
+    """Return one row per op, with all data frame columns; times are in microseconds per call."""
     texts = ("id", "name", "inputs", "verdict", "before_kernel", "after_kernel", "note")
     numbers = {"count": COUNT, "before_us": TIME, "after_us": TIME, "ratio": _RATIO, "low": _RATIO, "high": _RATIO}
     numbers |= {"step_change_us": TIME, "before_step_us": TIME, "after_step_us": TIME}
@@ -554,7 +560,7 @@ _RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
 
 
 def page_table(comparison: Comparison) -> Table[OpGroup]:
-    """Return all ops with both their times, sortable on a page."""
+    """Return all ops with their times on both sides, for a sortable table of a page."""
     columns = [
         *(_times(comparison)[:1] if comparison.paired is not None else ()),
         _NAME,
@@ -576,7 +582,7 @@ def page_table(comparison: Comparison) -> Table[OpGroup]:
 
 
 def replaced_table(comparison: Comparison, limit: int | None = None) -> Table[Replaced]:
-    """Return which calls of the earlier step other calls replace."""
+    """Return a table of calls of the step before that were replaced by other calls in the step after."""
     column = Column[Replaced]
     columns = [
         column("in place of others", lambda one: f"{_called(one.before)} → {_called(one.after)}", form="fold"),
@@ -589,7 +595,7 @@ def replaced_table(comparison: Comparison, limit: int | None = None) -> Table[Re
 
 
 def _replaced_file_table(comparison: Comparison) -> Table[Replaced]:
-    """Return all replaced calls, with plain values."""
+    """Return a table of all replaced calls, with plain values."""
     column = Column[Replaced]
     columns = [
         column("before", lambda one: _called(one.before)),
@@ -604,12 +610,12 @@ def _replaced_file_table(comparison: Comparison) -> Table[Replaced]:
 
 
 def _called(names: Sequence[str]) -> str:
-    """Return names as "bmm + _softmax + bmm"."""
+    """Join op names as "bmm + _softmax + bmm"."""
     return " + ".join(safe(name.removeprefix("aten::")) for name in names)
 
 
 def classes_table(comparison: Comparison) -> Table[Any]:
-    """Return totals by class of work; without rows if all is of one class."""
+    """Return the totals by class of work; no rows if there is only one class."""
     columns = [
         Column[Any]("class of work", lambda total: total.name),
         Column[Any]("before", lambda total: total.before_us or None, TIME, key="before_us"),
@@ -621,7 +627,7 @@ def classes_table(comparison: Comparison) -> Table[Any]:
 
 
 def render(comparison: Comparison, steps: StepChange, *, width: int, everything: bool = False) -> RenderableType:
-    """Render the ops that changed, or all, in `width` characters, and notes; the first line is printed before."""
+    """Render the ops that changed, or all ops, and notes in `width` characters; the first lines are not included."""
     if comparison.paired is None:
         op = _OfRow("op", lambda row: OpCell(name=row.op.name, detail=detail_of(comparison, row.op)), OP)
         ops = terminal(ops_table(comparison, op, everything=everything), width)
@@ -644,12 +650,12 @@ FEW_REPLACED = 3
 
 
 def _cell(comparison: Comparison, op: OpComparison, *, inside: bool) -> OpCell:
-    """Return the op of a row; shapes of a combined row stand below it."""
+    """Return the op of a row; `inside` indents a shape that is listed below its combined row."""
     return OpCell(name=f"  {op.name}" if inside else op.name, detail=detail_of(comparison, op))
 
 
 def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[str]:
-    """Return the notes without which the rows above would be misread, and how many others there are."""
+    """Return the notes without which the rows would be misread, and how many other notes there are."""
     every = notes(comparison)
     unclear = ["unclear: "] if any(row.op.verdict == "unclear" for row in listed) else []
     rest = len(by_name(comparison)) - len(listed)
@@ -663,7 +669,7 @@ def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[s
 
 
 def markdown(comparison: Comparison, steps: StepChange, *, everything: bool = False) -> str:
-    """Return the first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
+    """Return a Markdown comparison short enough for a pull request: first line, ops that changed or all, notes."""
     detail = _OfRow("inputs", lambda row: detail_of(comparison, row.op), form="code")
     ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
     marked = _VERDICT.with_text(lambda row: f"{MARKS.get(row.op.verdict, '')} {row.op.verdict}".strip())
@@ -731,7 +737,7 @@ def _fact(line: str) -> tuple[str, str]:
 
 
 def _answers(comparison: Comparison, steps: StepChange) -> tuple[Answer, ...]:
-    """Return the ratio of the steps, else of all recorded time, else of the ops on both sides with its interval."""
+    """Return the ratio of the steps, or of all recorded time, or of the ops on both sides with its interval."""
     if comparison.paired is not None:
         if steps.is_known:
             name, (was, now) = "step, after ÷ before", steps.step_us
@@ -761,7 +767,7 @@ def _totals_us(sides: tuple[Side, Side]) -> tuple[float, float]:
 
 
 def _bars_of_steps(steps: StepChange) -> tuple[Bars, ...]:
-    """Return what the device does in a step on both sides."""
+    """Return the device's activities in a step on both sides as bars; nothing if the steps are unknown."""
     if not steps.is_known:
         return ()
     lengths = ("step", "host, the marked range", "device, tasks added up")
@@ -771,7 +777,7 @@ def _bars_of_steps(steps: StepChange) -> tuple[Bars, ...]:
 
 
 def _flames(steps: StepChange) -> Flames | None:
-    """Return the call stacks of both sides in one figure; None unless both record frames or modules."""
+    """Return the call stacks of both sides in one figure; None unless both sides recorded frames or modules."""
     if len(steps.studies) < 2:
         return None
     before, after = (frames_of(study.names.trace, study.graph) for study in steps.studies.values())
@@ -785,8 +791,9 @@ def _flames(steps: StepChange) -> Flames | None:
 
 
 def _waterfall(comparison: Comparison, steps: StepChange, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
-    """Return the contributions of ops and idle time to the difference of two traces' steps, else of ops to the
-    difference of the sums of all calls.
+    """Return the contributions of ops and idle time to the difference of two traces' steps.
+
+    Without known steps, return the contributions of ops to the difference of the sums of all calls.
     """
     if not steps.is_known or comparison.paired is None:
         title = "From before to after"

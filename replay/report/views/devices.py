@@ -28,7 +28,7 @@ MIB = float(1 << 20)
 
 
 def peak_tflops(device: DeviceProfile, dtype: str) -> float:
-    """Return the peak of the cube cores in 10¹² operations per second: 2 × MAC per cycle per core × cores × clock."""
+    """Return the peak of the cube cores in TFLOP/s: 2 × MACs per cycle per core × cores × clock."""
     return 2 * device.macs_per_cycle[dtype] * device.aic_cores * device.freq_hz / 1e12
 
 
@@ -65,7 +65,7 @@ def view_of_one(device: DeviceProfile) -> View:
 
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
-    """Render one row per device, with as many columns as fit; dropped columns are named below."""
+    """Render one row per device, with as many columns as fit; dropped columns are listed below."""
     n = counts_of(shipped_rows())
     fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
     lines = (
@@ -78,7 +78,7 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 
 def held_lines() -> list[str]:
-    """Return how often the 80 % bands held for calls that were predicted before anything was fitted to them."""
+    """Return how often the 80 % bands were correct for calls that were predicted before anything was fitted to them."""
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
         f"80 % bands held blind, {titles[evidence]}: "
@@ -138,7 +138,7 @@ def file_text(name_or_path: str) -> str:
 
 
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:
-    """Return rates with their sources: the shared model's, or the shipped device's own if it has them."""
+    """Return rates with their sources: the shipped device's own if it has them, otherwise the shared model's."""
     known = canonical_name(device.name)
     of_device = load_file(known).rates if known else {}
     shared = {**load_model().rates, **of_device}
@@ -152,7 +152,7 @@ def _rates(device: DeviceProfile) -> dict[str, Quantity]:
 
 
 def _quantities(items: Iterable[tuple[str, Quantity]]) -> RenderableType:
-    """Render one row per number; sources, which are long and repeat, as footnotes."""
+    """Render one row per number, with sources as footnotes because they are long and repeat."""
     rows = list(items)
     numbers = {source: place for place, source in enumerate(dict.fromkeys(quantity.source for _, quantity in rows), 1)}
     column = Column[tuple[str, Quantity]]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Explains one op of a plan: arguments by name, how it was resolved, and its time on each simulated device."""
+"""Explain one op of a plan: arguments by name, how it was resolved, and its time on each simulated device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOW: dict[str, str] = {
     "reference": "replayed by opreplay's reference implementation, the vendor library is not here",
     "executor": "run by a user's executor",
 }
-"""Text for each way of resolution."""
+"""Resolution method → text."""
 SHARES = (
     "a percentage says how much of the time a pipe makes, not how long it works: pipes work at once, and the longest "
     "hides most of what the others take"
@@ -70,13 +70,14 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 
 
 def _crosses_bus(explanations: Mapping[str, Explanation]) -> bool:
-    """Check whether the op is explained as a copy between host and device, which no written call specifies."""
+    """Check whether the op is explained as a copy between host and device, which the text of a call cannot express."""
     return any(kernel.family == HOST_COPY.name for each in explanations.values() for kernel in each.kernels)
 
 
 def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[str]:
-    """Return the call for `opreplay op` and as plain PyTorch, in lines that must not be wrapped; () if neither is
-    known.
+    """Return the call for `opreplay op` and as plain PyTorch, in lines that must not be wrapped.
+
+    Return no lines if neither is known.
     """
     written = ["", "To measure and predict alone, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
     if _crosses_bus(explanations):
@@ -137,7 +138,7 @@ def _recorded_kernels(kernels: Sequence[RecordedKernel]) -> list[str]:
 
 
 _Note = tuple["ReplayArg | None", str, str]
-"""An argument, or the name of one that the op has not, and what is to be known of it."""
+"""A row of the arguments table: (argument, name, note); the argument is None if the op does not have it."""
 
 
 def _arguments(op: ReplayOp) -> Table[_Note]:
@@ -167,7 +168,7 @@ def _arguments(op: ReplayOp) -> Table[_Note]:
 
 
 def argument_text(arg: ReplayArg) -> str:
-    """Return the value of one argument: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
+    """Return the value of one argument as text: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
     if arg.tensors:
         return ", ".join("None" if meta is None else tensor_text(meta) for meta in arg.tensors)
     if arg.value is None:
@@ -176,7 +177,7 @@ def argument_text(arg: ReplayArg) -> str:
 
 
 def tensor_text(meta: TensorMeta) -> str:
-    """Return "bfloat16[2,3] strides [1,2] offset 8"; with strides if they are known and not contiguous."""
+    """Return "bfloat16[2,3] strides [1,2] offset 8", with strides if they are known and not contiguous."""
     text = f"{meta.dtype}[{','.join(map(str, meta.shape))}]"
     if meta.strides is not None and meta.strides != contiguous_strides(meta.shape):
         text += f" strides [{','.join(map(str, meta.strides))}]"
@@ -184,7 +185,7 @@ def tensor_text(meta: TensorMeta) -> str:
 
 
 def _device(explanation: Explanation) -> list[RenderableType]:
-    """Render one simulated device: the total, the kernels with their terms, and notes."""
+    """Render one simulated device: the total, the kernels with the terms of their times, and notes."""
     total = explanation.simulated
     far = "; extrapolated" if total.extrapolated else ""
     far += f"; {safe(total.no_path)} products are not supported" if total.no_path else ""
@@ -207,7 +208,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
 
 
 def _kernel(kernel: KernelExplanation) -> Text:
-    """Return a kernel with its terms, largest first, its shapes and what bounds it."""
+    """Return a kernel with the terms of its time (largest first), its shapes and what bounds it."""
     prediction = kernel.prediction
     terms = sorted(prediction.terms_us.items(), key=lambda term: -term[1]) if prediction.time_us > 0 else ()
     shares = ", ".join(f"{safe(name)} {share_text(us / prediction.time_us)}" for name, us in terms)

@@ -54,7 +54,7 @@ def slower_than(conditions: Sequence[Condition], ops: Sequence[OpHistory]) -> li
 
 
 def view(ops: Sequence[OpHistory], verdicts: Mapping[str, object]) -> View:
-    """Return a history in every output format; `verdicts`: additional values for JSON."""
+    """Return a history in every output format; `verdicts` holds additional values for JSON."""
     return View(
         lines=[first_line(ops)],
         render=lambda width: render(ops, width=width),
@@ -73,7 +73,7 @@ def first_line(ops: Sequence[OpHistory]) -> str:
 
 
 def notes(ops: Sequence[OpHistory]) -> list[str]:
-    """Return notes on the certainty of changes, and on the machines."""
+    """Return notes on the false alarm rate of changes, and on the machines."""
     machines = list(dict.fromkeys(op.machine_name for op in ops))
     sure = f"of histories without a change about {100 * LEVEL:.0f} % name an op (t-test, all ops together)"
     return [sure, *(f"machine: {safe(name)}" for name in machines)]
@@ -85,7 +85,7 @@ def facts(ops: Sequence[OpHistory]) -> dict[str, object]:
 
 
 def render(ops: Sequence[OpHistory], *, width: int) -> RenderableType:
-    """Render the changes in `width` characters, and notes; the first line is printed before."""
+    """Render the changes and notes in `width` characters; the first line is not included."""
     name = _Col("op", lambda row: OpCell(name=row.op.name, detail=row.op.inputs), OP)
     return Group(*terminal(_table(ops, name), width, rest="--format json has all"), *notes_lines(notes(ops)))
 

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Lists in every output format: the checks of `doctor`, initializers with options, known ops, and plugin
-registrations.
-"""
+"""Lists in every output format: checks of `doctor`, initializers with options, known ops, plugin registrations."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ _LINES = Unit(str, "lines")
 
 
 def _listed(columns: Sequence[Column[Any]], rows: Sequence[Any], facts: Any) -> View:
-    """Return rows as a table that keeps all columns, and their facts for JSON."""
+    """Return rows as a table that drops no columns, and as facts for JSON."""
     return View(render=lambda width: Group(*terminal(Table("List", columns, rows))[1:]), facts=lambda: facts)
 
 
 def checks_view(sections: Mapping[str, Sequence[Check]]) -> View:
-    """Return one row per check, with sections under their titles."""
+    """Return one row per check, grouped by section with the section's title above."""
     rows: list[Check | str] = []
     for title, checks in sections.items():
         rows += [*([""] if rows else []), title, *checks]
@@ -56,7 +54,7 @@ def _mark(row: Check | str) -> str:
 
 
 def initializers_view(rules: Iterable[CustomInit]) -> View:
-    """Return one row per initializer: its options below its purpose, and all its ops."""
+    """Return one row per initializer: its purpose, its options and all its ops."""
     facts = [
         {
             "name": rule.name,
@@ -95,7 +93,7 @@ def _purpose(rule: _Facts) -> list[str]:
 
 
 def built_in_view(ops: Iterable[Row]) -> View:
-    """One row per family: its initializers, its ops and how many have a cost; JSON has the facts of each op."""
+    """Return one row per family: its initializers, its ops, and how many have a cost; JSON lists each op."""
     from opreplay.replay.ops.table import cost_of
 
     facts: list[_Facts] = [

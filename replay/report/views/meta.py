@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of a run on meta tensors for the ops of a plan: a line, a column, a table of problems, JSON."""
+"""Results of running a plan's ops on meta tensors: a line, a column, a table of problems, JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from opreplay.replay.results.records import OpResult
 
 STYLES: dict[str, str] = {"differs": "red", "failed": "red", "no meta kernel": "yellow", "data-dependent": "yellow"}
 SHORT: dict[str, str] = {"no meta kernel": "no kernel", "data-dependent": "data-dep."}
-"""Texts for the narrow column."""
+"""Status → short text for the narrow column."""
 
 
 def counts(results: Sequence[OpResult]) -> dict[MetaStatus, int]:
-    """Return the number of ops for each verdict, all verdicts in order."""
+    """Return the number of ops for each status, with all statuses in order."""
     verdicts = Counter(r.meta.status for r in results if r.meta is not None)
     return {status: verdicts[status] for status in get_args(MetaStatus)}
 
@@ -51,30 +51,33 @@ COLUMN = OpColumn(
     style=lambda r: STYLES.get(_status(r), ""),
     drop=1,
 )
-"""The verdict on each op."""
+"""Column with the status of each op."""
 
 
 def op_cell(result: OpResult) -> OpCell:
-    """Return the op with its arguments; with the problem on meta tensors in their place, like a reason."""
+    """Return the op with its arguments, or with the problem on meta tensors if it has one."""
     if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
         return ops.op_cell(result)
     return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
 
 
 def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
-    """Return one row per verdict other than ok, with unique ops, calls and share, and the affected ops."""
+    """Return one row per status other than ok, with unique ops, calls and share, and the affected ops."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
     totals = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
     return totals_by_kind("on meta tensors", totals)
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:
-    """Return a short text if the verdict says it all, so that ops of one name are counted together."""
+    """Return the op's name, with the detail only if the verdict alone does not say it.
+
+    Without details, ops of one name are counted together.
+    """
     return f"{result.name}: {check.detail}" if check.status in META_WRONG else result.name
 
 
 def facts(results: Sequence[OpResult]) -> dict[str, Any] | None:
-    """Return counts by verdict as JSON-safe values; None if nothing was run on meta tensors."""
+    """Return counts by status as JSON-safe values; None if nothing was run on meta tensors."""
     if all(r.meta is None for r in results):
         return None
     compared = sum(r.meta is not None and r.meta.results_compared > 0 for r in results)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A plan as a table and as JSON: what would run, how, with how many bytes, and the time on a simulated device."""
+"""A plan as a table and as JSON: what would run and how, memory, and the time on a simulated device."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from opreplay.replay.results.records import L2State, OpResult, Summary
 from opreplay.traces.names import trace_name
 
 SCHEMA_VERSION = 1
-"""Of the JSON form. Changes of format: 1 first version."""
+"""Version of the JSON format. History: 1 is the first version."""
 
 
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
-    """Return counts and shares of what would run."""
+    """Return counts and shares of the ops that would run."""
     return summarize(plan, results, wall_s=0.0, interrupted=False)
 
 
@@ -53,7 +53,7 @@ def view(
     everything: bool = True,
     all_rows: bool = True,
 ) -> View:
-    """Return a plan in every output format; `l2`: the cache state assumed in predictions."""
+    """Return a plan in every output format; `l2` is the cache state assumed in predictions."""
     summary = planned_summary(plan, results)
     processes = 1 if where is None else where.processes
     covered = coverage_line(None, results, summary, verb="would replay", processes=processes, selection=plan.selection)
@@ -87,8 +87,8 @@ def render(
 ) -> RenderableType:
     """Render the head, and one row per op with how it would run, in `width` characters; `ranked` numbers rows from 1.
 
-    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
-    rows that hold most of the time.
+    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
+    show only the rows that account for most of the time.
     """
     shown = results if all_rows else results[: rows_that_matter([r.recorded_share for r in results])]
     by_id = {op.id: op for op in plan.ops}
@@ -113,7 +113,7 @@ def render(
 
 
 def unread_notes(unread: Mapping[str, int]) -> list[str]:
-    """Return one note on iteration annotations that could not be parsed."""
+    """Return a note on iteration annotations that could not be parsed; nothing if all could be parsed."""
     if not unread:
         return []
     first, count = next(iter(unread)), sum(unread.values())
@@ -132,7 +132,7 @@ def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *
 
 
 def memory_text(op: ReplayOp) -> str:
-    """Return the bytes of inputs and outputs; with a tilde if the outputs are estimated."""
+    """Return the bytes of inputs and outputs, with a tilde if the outputs are estimated."""
     need = need_of(op)
     return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
 
@@ -149,8 +149,9 @@ def facts(
     where: Where | None = None,
     l2: L2State | None = None,
 ) -> dict[str, Any]:
-    """Return the plan as JSON-safe values; times in microseconds per call. `l2`: the cache state assumed in
-    predictions.
+    """Return the plan as JSON-safe values; times are in microseconds per call.
+
+    `l2` is the cache state assumed in predictions.
     """
     return {
         "schema_version": SCHEMA_VERSION,

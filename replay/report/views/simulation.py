@@ -56,33 +56,33 @@ if TYPE_CHECKING:
     from opreplay.replay.report.page.model import Answer, Page
 
 SCHEMA_VERSION = 1
-"""Of the JSON form. Changes of format: 1 first version."""
+"""Version of the JSON format. History: 1 is the first version."""
 
 MOST_FAMILIES = 12
 MOST_DOUBTS = 3
-"""Suspect rows in the summary of a page."""
+"""Maximum number of suspect rows in the summary of a page."""
 MOST_OPS = 40
 DEVICE_CHARS = 18
 SHARES_SHOWN = 5
-"""Bounds and families of a device on the first screen."""
+"""Maximum number of bounds or kernel families listed per device on the first screen."""
 _OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
-"""Share of the recorded time from which on a total is called that of the step."""
+"""Minimum predicted share of the recorded time for which a total is called the total of the step."""
 MOST_WITH_SHARES = 3
-"""Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
+"""Maximum number of devices whose times and shares fit side by side into 80 columns; more show times only."""
 
 
 _Loss = tuple[ReplayOp, OpStep, float]
-"""An op, its prediction, and how much more time that is than was recorded, all calls."""
+"""(op, its prediction, predicted minus recorded time over all calls)."""
 
 
 def covered(plan: ReplayPlan, step: Step) -> Coverage:
-    """Return how much of the recorded time the predictions of a device cover, by prediction method."""
+    """Return the shares of the recorded time covered by the predictions of a device, by prediction method."""
     return coverage_of(plan, [(op.id, op.simulated) for op in step.ops])
 
 
 def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """Return the first line: how much of the trace is in the totals, and with what confidence.
+    """Return the line on coverage: how much of the trace is in the totals, by prediction method.
 
     "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     """
@@ -90,7 +90,7 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
 
 def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | None) -> list[str]:
-    """Return what the devices would take, what bounds the recorded step, and how much of it is predicted."""
+    """Return the step's time on the devices, what bounds the recorded step, and how much of it is predicted."""
     texts = [_step_text(plan, step, report) for step in steps]
     shown: list[str] = []
     if report is not None and report.marked:
@@ -101,7 +101,7 @@ def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | No
 
 
 def _step_text(plan: ReplayPlan, step: Step, report: StepReport | None) -> str:
-    """Return what a device would take for the step with its gaps, else for all calls added up."""
+    """Return the time of the step with its gaps on a device; without a marked step, the sum of all calls."""
     on_device = report.socs.get(step.device) if report is not None and report.marked else None
     if report is not None and on_device is not None:
         return f"{safe(step.device)} {soc_text(on_device, report)}"
@@ -143,7 +143,7 @@ def facts(
     where: Where | None = None,
     report: StepReport | None = None,
 ) -> dict[str, Any]:
-    """Return everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
+    """Return everything as JSON-safe values; in microseconds, over all calls unless the name says otherwise."""
     coverage = covered(plan, steps[0])
     return {
         "schema_version": SCHEMA_VERSION,
@@ -197,7 +197,7 @@ def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], los
 
 
 def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
-    """Return how well the lowering agrees with the recorded kernels; None if there are no recorded kernel types."""
+    """Return how well the lowering agrees with the recorded kernels; None if no kernel types were recorded."""
     compared = compare_all(plan.ops)
     if not compared:
         return None
@@ -219,8 +219,9 @@ def view(
     report: StepReport | None = None,
     everything: bool = True,
 ) -> View:
-    """Return a simulation in every output format; `report`: the recorded step, which only JSON has if no step is
-    marked.
+    """Return a simulation in every output format.
+
+    `report` is the recorded step; if no step is marked, only JSON has it.
     """
     shown = report if report is not None and report.marked else None
     return View(
@@ -243,7 +244,7 @@ def view(
 
 
 def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[tuple[str, str, float]]:
-    """Return the parts of each device's total."""
+    """Return one row per device and part of its total."""
     rows = [(device, name, us) for device, parts in sums_us.items() for name, us in parts.items()]
     column = Column[tuple[str, str, float]]
     columns = [
@@ -255,7 +256,7 @@ def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[
 
 
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
-    """Return one row per op, with all columns of CSV and data frames; times in microseconds per call."""
+    """Return one row per op, with all columns of CSV and data frames; times are in microseconds per call."""
 
     def recorded(key: str, total_us: Callable[[ReplayOp], float | None]) -> _OfOp:
         return _OfOp(key, lambda op: None if plan.captured else quotient(total_us(op), op.count), TIME)
@@ -273,7 +274,7 @@ def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
 
 
 def _predictions(step: Step) -> list[_OfOp]:
-    """Return the columns of a call's prediction on a device, with keys that end with the device's name."""
+    """Return the columns of a call's prediction on a device; their keys end with the device's name."""
     predictions = {op.id: op.simulated for op in step.ops}
     times, texts = dict.fromkeys(("time_us", "low_us", "high_us"), TIME), ("bound", "confidence", "by", "l2")
     units = {**times, **dict.fromkeys(texts, TEXT), "extrapolated": FLAG}
@@ -296,7 +297,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
-    """Return the time of each part on a device and, if there is room, its share."""
+    """Return the column of each part's time on a device and, if there is room, of its share."""
     of = Column[str]("", lambda name: us[name] / step.total_us if name in us and step.total_us else None, SHARE)
     return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
 
@@ -308,7 +309,7 @@ def _recorded_us(plan: ReplayPlan, step: Step) -> float:
 
 
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
-    """Return one row per device; None is the recording."""
+    """Return one row per device; None stands for the recording."""
     recorded = _recorded_us(plan, steps[0])
     # Where the head names the device, a short word leaves the columns their room.
     name = (plan.device or "recorded") if names_device else "recorded"
@@ -333,7 +334,7 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool
 
 
 def band_text(step: Step) -> str:
-    """Return "1.2 ms to 2.3 ms", or a note that nothing has a band."""
+    """Return the band, "1.2 ms to 2.3 ms", or a note that nothing is predicted."""
     if not step.ops:
         return "nothing of it is predicted"
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
@@ -361,7 +362,7 @@ def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[Rendera
 
 
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
-    """Return whether the peak memory of a captured step fits the device; None for a plan of a trace."""
+    """Return whether the peak memory of a captured step fits on the device; None for a plan made from a trace."""
     if plan.capture is None or step.hbm_bytes is None:
         return None
     peak = plan.capture.peak_bytes
@@ -369,7 +370,7 @@ def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
 
 
 def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType]:
-    """Return one line per device: whether a captured step fits its memory."""
+    """Return one line per device that says whether a captured step fits in its memory."""
     lines: list[RenderableType] = []
     for step in steps:
         if (memory := memory_facts(plan, step)) is not None:
@@ -385,7 +386,7 @@ def _warnings(lines: Iterable[str]) -> list[RenderableType]:
 
 
 def _cut_lines(plan: ReplayPlan) -> list[str]:
-    """Return a note if a captured plan holds only the first calls of its step."""
+    """Return a note if a captured plan contains only the first calls of its step."""
     if not plan.captured or plan.sequence is None or not plan.sequence.cut:
         return []
     calls = len(plan.sequence.calls)
@@ -396,7 +397,7 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
 
 
 def _streaming_line(step: Step) -> str:
-    """Return a note if the step is predicted to stream more than the memory can: an error of the prediction."""
+    """Return a warning that the step is predicted to exceed the peak memory bandwidth: an error of the prediction."""
     return (
         f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of distinct "
         f"tensors in {time_text(step.pass_us)}: {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, while the peak "
@@ -405,7 +406,7 @@ def _streaming_line(step: Step) -> str:
 
 
 def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
-    """Return "910b3, time by bound: vector 23.8 %, l2 23.4 %"; only the largest shares, the tables have all."""
+    """Return the largest shares of the time: "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the tables list all."""
     shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
     rest = f" and {len(times) - len(shown)} more" if len(times) > len(shown) else ""
     shares = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
@@ -413,7 +414,7 @@ def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
 
 
 def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
-    """Return the ops of the plan with the prediction of each, and nothing measured."""
+    """Return the ops of the plan with their predictions, and without measurements."""
     predicted: dict[str, dict[str, Simulated]] = {}
     failed: dict[str, list[str]] = {}
     for step in steps:
@@ -433,7 +434,7 @@ def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
 
 
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
-    """Return the source of the cache state; nothing for a plan without an order of calls."""
+    """Return what caches are assumed to contain, and why; nothing if the plan has no order of calls."""
     if l2 != "sequence":
         contents = HELD[l2]
         return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
@@ -447,7 +448,7 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """Return what the totals are sums of: "the step" only if they cover nearly all of its recorded time."""
+    """Return what the totals sum up: "the step" only if they cover nearly all of its recorded time."""
     if plan.captured and plan.sequence is not None and plan.sequence.cut:
         calls = len(plan.sequence.calls)
         return f"sum of the first\n{share_text(quotient(calls, calls + plan.sequence.cut))} of the calls"
@@ -470,10 +471,9 @@ def render(
     report: StepReport | None = None,
     everything: bool = True,
 ) -> RenderableType:
-    """Render the recording, totals with bands, time by bound and by kernel family, and the largest losses on each
-    device.
+    """Render the recording, totals with bands, time by bound and by kernel family, and the largest losses per device.
 
-    Without `everything` only the largest parts, and the number of notes.
+    Without `everything`, show only the largest parts, and the number of notes.
     """
     results = results_of(plan, steps)
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
@@ -599,7 +599,7 @@ def _rough_text(plan: ReplayPlan, step: Step) -> str:
 
 
 def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:
-    """Return the total of all calls, if no step is marked, compared with the recorded time of the predicted ops."""
+    """Return the total of all calls on each device, compared with the recorded time of the predicted ops."""
     from opreplay.replay.report.page.parts import answer
 
     recorded = {op.id: op.recorded.device_us_total or op.recorded.host_us_total for op in plan.ops}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The contents of a trace as terminal text: the view of `inspect`."""
+"""The contents of a trace as terminal text, for `inspect`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ BATCHES_SHOWN = 12
 CATEGORIES_SHOWN = 12
 CLASSES_SHOWN = 8
 LEAST_CLASS = 0.001
-"""Share from which a class of work is named."""
+"""Minimum share for a class of work to be listed."""
 LEAST_NAMED = 0.01
-"""The same in the first lines."""
+"""Minimum share for a class of work to be listed in the first lines."""
 DEVICES_SHOWN = 8
 
 
 def view(summary: TraceSummary, step: StepReport | None, *, everything: bool = True, all_rows: bool = True) -> View:
-    """Return a trace's contents in every output format; `step`: the recorded one, only in JSON if no step is marked."""
+    """Return a trace's contents in every output format.
+
+    `step` is the recorded step; if no step is marked, only JSON has it.
+    """
     shown = step if step is not None and step.marked else None
     return View(
         lines=first_lines(summary, shown),
@@ -64,7 +67,7 @@ def view(summary: TraceSummary, step: StepReport | None, *, everything: bool = T
 
 
 def first_lines(summary: TraceSummary, step: StepReport | None) -> list[str]:
-    """Return what bounds the step, or how busy the device was if no step is marked; classes of work; what ops need."""
+    """Return what bounds the step, or how busy the device was if none is marked; classes of work; metadata level."""
     name, work = trace_name(summary.path), _work(summary, LEAST_NAMED)
     if step is not None:
         lines = [named(name, verdict(step)), idle_line(step)]
@@ -83,7 +86,7 @@ def render(
     everything: bool = True,
     all_rows: bool = True,
 ) -> RenderableType:
-    """Render the ops with the most device time; with `everything` facts of the file, annotations and categories."""
+    """Render the kernels or ops with the most time; with `everything`, also facts of the file and event categories."""
     facts = _facts(summary, step)
     parts: list[RenderableType] = [facts_grid(facts if everything else warnings_of(facts))]
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
@@ -104,7 +107,7 @@ def render(
 def _section(
     title: str, table: AnyTable, width: int, limit: int | None = None, *, all_rows: bool = True
 ) -> list[RenderableType]:
-    """Return the table under its title; nothing without rows."""
+    """Return the table under its title; nothing if it has no rows."""
     parts = terminal(table, width, limit=limit, all_rows=all_rows)
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
@@ -149,7 +152,7 @@ PROCESSES_SHOWN = 8
 
 
 def _processes(merged: MergedProcesses | None) -> str:
-    """Return "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one"."""
+    """Return the processes of a merged file: "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one"."""
     if merged is None:
         return ""
     shown = [
@@ -209,12 +212,12 @@ def _busy(device: DeviceBusy, devices: int) -> str:
 
 
 def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
-    """Return the devices whose busy time is shown: none if it cannot be determined."""
+    """Return the devices whose busy time is shown; none if busy times cannot be determined."""
     return () if summary.doubts.untimed else summary.busy[:DEVICES_SHOWN]
 
 
 def _work(summary: TraceSummary, least: float = LEAST_CLASS) -> str:
-    """Return classes of work with at least this share, largest first."""
+    """Return the classes of work whose share is at least `least`, largest first."""
     shown = [row for row in summary.work if row.share >= least][:CLASSES_SHOWN]
     return ", ".join(f"{row.name} {share_text(row.share)}" for row in shown)
 
@@ -277,9 +280,7 @@ def _top_kernels(summary: TraceSummary) -> Table[Row]:
 
 
 def _batches(summary: TraceSummary) -> Table[BatchSummary]:
-    """Return, for each batch of one iteration: sequences, new tokens and seen tokens; then the times of all
-    together.
-    """
+    """Return one row per kind of batch: iterations, sequences, new and previously seen tokens, total times."""
     column = Column[BatchSummary]
     columns = [
         column("count", lambda batch: batch.iterations, COUNT),

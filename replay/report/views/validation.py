@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicted against measured kernels, as tables and as JSON; computes nothing."""
+"""Predicted against measured kernels, as tables and as JSON; does not compute errors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WIDEST_SHAPES = 48
 
 
 def errors_facts(errors: Errors) -> dict[str, float | int | None]:
-    """Return the errors of one set of kernels as fractions; None for errors that no kernel has."""
+    """Return the errors of one set of kernels as fractions; None for errors that are not defined."""
     named = {name: getattr(errors, name) for name in Errors.__struct_fields__}
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in named.items()}
 
 
 def figures_facts(figures: Figures) -> dict[str, Any]:
-    """Return `overall` and `families`."""
+    """Return the errors as `overall` and `families`."""
     return {
         "overall": errors_facts(figures.overall),
         "families": {name: errors_facts(errors) for name, errors in figures.families.items()},
@@ -43,7 +43,7 @@ def worst_kernels(compared: Sequence[Compared], number: int) -> list[Compared]:
 
 
 def kernel_facts(kernel: Compared) -> dict[str, Any]:
-    """Return one kernel, with its tensors as text."""
+    """Return one kernel as JSON facts, with its tensors as text."""
     return {
         "type": kernel.call.type,
         "inputs": [tensor_text(spec) for spec in kernel.call.inputs],
@@ -85,7 +85,7 @@ WHOLE_PERCENT = Unit(lambda value: DASH if math.isnan(value) else f"{100 * value
 
 
 def errors_table(first: str, rows: Sequence[_Errors]) -> Table[_Errors]:
-    """Return a table of errors in which names are shortened, because a truncated number would be another number."""
+    """Return a table of errors that shortens names, not numbers, because a truncated number would be misread."""
     figures: list[tuple[str, Callable[[Errors], float], Unit]] = [
         ("n", lambda e: e.n, COUNT),
         ("MAPE", lambda e: e.mape, PERCENT),
@@ -142,7 +142,7 @@ def kernels_table(validation: Validation) -> Table[Compared]:
 
 
 def head_line(overall: Errors) -> str:
-    """Return how far predictions are from what was measured, and how often their bands hold."""
+    """Return how far predictions are from measurements, and how often measurements are within the 80 % band."""
     way = "long" if overall.total_error > 0 else "short"
     return (
         f"median error {share_text(overall.median_ape)}; {share_text(overall.in_band)} of {overall.n:,} kernels lie in "
@@ -151,7 +151,7 @@ def head_line(overall: Errors) -> str:
 
 
 def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
-    """Figures by type and overall in percent, and the worst kernels."""
+    """Render errors by type and overall in percent, and the worst kernels."""
     dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in validation.dropped.items())
     rows = f"{validation.measured_rows} measured of {validation.rows} rows"
     overall = [("all", validation.figures.overall)]

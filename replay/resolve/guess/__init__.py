@@ -1,2 +1,2 @@
 # pyright: strict
-"""Guesses information that a trace lacks from what it contains."""
+"""Guesses information that a trace does not record from the rest of the trace."""

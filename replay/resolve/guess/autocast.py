@@ -1,9 +1,10 @@
 # pyright: strict
-"""Calls recorded outside autocast that ran inside it: completes them with the dtypes that autocast chose.
+"""Completes calls that were recorded before autocast cast their arguments, with the dtypes that autocast chose.
 
-The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight with a
-bfloat16 input. Owns which ops autocast lowers. Plans have the casts and the inner call in place of the recorded call,
-so this is for `--select all`, and for files without the inner call. Casts are calls of their own, not repeated here.
+The profiler sees a call before autocast casts its arguments, so a linear layer may show a float32 weight with a
+bfloat16 input. Owns which ops autocast lowers. Plans contain the casts and the inner call in place of the recorded
+call, so this applies to `--select all` and to files without the inner call. The casts are separate calls and not
+repeated here.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ LOWERED: frozenset[str] = frozenset(
         "lstm gru rnn_tanh rnn_relu scaled_dot_product_attention _native_multi_head_attention"
     )
 )
-"""Ops that autocast runs in its lower type (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and the recurrent
-networks, which it casts in a function of their own)."""
+"""Ops that autocast runs in its lower precision (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and recurrent
+networks, for which autocast has a separate function).
+"""
 NARROW = ("bfloat16", "float16")
 CAST = "autocast had cast it from float32; the cast is in the recorded time alone, neither replayed nor predicted here"
 
@@ -37,7 +39,7 @@ def settle(
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Return the arguments as autocast passed them on, with a note on each cast; unchanged without autocast.
 
-    Autocast was on if arguments that must have one dtype differ, or if a call inside has a narrower dtype.
+    Autocast was on if arguments that must have one dtype differ, or if a nested call has a narrower dtype.
     """
     narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:

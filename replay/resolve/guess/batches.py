@@ -1,9 +1,9 @@
 # pyright: strict
-"""Arguments of the call for a batch that `torch.vmap` makes inside the call for one sample.
+"""Guesses arguments of the batched call that `torch.vmap` makes inside the call for one sample.
 
-Owns how dimensions and sizes of the call for one sample become those of the call for the batch, whose tensors have the
-batch in front (aten/src/ATen/functorch/BatchRules*.cpp). What the calls after it read is known of the call for one
-sample alone, so all its other arguments are taken from there.
+Owns how dimensions and sizes of the call for one sample become those of the batched call, whose tensors have the batch
+dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Hints from later calls exist only for the call for one
+sample, so all other arguments are taken from that call.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "dimension", "source", "destination"})
 _SIZES = frozenset({"size", "shape", "input_sizes", "self_sizes", "sizes"})
 _NEW_DIMS = frozenset({"aten::unsqueeze", "aten::unsqueeze_", "aten::stack"})
-"""Ops whose dimension is one of the result, which has one more."""
+"""Ops whose dimension argument refers to the result, which has one more dimension."""
 _PARTS = frozenset({"aten::unflatten"})
-"""Ops whose sizes are those of one dimension."""
+"""Ops whose sizes all belong to one dimension."""
 
 
 def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
-    """Return the argument that the call for one sample implies; None for a call that vmap did not make for a batch.
+    """Return the argument that the call for one sample implies; None if vmap did not make this call for a batch.
 
     `usual` guesses arguments of the call for one sample that are not recorded.
     """
@@ -56,7 +56,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usu
 
 
 def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
-    """The argument of the call for one sample, those before it filled in."""
+    """Return the argument of the call for one sample, after filling in the arguments before it."""
     for arg in spec.args:
         if arg.name in known:
             if arg.name == wanted.name:
@@ -71,7 +71,7 @@ def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usu
 
 
 def recorded_by_name(match: Match) -> Call:
-    """The tensors and numbers that a call was recorded with, by the names of the schema."""
+    """Return the recorded tensors and numbers of a call by the argument names of the schema."""
     known = Call()
     for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
         if recorded.tensor is not None:
@@ -82,7 +82,9 @@ def recorded_by_name(match: Match) -> Call:
 
 
 def _with_batch(op: str, arg: ArgSpec, value: Any, sample: Shape, batch: int) -> Any:
-    """The value for the batch of one for a sample; MISSING where a sample without dimensions leaves it open."""
+    """Return the argument value for the batch, given the value for one sample; MISSING if a 0-dim sample leaves it
+    open.
+    """
     rank = len(sample) + (op in _NEW_DIMS)
     if arg.name in _DIMS and arg.kind in ("int", "int[]"):
         if not rank:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Guesses for ops that copy a tensor piece by piece: the views that `repeat` and `roll` make show their arguments.
+"""Guesses arguments of ops that copy a tensor piece by piece: the views that `repeat` and `roll` make reveal them.
 
-Owns no other views (`views`, `inside`).
+Other views are handled in `views` and `inside`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHY_REPEATED = "as aten::repeat does it"
 
 
 def _repeated(around: Relatives) -> Shape | None:
-    """Return the input size of the calling `repeat`; None if another op calls."""
+    """Return the input size of the enclosing `repeat`; None if the enclosing op is another one."""
     return recorded_shape(around.parent) if around.parent and around.parent_name == "aten::repeat" else None
 
 
@@ -29,7 +29,7 @@ def _widened(source: Shape, rank: int) -> Shape | None:
 def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
     """Return (dimension, size, step) of one of the windows in which `repeat` views its result.
 
-    It views each dimension in turn, in windows as wide as the repeated tensor, and puts the window last.
+    `repeat` views each dimension in turn, in windows as wide as the repeated tensor, and puts the window last.
     """
     source, place = _repeated(around), around.places[0] if around.places else 0
     sizes = None if source is None else _widened(source, len(shape) - place)
@@ -39,7 +39,7 @@ def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
 
 
 def expanded(around: Relatives) -> Shape | None:
-    """Return the input size of `repeat`, with leading dimensions of size 1 up to the rank of its result."""
+    """Return the input size of `repeat`, with leading dimensions of size 1 added up to the rank of its result."""
     source = _repeated(around)
     views = (call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
     whole = next((recorded_shape(call) for call in views if call.name == "aten::unfold"), None)
@@ -47,7 +47,7 @@ def expanded(around: Relatives) -> Shape | None:
 
 
 def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
-    """Return the order in which `repeat` interleaves counts and sizes."""
+    """Return the permutation in which `repeat` interleaves counts and sizes."""
     half = len(shape) // 2
     if _repeated(around) is None or 2 * half != len(shape):
         return None
@@ -55,7 +55,7 @@ def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
-    """Return (dimension, shift) of each roll: a `cat` of the end, which then comes first, and of the beginning."""
+    """Return (dimension, shift) of each roll: a `cat` of the end, which comes first, and the beginning."""
     turns: list[tuple[int, int]] = []
     for call in calls:
         parts = listed_tensors(call) if call.name == "aten::cat" else ()
@@ -70,7 +70,9 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
 
 
 def _rolled(which: str) -> Rule:
-    """Return the rule for the shifts or the dimensions of a `roll`; no dimensions if the tensor is flattened before."""
+    """Return the rule for the shifts or the dimensions of a `roll`; there are no dimensions if the tensor is flattened
+    first.
+    """
 
     def rule(known: Call, context: Context) -> Guess | None:
         source, around = known.tensor("self"), context.relatives()

@@ -1,7 +1,7 @@
-"""Guesses the equation of an einsum from the calls inside; equations are strings, which are never recorded.
+"""Guesses the equation of an einsum from the nested calls; equations are strings, which are never recorded.
 
-torch permutes each operand to one common order of labels, with the result's labels first, after unsqueezing it to all
-of them (ATen/native/Linear.cpp). The permutations give the equation, by their numbers or by the resulting sizes.
+torch unsqueezes each operand to all labels and permutes it to one common order, with the result's labels first
+(ATen/native/Linear.cpp). The permutations, by their numbers or by the resulting sizes, give the equation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def equation(known: Call, context: Context) -> Guess | None:
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
-    """Return the equation from the permuted order of each operand, and the labels that are then summed."""
+    """Return the equation from the permuted order of each operand and the labels that are summed afterwards."""
     operands, rest = _split(len(shapes), calls)
     permuted = [meta for meta, _ in first_tensors(group[-1] for group in operands)]
     widths = {len(meta.shape) for meta in permuted}
@@ -58,8 +58,8 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Return the target position of each dimension of each operand, from recorded numbers, else from sizes; None if
-    unknown.
+    """Return the target position of each dimension of each operand, from recorded numbers or, if there are none, from
+    sizes; None if unknown.
     """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
@@ -73,8 +73,8 @@ def _placed(
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
-    """Return the calls that bring each operand to the common order, ending with its permutation; and all later
-    calls.
+    """Return the calls that bring each operand to the common order, ending with its permutation, and all
+    later calls.
     """
     ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
     groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -100,7 +100,7 @@ def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int
 
 
 def _by_dim(dims: Sequence[tuple[int, ...]], places: Sequence[int]) -> tuple[int, ...]:
-    """Return the position of each dimension of an operand, from the dimension at each position."""
+    """Return the position of each dimension of an operand, given the dimensions at each position."""
     pairs = ((d, place) for there, place in zip(dims, places, strict=True) for d in there)
     return tuple(place for _, place in sorted(pairs))
 
@@ -125,7 +125,9 @@ def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[
 
 
 def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Sequence[Shape]) -> list[Shape]:
-    """Return the size of a single operand in the common order: what is summed, or what is read next with its sizes."""
+    """Return the size of a single operand in the common order, from the sum that follows or a later read with the same
+    sizes.
+    """
     if calls:
         return [meta.shape for meta, _ in first_tensors(calls[:1], ("aten::sum",))]
     return [next((size for size in read if sorted(size) == sorted(permuted)), permuted)]
@@ -135,7 +137,7 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
     """Return the size of each operand in the common order, derived from the products that follow.
 
     Each product takes the result so far and the next operand, which is permuted once more or multiplied at once,
-    perhaps after a sum.
+    possibly after a sum.
     """
     aligned: list[Shape] = []
     pair: list[Shape] = []
@@ -162,17 +164,17 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
 
 
 def _before_summing(side: Shape, shape: Shape, summed: Sequence[Shape]) -> Shape:
-    """Return the input size of a product, or its size before a dimension of this input alone was summed."""
+    """Return the input size of a product before a possible sum over a dimension that only this input has."""
     return next((size for size in (side, *summed) if _alike(size, shape)), side)
 
 
 def _alike(first: Shape, second: Shape) -> bool:
-    """Check whether two sizes are equal except for the order of dimensions, and for dimensions of size 1."""
+    """Check whether two sizes are equal, ignoring the order of dimensions and dimensions of size 1."""
     return sorted(n for n in first if n != 1) == sorted(n for n in second if n != 1)
 
 
 def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape]) -> int | None:
-    """Return how many labels of a single operand are summed; None if the calls inside do not show it."""
+    """Return how many labels of a single operand are summed; None if the nested calls do not show it."""
     if not calls or calls[-1].name != "aten::sum":
         return 0
     dims, whole = recorded_numbers(calls[-1], 1), first_tensor_of(calls[-1])
@@ -185,7 +187,7 @@ def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape
 
 
 def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
-    """Return how many of the last labels are summed; None if the calls inside do not show it."""
+    """Return how many of the last labels are summed; None if the nested calls do not show it."""
     last = calls[-1] if calls else None
     if last is None or last.name != "aten::view":  # which takes away what the products have summed
         return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None

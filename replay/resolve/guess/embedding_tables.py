@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
 
-Does not own the semantics of these ops (`ops.tables`).
+The semantics of these ops are in `ops.tables`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from opreplay.replay.resolve.guess.values import Context, Guess, Rule, Shape, fi
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Widths of embedding rows that models have, tried from the widest."""
+"""Usual widths of embedding rows, tried from the widest."""
 ROW_BYTES = 4
-"""fbgemm's tables have rows of a multiple of four elements."""
+"""Number of elements of which fbgemm's table rows are a multiple."""
 _WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
 
@@ -26,7 +26,9 @@ def _elements(known: Call, names: tuple[str, ...]) -> int:
 
 
 def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
-    """Return the width of the first 2-d tensor with `rows` rows that is written inside the call or read after it."""
+    """Return the width of the first 2-d tensor with `rows` rows that is written inside the call or read after it, and
+    its reader.
+    """
     around = context.relatives()
     tensors = ((meta.shape, name) for meta, name in first_tensors((*around.inside, *around.following)))
     return next(
@@ -35,7 +37,7 @@ def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
 
 
 def _total_width(known: Call, context: Context) -> Guess | None:
-    """Guess the total width of all tables: from what the next call reads, else from the sizes of the tables."""
+    """Guess the total width of all tables from what the next call reads, or from the sizes of the tables."""
     starts, offsets = known.shape("D_offsets") or (), known.shape("offsets") or ()
     if len(starts) != 1 or starts[0] < 2:
         return None
@@ -47,7 +49,7 @@ def _total_width(known: Call, context: Context) -> Guess | None:
 
 
 def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
-    """Guess the width that the next call reads of each batch.
+    """Guess the width per batch that the next call reads.
 
     Each table has at least one row; a single table consists of rows of that width.
     """
@@ -96,7 +98,7 @@ def _dense_width(first: str, fallback: int) -> Rule:
 
 
 def _truncation(known: Call, context: Context) -> Guess | None:
-    """Guess the maximum length to keep: the mean length, if the next call reads the result."""
+    """Guess the maximum length to keep as the mean length, if the next call reads the result."""
     lengths = known.tensor("lengths")
     if lengths is None or not lengths.shape or not lengths.shape[0]:
         return None

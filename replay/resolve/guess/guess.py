@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses for arguments whose values a trace does not record: strings, unread scalars, index lists, dtypes.
+"""Guesses arguments whose values a trace does not record: strings, unrecorded scalars, index lists, dtypes.
 
 Each guess gives a reason, which becomes an assumption of the plan. Rules for one op take precedence over rules for an
 argument name, then the schema's default, and finally a table of plain constants. Owns no shapes beyond `shapes`.
@@ -56,7 +56,7 @@ CONSTANTS: dict[str, Value] = {
     "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
     "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01, "count_include_pad": True,
 }  # fmt: skip
-"""Values of plain arguments by name: what most models use, or what makes the op do its work."""
+"""Values of plain arguments by name: the value that most models use, or one that makes the op do its work."""
 
 _DTYPE_IN_KERNEL = {
     "c10::BFloat16": "bfloat16",
@@ -74,16 +74,16 @@ _TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(
 _INDEXES = re.compile(
     r"(?:^|_)(?:ids?|idx|index(?:es)?|indices|offsets?|lengths?|lens?|counts?|positions?|seqlens?|slots?|block_tables?)$"
 )
-"""Names of arguments that hold whole numbers."""
+"""Names of arguments that hold integers."""
 _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
 def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
-    """Return a value for `arg` and why, or None when nothing sensible is known.
+    """Return a value for `arg` with the reason, or None if no sensible value is known.
 
-    A call that vmap makes for a batch has the value of the call for one sample. Others have that of a search on meta
-    tensors, else that of a rule. `known` holds the arguments that are settled, by name; lists of index tensors count as
-    one argument.
+    A call that vmap makes for a batch gets its value from the call for one sample. Other values come from a search on
+    meta tensors or, failing that, from a rule. `known` holds the arguments already determined, by name; lists of index
+    tensors count as one argument.
     """
     mapped = of_one_sample(spec, arg, known, context, guess)
     if mapped is not None:
@@ -120,7 +120,7 @@ def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
 
 
 def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
-    """Return the guess if it has the argument's type: one overload may take a list where another takes a number."""
+    """Return the guess if it fits the argument's type: one overload may take a list where another takes a number."""
     value: object = guessed.value
     if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
         values = cast("tuple[Any, ...]", value)
@@ -140,7 +140,7 @@ _UNNAMED = {"bool": Guess(value=False, why="False"), "Scalar": Guess(value=1, wh
 
 
 def _typed(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
-    """Guess by the type of the argument, then by the schema's default, then by the table of constants."""
+    """Guess by the argument's type, then by the schema's default, then by the table of constants."""
     if arg.kind == "Device":
         return _device(spec, arg, context)
     if arg.kind == "ScalarType":
@@ -177,8 +177,9 @@ def _string(arg: ArgSpec) -> Guess | None:
 
 
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
-    """Guess a device, which is never recorded: a copy to the host shows in its kernel; an op without tensors needs
-    one.
+    """Guess a device, which is never recorded.
+
+    A copy to the host is visible from its kernel; an op without tensors needs a device.
     """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")
@@ -195,10 +196,10 @@ def _dtype(known: Call, context: Context) -> Guess:
 
 
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
-    """Return the dtype of the tensors in a list `name` without any recorded dtype, and the reason.
+    """Return the dtype of the tensors in a list `name` whose dtypes were not recorded, and the reason.
 
-    It comes from floating siblings, then the list's name, then the kernel, then the trace. Integer siblings may be
-    indices into the list's tensors.
+    The dtype comes from floating-point siblings, then the list's name, then the kernel, then the trace. Integer
+    siblings may be indices into the list's tensors.
     """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "that of the other tensor arguments"

@@ -1,9 +1,10 @@
 # pyright: strict
-"""Guesses the index tensors of `x[i, :, mask]`, a list that profilers leave out, from calls inside and the next reads.
+"""Guesses the index tensors of `x[i, :, mask]`, a list that profilers do not record, from nested calls and the next
+reads.
 
-torch turns a mask into indices with `nonzero`, makes all indices of one size with `expand`, brings the indexed
-dimensions to the front with `permute` if they are not adjacent, and reshapes each (ATen/native/TensorAdvancedIndexing).
-Owns the list and the flag `accumulate`, not the numbers in it.
+torch turns a mask into indices with `nonzero`, brings all indices to one size with `expand`, moves the indexed
+dimensions to the front with `permute` if they are not adjacent, and reshapes each index
+(ATen/native/TensorAdvancedIndexing). Owns the list and the flag `accumulate`, not the numbers in the list.
 """
 
 from __future__ import annotations
@@ -36,37 +37,37 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_MASK_ELEMENTS = 1 << 26
-"""Of a mask that is as large as the tensor it is taken of; a larger one is hardly that."""
+"""Maximum elements of a tensor that is taken for a mask of the same size; larger masks are unlikely."""
 MAX_RANK = 8
-"""Of tensors whose indexed dimensions are searched for."""
+"""Maximum rank of tensors whose indexed dimensions are searched for."""
 NEXT_READERS = 8
 _INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
-"""8 TB/s: no memory moves more; a call that was recorded with less time moved fewer rows."""
+"""Bytes per microsecond (8 TB/s) that no memory exceeds; a call with less recorded time moved fewer rows."""
 _TRUE = re.compile(r"\], (\d+) true: told")
-"""In what `_shown_list` says of a list with masks."""
+"""Number of true elements in the note that `_shown_list` writes for a list with masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShownIndices:
-    """Information about the index tensors from one call of index or index_put."""
+    """Information about the index tensors of an index or index_put call."""
 
     tensors: tuple[TensorMeta, ...]
-    """The tensors of the list, without the empty places, in order."""
+    """Tensors of the list in order, without the empty entries."""
     width: int
-    """Dimensions that they index together: a mask as many as it has."""
+    """Number of dimensions that the tensors index together; a mask indexes as many as its rank."""
     broadcast: Shape
-    """The common size of the indices."""
+    """Common broadcast size of the indices."""
     before: int | None
-    """Dimensions in front of the indexed ones, where that is told."""
+    """Number of dimensions in front of the indexed ones; None if unknown."""
     dims: tuple[int, ...] | None
-    """The indexed dimensions that lie apart from each other, where that is told."""
+    """The indexed dimensions if they are not adjacent; None if unknown."""
     apart: bool
-    """The indexed dimensions lie apart from each other."""
+    """Whether the indexed dimensions are not adjacent."""
 
 
 def with_numbers(op: ReplayOp) -> ReplayOp:
-    """Return the call with each mask replaced by the numbers of the selected elements, if their count is known.
+    """Return the call with each mask replaced by integer indices of the selected elements, if their count is known.
 
     The result has the same size, which then follows from sizes alone.
     """
@@ -76,7 +77,9 @@ def with_numbers(op: ReplayOp) -> ReplayOp:
 
 
 def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
-    """Return the list of index tensors with `count` numbers for each dimension of a mask."""
+    """Return the list of index tensors with each mask replaced by one tensor of `count` integers per dimension of the
+    mask.
+    """
     if arg.name != "indices":
         return arg
     numbers = TensorMeta(shape=(count,), dtype="int64")
@@ -85,7 +88,7 @@ def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
 
 
 def index_tensors(known: Call, context: Context) -> Guess | None:
-    """Guess the list of index tensors; None if self is not known."""
+    """Guess the list of index tensors; None if self is unknown."""
     source, values, around = known.tensor("self"), known.shape("values"), context.relatives()
     if source is None:
         return None
@@ -109,16 +112,16 @@ def index_tensors(known: Call, context: Context) -> Guess | None:
 
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
-    """Return the calls of the implementation: index_put delegates everything to `_index_put_impl_`."""
+    """Return the calls of the implementation; index_put delegates everything to `_index_put_impl_`."""
     names = {call.name for call in around.children}
     return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
 
 
 def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) -> Guess | None:
-    """Under `vmap` the index of one sample calls that of the batch: with a range for the batch in front of its indices,
-    with no index there where each sample has the same indices.
+    """Guess the indices of one sample from the batched call that `vmap` makes inside it.
 
-    Indices that differ between samples have as many dimensions as the range, others fewer.
+    The batched call has a range for the batch in front of its indices, or no index there if all samples have the same
+    indices. Indices that differ between samples have as many dimensions as the range, others fewer.
     """
     inside = around.batched() if around.batched is not None else None
     metas = tuple(metas_of(inside[0])) if inside is not None else ()
@@ -145,7 +148,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
-    """Guess one mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
+    """Guess one mask and one number from the mask that torch fills under, which it unsqueezes to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
     if mask is None:
@@ -162,12 +165,12 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
 
 
 def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
-    """Return the first tensors of the calls of one op that have integer dtypes."""
+    """Return the first tensors with integer dtypes in the calls of one op."""
     return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
 
 
 def _shown_indices(shape: Shape, calls: Sequence[OpSignature], around: Relatives) -> _ShownIndices | None:
-    """Reads the calls in the order in which torch makes them; None where the indices are not among them."""
+    """Return what the calls show in the order in which torch makes them; None if the indices are not among them."""
     reshaped = _integers(calls, "aten::reshape")
     if not 0 < len(reshaped) <= len(shape):
         return None
@@ -216,7 +219,7 @@ def _before_expanding(
 
 
 def _is_batch_with_range(around: Relatives) -> bool:
-    """Return whether vmap makes the call for a batch, with a range in front of the indices."""
+    """Check whether vmap makes the call for a batch, with a range in front of the indices."""
     levels = [] if around.above is None else [around.above(number) for number in range(min(2, len(around.ancestors)))]
     return any(
         level.name.removesuffix("_") == around.name.removesuffix("_").replace("_index_put_impl", "index_put")
@@ -226,8 +229,8 @@ def _is_batch_with_range(around: Relatives) -> bool:
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
-    """Return how many dimensions of size 1 an index has before its own; torch adds one per dimension before and after
-    it.
+    """Return the number of size-1 dimensions in front of an index's own; torch adds one per unindexed dimension before
+    and after it.
     """
     size, rank = recorded_numbers(reshape, 1), len(broadcast)
     if size is None:
@@ -238,7 +241,7 @@ def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
 
 
 def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
-    """Guess the list from the calls inside, with empty entries for dimensions taken in full."""
+    """Guess the list from the nested calls, with empty entries for dimensions taken in full."""
     shown = _shown_indices(shape, calls, around)
     if shown is None or (indexed := _indexed_dims(shape, shown, values, around)) is None:
         return None
@@ -258,7 +261,7 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
-    """Yield (position among the indexed dimensions, dimensions, index tensor) for each: a mask indexes as many as its
+    """Yield (position among the indexed dimensions, number of dimensions, index tensor); a mask indexes as many as its
     rank.
     """
     at = 0
@@ -271,8 +274,8 @@ def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, Tensor
 def _indexed_dims(
     shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
-    """Return the indexed dimensions of self, and the evidence unless it is the call itself; None if no dimensions
-    fit.
+    """Return the indexed dimensions of self, with a note on the evidence if it is outside the call; None if no
+    dimensions fit.
     """
     results = {
         dims: _result_shape(shape, dims, shown)
@@ -288,7 +291,9 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """Return the dimensions for which indexing gives the tensor that is read next, else the first possible ones."""
+    """Return the dimensions for which indexing gives the tensor that is read next, otherwise the first
+    possible ones.
+    """
     following = around.following[:NEXT_READERS]
     for call in following:
         read = tensor_shapes(call)
@@ -314,7 +319,7 @@ def _possible_dims(rank: int, shown: _ShownIndices) -> Iterable[tuple[int, ...]]
 
 
 def _takes_masks(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> bool:
-    """Check whether each mask is as large as the dimensions that it would index."""
+    """Check whether each mask has the size of the dimensions that it would index."""
     masks = ((dims[at : at + width], meta) for at, width, meta in _positions(shown.tensors) if meta.dtype in MASKS)
     return all(tuple(shape[d] for d in masked) == mask.shape for masked, mask in masks)
 
@@ -326,7 +331,9 @@ def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> 
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess without calls inside: one index over the first dimension whose result one of the next calls reads first."""
+    """Guess without nested calls: one index over the first dimension, if one of the next calls first reads a matching
+    result.
+    """
     for meta, reader in first_tensors(around.following[:NEXT_READERS]):
         index = meta.shape[: len(meta.shape) - len(shape) + 1]
         if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
@@ -336,7 +343,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
-    """Guess as many rows as self has, or as many as could be moved in the recorded time."""
+    """Guess as many rows as self has, or as many as could be moved in the recorded time if that is fewer."""
     rows, why = source.shape[0], "nothing in the trace tells it"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
@@ -352,7 +359,7 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
     """Guess indices for `values` = shape[:leading] + index shape + shape[leading + indexed:].
 
-    Flat indices are preferred, then as few as possible.
+    Prefers flat indices, then the fewest indexed dimensions.
     """
     options: list[tuple[bool, int, int, Shape]] = []
     for leading, end in combinations(range(len(shape) + 1), 2):
@@ -368,7 +375,7 @@ def indices_for(shape: Shape, values: Shape) -> Guess | None:
 
 
 def _accumulate(known: Call, context: Context) -> Guess | None:
-    """Guess True for the gradient of an indexing, which adds up contributions to the same element."""
+    """Guess True in the gradient of an indexing op, which adds up contributions to the same element."""
     parent = context.relatives().parent
     if parent is not None and "IndexBackward" in parent.name:
         return Guess(value=True, why=f"True: inside {parent.name}")

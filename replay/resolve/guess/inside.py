@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses for the calls that a composite op makes, derived from the composite's arguments.
+"""Guesses arguments of the calls that a composite op makes, from the composite's arguments.
 
 Owns the sizes of the views of arguments that products, indexing, joins, reductions and transforms make, and the sizes
 of the memory that they allocate. A rule returns None if another op makes the call.
@@ -36,7 +36,7 @@ _VIEW_NAMES = (
     "permute movedim numpy_T mT swapaxes slice narrow select squeeze unsqueeze view_as as_strided"
 )
 VIEWS = frozenset(f"aten::{name}" for name in _VIEW_NAMES.split())
-"""Ops that are made of views: what is inside one of them belongs to whatever called it."""
+"""Ops that consist of views: calls inside them count as calls of the enclosing op."""
 _PRODUCTS = frozenset(
     {"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::_euclidean_dist"}
 )
@@ -50,38 +50,38 @@ _JOINING = frozenset({"aten::cat", "aten::_cat", "aten::concat", "aten::concaten
 _FACTORIES = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 _BEGIN_EMPTY_NAMES = "index_select nonzero masked_select mish_backward hardtanh_backward searchsorted bucketize where"
 _BEGIN_EMPTY = frozenset(f"aten::{name}" for name in _BEGIN_EMPTY_NAMES.split())
-"""Ops whose implementation for a CPU begins with `at::empty({0})`."""
+"""Ops whose CPU implementation begins with `at::empty({0})`."""
 _EMPTY: Shape = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """The composite op that makes a view; views around the view are skipped."""
+    """The composite op that makes a view; enclosing views are skipped."""
 
     call: OpSignature
     number: int
-    """Of the ancestor."""
+    """Index of the composite among the ancestors."""
     place: int
-    """How many calls of the same name as what leads to the view come before it inside."""
+    """Number of earlier calls with the same name as `name` inside the composite."""
     name: str
-    """Of what leads to the view: itself, or the outermost of the views around it."""
+    """Name of the view itself, or of the outermost view around it."""
     after: tuple[OpSignature, ...]
-    """The next calls inside."""
+    """The next calls inside the composite."""
     around: Relatives
 
     @property
     def above(self) -> Relatives:
-        """The calls around the composite itself."""
+        """Return the calls around the composite itself."""
         return self.around.above(self.number) if self.around.above is not None else Relatives()
 
     @property
     def siblings(self) -> int:
-        """Number of known calls inside the composite with the same name as the outermost view."""
+        """Return the number of known calls inside the composite with the same name as the outermost view."""
         return self.place + 1 + sum(call.name == self.name for call in self.after)
 
 
 def composite_of(around: Relatives) -> Composite | None:
-    """Return the composite that makes a call, or None if only views, or a label, enclose it."""
+    """Return the composite that makes a call; None if it is enclosed only by views, or by a label."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), None)
     if number is None or not around.ancestors[number].name.startswith("aten::") or number >= len(around.places):
         return None
@@ -97,7 +97,7 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield possible sizes of a view inside a composite, by the composite's arguments, with reasons; most certain
+    """Yield possible sizes of a view inside a composite, from the composite's arguments, with reasons; most certain
     first.
     """
     call, shape = composite.call, source.shape
@@ -120,13 +120,13 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
 
 
 def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the image size as which a 1-d convolution computes its input."""
+    """Return the image size with which a 1-d convolution computes its input."""
     return (*shape[:2], 1, shape[2]) if "convolution" in call.name and len(shape) == 3 else None
 
 
 def _picked(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size that `index_select` takes at once: one dimension less; for `nonzero_numpy` the numbers of one
-    dimension.
+    """Return the size of an `index_select` slice, which has one dimension less, or the indices of one dimension for
+    `nonzero_numpy`.
     """
     call = composite.call
     if call.name == "aten::nonzero_numpy":
@@ -171,7 +171,8 @@ def _product(call: OpSignature) -> Shape | None:
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of the view of self that an `index_copy_` or `index_add_` writes to: that of the written tensor.
+    """Return the size of the view of self that an `index_copy_` or `index_add_` writes to: the size of the written
+    tensor.
 
     For the index of an `index_copy_`, return its size with 1 in all other dimensions.
     """
@@ -189,7 +190,7 @@ def written_over(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def operands(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the common size of all arguments of a composite, to which it expands each."""
+    """Return the common size to which a composite expands all its arguments."""
     if call.name == "aten::meshgrid":
         sizes = tuple(math.prod(meta.shape) for meta in metas_of(call))
         # "xy" swaps the first two; a vector of the second one's size comes first then.
@@ -199,7 +200,7 @@ def operands(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def statistics(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of a layer norm's view of mean or deviation: 1 in each normalised dimension."""
+    """Return the size of a layer norm's view of its mean or deviation: 1 in each normalised dimension."""
     source = first_tensor_of(call)
     if call.name != "aten::native_layer_norm" or source is None or len(shape) != 1:
         return None
@@ -209,7 +210,7 @@ def statistics(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def filters(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of the filters of a convolution computed as a product: one row per filter."""
+    """Return the size of a convolution's filters when it is computed as a matrix product: one row per filter."""
     if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
     weights = tensor_shapes(call, slice(1, 3))
@@ -219,8 +220,8 @@ def filters(call: OpSignature, shape: Shape) -> Shape | None:
 def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | None:
     """Return (size of an index's view, size of the view of the indexed tensor) inside an `index` or `index_put`.
 
-    torch gives each index a dimension of size 1 for each dimension that is not indexed, before and after, and views
-    self as it will be read: with the index's size in place of the indexed dimensions.
+    torch gives each index a size-1 dimension for each unindexed dimension before and after it, and views self as it
+    will be read: with the index's size in place of the indexed dimensions.
     """
     if composite.call.name not in _INDEXING:
         return None
@@ -243,7 +244,9 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
 
 
 def joined_forward(around: Relatives) -> Shape | None:
-    """Return the size of the forward `cat`'s part whose gradient this is: the node handles the parts in order."""
+    """Return the size of the part of the forward `cat` that this gradient belongs to; the node handles the parts in
+    order.
+    """
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
         return None
@@ -258,9 +261,7 @@ def joined_part(composite: Composite) -> Shape | None:
 
 
 def even_piece(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size of one of the pieces into which a composite splits a tensor, along the first dimension that
-    fits.
-    """
+    """Return the size of a piece into which a composite splits a tensor evenly, along the first dimension that fits."""
     name, count = composite.name, composite.siblings
     if name not in ("aten::narrow", "aten::slice") or count < 2 or composite.call.name.startswith("aten::_pad"):
         return None
@@ -272,9 +273,7 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of `stack`'s view of a `cat` of its tensors: one more dimension, as long as the list of
-    tensors.
-    """
+    """Return the size of `stack`'s view of the `cat` of its tensors, with one more dimension: the number of tensors."""
     parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
@@ -303,7 +302,7 @@ WRITERS = frozenset(
 
 
 def allocated_meta(around: Relatives) -> TensorMeta | None:
-    """Return the tensor passed to an inner `out=` variant of the composite, for which the composite allocates
+    """Return the tensor passed to a nested `out=` variant of the composite, for which the composite allocates
     memory.
     """
     composite = composite_of(around)
@@ -313,16 +312,16 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """Yield the result tensors passed to inner variants of a composite: their last tensors."""
+    """Yield the result tensors passed to nested variants of a composite, which are their last tensors."""
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 
 
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
-    """Return the size of memory that a composite allocates, with the reason.
+    """Return the size of the memory that a composite allocates, with the reason.
 
     Memory passed to the composite's own `out=` variant, which resizes it, is empty; otherwise the size is what the next
-    calls inside write, view or resize.
+    nested calls write, view or resize.
     """
     composite = composite_of(around)
     if composite is None or composite.number:
@@ -343,8 +342,8 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
 def _read_after(
     after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
 ) -> tuple[Shape, str] | None:
-    """Return the size of an argument of the next calls that the composite did not have, after `more` that allocate
-    too.
+    """Return the size of an argument of the next calls that the composite did not have, skipping `more` calls that also
+    allocate.
     """
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
@@ -355,7 +354,7 @@ def _read_after(
 
 
 def literal(around: Relatives) -> TensorMeta | None:
-    """Return the tensor that `torch.tensor` makes from numbers, if that is what allocates: it lifts its copy."""
+    """Return the tensor that `torch.tensor` creates from numbers, if it is the caller: it lifts its copy."""
     calls = of_the_same_parent(around)[:2]
     return first_tensor_of(calls[0]) if [call.name for call in calls] == ["aten::to", "aten::lift_fresh"] else None
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements), and sizes of pieces.
+"""Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements) and sizes of pieces.
 
-The calls inside are the best evidence, because they handle the list element by element; then come the calls that read
-the result. An unknown dtype is left empty.
+Nested calls are the best evidence, because they handle the list element by element; next come the calls that read the
+result. An unknown dtype is left empty.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_ELEMENTS = 1 << 30
-"""Of a result that only a following call tells; a larger one is hardly that."""
+"""Maximum elements of a result that only a following call shows; larger results are unlikely."""
 MAX_RECORDED = 30
-"""Elements of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
+"""Length of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
 _STACKS = ("hstack", "vstack", "dstack", "column_stack", "row_stack")
 _PLACES = 4
-"""Arguments of a call inside that may be an element of the list."""
+"""Number of leading arguments of a nested call that may be an element of the list."""
 
 
 def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
-    """Return the first tensors of the calls of one op, if each has one."""
+    """Return the first tensors of the calls of one op, if every call has one."""
     metas = tuple(meta for meta, _ in first_tensors(calls, (op,)))
     return metas if len(metas) == sum(call.name == op for call in calls) else ()
 
 
 def _joined(known: Call, context: Context) -> Guess | None:
-    """Guess the parts of cat and concat, as equal in size as possible: nothing shows the size of each."""
+    """Guess the parts of cat and concat; equal parts if nothing shows the size of each."""
     around, dim, out = context.relatives(), _dim(known), known.tensor("out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
@@ -71,7 +71,9 @@ def _dim(known: Call) -> int:
 
 
 def _stacked_inside(around: Relatives) -> Guess | None:
-    """Guess the tensors that `stack` joins along its first dimension: as many as its view of the result has there."""
+    """Guess the tensors that `stack` joins along its first dimension; their number is the first size of its view of the
+    result.
+    """
     whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
     if around.parent_name != "aten::stack" or whole is None:
         return None
@@ -86,8 +88,8 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Guess parts of the tensor that the next call reads, assumed to be the result: two, or the minimum length of the
-    list.
+    """Guess parts of the tensor that the next call reads, assumed to be the result: two, or the minimum length of an
+    unrecorded list.
     """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
@@ -118,7 +120,7 @@ def _even(size: int, count: int) -> Shape:
 
 
 def _stacked(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of `stack` from the unsqueeze of each element before `cat`."""
+    """Guess the tensors of `stack` from the `unsqueeze` of each element before its `cat`."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
         return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
@@ -135,9 +137,10 @@ def _stacked(known: Call, context: Context) -> Guess | None:
 
 
 def each(known: Call, context: Context, place: int = 0) -> Guess | None:
-    """Guess a list of a `_foreach_*` op, argument number `place`.
+    """Guess list number `place` of a `_foreach_*` op.
 
-    One call inside per element has the element in the same place; otherwise one tensor for each gradient.
+    If there is one nested call per element, it has the element at the same position; otherwise guess one tensor per
+    gradient.
     """
     children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))
@@ -150,8 +153,10 @@ def each(known: Call, context: Context, place: int = 0) -> Guess | None:
 
 
 def read_inside(known: Call, context: Context) -> Guess | None:
-    """A list whose elements may be None, of which torch's profiler records nothing: the tensors of the calls inside of
-    one op, that with the most, that have the sizes of no other argument."""
+    """Guess a list whose elements may be None, of which torch's profiler records nothing.
+
+    The tensors are those of the most frequent nested op whose sizes no other argument has.
+    """
     others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
     read = first_tensors(context.relatives().children)
     found = [(meta, name) for meta, name in read if meta.shape and meta.shape not in others]
@@ -166,7 +171,7 @@ def read_inside(known: Call, context: Context) -> Guess | None:
 def parameters(known: Call, context: Context) -> Guess | None:
     """Guess a list of a fused optimizer from the gradients.
 
-    Calls inside read only its step counters. Gradients come in reverse order in a backward pass.
+    Nested calls read only its step counters. Gradients come in reverse order in a backward pass.
     """
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="as the other list of tensors")
@@ -175,7 +180,7 @@ def parameters(known: Call, context: Context) -> Guess | None:
 
 
 ElementTypes = tuple[tuple[str, ...], str]
-"""Element types of a list of tensors, and why."""
+"""Dtypes of the tensors of a list, and the reason."""
 
 
 def element_types(
@@ -184,8 +189,8 @@ def element_types(
     """Return the dtypes of the list `name`, whose sizes are recorded and whose dtypes are not; None if nothing shows
     them.
 
-    They come from one call inside per element, else from any calls inside that read tensors of these sizes, else from
-    the result that one of the next calls reads.
+    The dtypes come from one nested call per element, then from any nested calls that read tensors of these sizes, then
+    from the result that one of the next calls reads.
     """
     around, op = context.relatives(), spec.name.partition("::")[2]
     if op.startswith("_fused_"):
@@ -204,8 +209,8 @@ def element_types(
 
 
 def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
-    """Return how many lists come before the list `name`: all for a `_foreach_*` op, lists of the same sizes for
-    others.
+    """Return how many lists precede the list `name`: all of them for a `_foreach_*` op, only lists of the same sizes
+    for other ops.
     """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
     if spec.name.partition("::")[2].startswith("_foreach_"):
@@ -214,7 +219,9 @@ def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
 
 
 def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of tensors that are joined, by conversions inside, else by the pieces or the result."""
+    """Return the dtypes of joined tensors, from nested conversions or, if there are none, from the pieces or the
+    result.
+    """
     for calls in (around.children, around.inner):
         if (converted := _converted_types(len(shapes), calls)) is not None:
             return converted
@@ -234,7 +241,7 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
 def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
     """Return the dtypes of joined tensors with mixed dtypes: each tensor with another dtype is copied into its piece.
 
-    Return None if no piece is converted.
+    Returns None if no piece is converted.
     """
     types: list[str] = []
     is_converted = False
@@ -253,10 +260,11 @@ def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes |
 def _types_in_each_call(
     shapes: Sequence[Shape], op: str, place: int, calls: Sequence[OpSignature]
 ) -> ElementTypes | None:
-    """Return the dtypes of the elements if each is an argument of one call inside.
+    """Return the dtypes of the elements if each is an argument of one nested call.
 
-    `place`: the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the position in the
-    calls; for another op that position is tried first, and then each list has an argument of its own.
+    `place` is the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the argument
+    position in the calls; for other ops this position is tried first, and otherwise each list must have an argument of
+    its own.
     """
     by_name: dict[str, list[OpSignature]] = {}
     for call in calls:
@@ -274,11 +282,11 @@ def _types_in_each_call(
 
 
 def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of the tensors of these sizes that calls inside read, however often; the first if there are
-    several.
+    """Return the dtypes of the tensors of these sizes that nested calls read, however often; the first dtype if there
+    are several.
 
-    A tensor argument of the same size and dtype may be what was read, so it is not evidence. Elements that no call
-    reads get the dtype of the others.
+    A tensor argument of the same size and dtype may be what was read, so it is no evidence. Elements that no call reads
+    get the dtype of the others.
     """
     others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
     found: dict[Shape, str] = {}
@@ -294,7 +302,7 @@ def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSign
 
 
 def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of a list that a call inside joins, from the next call that reads the result."""
+    """Return the dtypes of a list that a nested call joins, from the next call that reads the result."""
     for place, call in enumerate(calls):
         op = call.name.partition("::")[2]
         if op not in _JOINS or [meta and meta.shape for meta in listed_tensors(call)] != list(shapes):
@@ -331,8 +339,8 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
 def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
-    """Return the dtypes of joined tensors, from what an enclosing `stack` unsqueezes, or from the result written
-    inside.
+    """Return the dtypes of joined tensors from the `unsqueeze` calls of an enclosing `stack`, or from the result
+    written by nested calls.
     """
     inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
@@ -348,9 +356,7 @@ def _types_inside_join(
 
 
 def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of an optimizer's parameters, from gradients of their sizes that the backward pass
-    accumulates.
-    """
+    """Return the dtypes of an optimizer's parameters, from accumulated gradients of the same sizes."""
     types: dict[Shape, set[str]] = {}
     for meta, _ in first_tensors(around.gradients):
         if meta.dtype:
@@ -361,7 +367,9 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of broadcast tensors: those smaller than the result are expanded, the others are read next."""
+    """Return the dtypes of broadcast tensors: tensors smaller than the result are expanded, the others are
+    read next.
+    """
     result = broadcast(shapes)
     if result is None or not shapes:
         return None
@@ -378,8 +386,8 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
-    """Return the possible sizes of a join's result, each with the first dimension along which the tensors are then
-    joined.
+    """Return the possible sizes of a join's result, each with the first dimension along which the tensors can be joined
+    to it.
     """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
@@ -405,7 +413,7 @@ def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> 
 
 
 def _joined_dim(op: str) -> Rule:
-    """Return the rule for the joined dimension: the only one in which the tensors differ, else the one whose sum is
+    """Return the rule for the joined dimension: the only one in which the tensors differ, or one whose joined size is
     read next.
     """
 
@@ -424,7 +432,7 @@ def _joined_dim(op: str) -> Rule:
 
 
 def _other_list(known: Call) -> tuple[TensorMeta | None, ...] | None:
-    """Return another list of the call that is resolved and not empty."""
+    """Return another list of the call that is known and not empty."""
     return next((arg.tensors for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
 
 
@@ -442,7 +450,7 @@ def _no_tensors(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess sizes of pieces from the views made inside, if they add up to the whole; otherwise equal sizes."""
+    """Guess sizes of pieces from nested views, if they add up to the whole; otherwise equal sizes."""
     around, recorded = context.relatives(), known.value("dim") is not None
     dim = known.dim(len(shape)) if recorded else 0
     by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
@@ -455,7 +463,7 @@ def _sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
-    """Guess pieces of these sizes if they add up to the whole, otherwise as many equal pieces."""
+    """Guess pieces of these sizes if they add up to the whole, otherwise the same number of equal pieces."""
     sizes = tuple(size for size in pieces if size is not None)
     if len(sizes) == len(pieces) and sum(sizes) == whole:
         return Guess(value=sizes, why=f"the {len(sizes)} pieces made inside")
@@ -501,9 +509,7 @@ def _flattened(known: Call, context: Context) -> Guess | None:
 
 
 def _unflattened(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the
-    pieces.
-    """
+    """Guess the tensors of unflatten_dense_tensors from the views of the pieces."""
     flat, views = known.tensor("flat"), [c for c in context.relatives().children if c.name == "aten::view"]
     sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
     shapes = [size for size in sizes if size is not None and min(size, default=0) >= 0]
@@ -525,4 +531,4 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
 }
 """(op without namespace, argument) → rule."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
-"""Arguments of `_fused_*` optimizers that are not as long or as large as the parameters."""
+"""Arguments of `_fused_*` optimizers whose length or sizes differ from the parameters'."""

@@ -2,7 +2,7 @@
 """Guesses for network layers: groups of a normalisation, layers of a recurrent network, heads, windows of a spectrum,
 rows of an embedding, and small settings common to most calls.
 
-Owns no convolutions and poolings (`windows`) nor tables of recommendation models (`embedding_tables`).
+Convolutions and poolings are in `windows`, tables of recommendation models in `embedding_tables`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from opreplay.replay.resolve.guess.values import (
 )
 
 GROUPS = (32, 16, 8, 4, 2, 1)
-"""Of a group normalisation, tried in this order."""
+"""Numbers of groups of a group normalisation, tried in this order."""
 HEADS = (8, 12, 16, 4, 2, 1)
 EMBEDDINGS = 1000
 READERS = 4
-"""Calls that may read the result of a transform."""
+"""Number of next calls that may read the result of a transform."""
 
 
 def _common(constant: Value, why: str = "a common value") -> Rule:
@@ -58,7 +58,7 @@ def _of_input(which: str) -> Rule:
 
 
 def _recurrent(which: str) -> Rule:
-    """Return the rule for a setting derived from the weight list: a layer has two matrices and two biases per
+    """Return the rule for a setting derived from the weight list; a layer has two matrices and two biases per
     direction.
     """
 
@@ -109,7 +109,9 @@ def _inverse_width(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _table_rows(known: Call, context: Context) -> Guess | None:
-    """Guess the rows of the embedding that a gradient belongs to: those of a parameter with the same width."""
+    """Guess the number of rows of the embedding that a gradient belongs to, from the forward call or a parameter of the
+    same width.
+    """
     grad, around = known.shape("grad_output", "grad"), context.relatives()
     if not grad:
         return None
@@ -123,7 +125,7 @@ def _table_rows(known: Call, context: Context) -> Guess | None:
 
 
 def _one_each(known: Call, context: Context) -> Guess | None:
-    """Guess one number per tensor of a list."""
+    """Guess one number per tensor of a list: 1."""
     count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
     return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
 
@@ -146,7 +148,7 @@ def _transform(context: Context) -> str:
 
 
 def _scaling(known: Call, context: Context) -> Guess | None:
-    """Guess the code of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): an inverse divides by the number of
+    """Guess the code of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): inverse transforms divide by the number of
     elements.
     """
     name = _transform(context)
@@ -156,7 +158,7 @@ def _scaling(known: Call, context: Context) -> Guess | None:
 
 
 def _one_sided(known: Call, context: Context) -> Guess | None:
-    """Guess whether a transform computes one half only: `fft` and `ifft` compute both halves, real-input transforms
+    """Guess whether a transform computes only one half: `fft` and `ifft` compute both halves, real-input transforms
     one.
     """
     name = _transform(context)
@@ -176,7 +178,7 @@ def _transformed_dims(shape: Shape, known: Call, context: Context) -> Guess | No
 
 @by_shape
 def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the length to which a transform pads its input, from the transform inside or from what is read next."""
+    """Guess the length to which a transform pads its input, from the nested transform or from what is read next."""
     around = context.relatives()
     if not shape or known.value("dim") not in (None, -1, len(shape) - 1):
         return None
@@ -194,7 +196,9 @@ def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _halved(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of a gated unit: the one in which its gradient, or what is read next, is half as large."""
+    """Guess the dimension of a gated unit: the dimension whose size is halved in its gradient or in what is
+    read next.
+    """
     if not shape:
         return None
     grad = known.shape("grad_output")
@@ -212,21 +216,21 @@ def _steps(known: Call, context: Context) -> Guess | None:
 
 
 def _in_training(known: Call, context: Context) -> Guess | None:
-    """Guess training mode if the trace accumulates gradients, evaluation mode if it has none."""
+    """Guess training mode if gradients are accumulated in the trace, otherwise evaluation mode."""
     trained = bool(context.relatives().gradients)
     why = "gradients are accumulated in this trace" if trained else "no gradient is accumulated in this trace"
     return Guess(value=trained, why=f"{trained}: {why}")
 
 
 def _drops(known: Call, context: Context) -> Guess | None:
-    """Guess whether a dropout is active: an inactive dropout makes no calls inside."""
+    """Guess whether a dropout is active; an inactive dropout makes no nested calls."""
     calls = bool(context.relatives().children)
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
-    """Return the rule for the sequence lengths of a batch, the maximum for the shapes: lists over 30 are not
-    recorded.
+    """Return the rule for the sequence lengths of a batch: the maximum that the shapes allow, because lists over 30
+    elements are not recorded.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -239,7 +243,7 @@ def _full_lengths(name: str, dim: int) -> Rule:
 
 
 def _sparsely(known: Call, context: Context) -> Guess | None:
-    """Guess whether the gradient of an embedding is sparse, from the calls inside the node that makes it."""
+    """Guess whether the gradient of an embedding is sparse, from the calls inside its backward node."""
     around = context.relatives()
     names = [call.name for call in (*around.backward, *around.inside)]
     kind = next((name for name in names if name.endswith(("_sparse_backward", "_dense_backward"))), None)
@@ -247,7 +251,9 @@ def _sparsely(known: Call, context: Context) -> Guess | None:
 
 
 def _counts_the_end(known: Call, context: Context) -> Guess | None:
-    """Guess whether offsets end with the number of indices: there is then one bag fewer than offsets."""
+    """Guess whether the offsets include the number of indices as their last element: then there is one bag fewer than
+    offsets.
+    """
     around, offsets = context.relatives(), known.shape("offsets")
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:

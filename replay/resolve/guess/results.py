@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses based on the size of the result: from an `out=`, its gradient, or what is written or read next.
+"""Guesses arguments from the size of the result: an `out=` argument, its gradient, or what is written or read next.
 
 Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
 plain fallback is used, and the reason says so.
@@ -33,7 +33,7 @@ _WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd"
 _NEXT_READERS = 4
 NEXT_READERS_OF_SUMS = 6
 MAX_RANK = 8
-"""Of tensors whose reduced dimensions are searched for."""
+"""Maximum rank of tensors whose reduced dimensions are searched for."""
 
 
 def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
@@ -54,7 +54,7 @@ Reduction = tuple[tuple[int, ...], bool]
 
 
 def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, str] | None:
-    """Return the reduction of the input that gives the recorded output, or what is read next, with the reason."""
+    """Return the reduction of the input that gives the recorded output or what is read next, with the reason."""
     if len(shape) > MAX_RANK:
         return None
     out = known.shape("out", "values")
@@ -90,7 +90,7 @@ def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) 
 
 
 def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction | None:
-    """Return the reduction shown by its view of the result, and by the zeros that it writes there."""
+    """Return the reduction shown by its view of the result and by the zeros that it writes there."""
     view = next((meta.shape for meta, _ in first_tensors(children, ("aten::as_strided",))), None)
     filled = (meta.shape for meta, _ in first_tensors(children, ("aten::fill_",)))
     if not shape:
@@ -133,7 +133,7 @@ def _reduced_dim(known: Call, context: Context) -> Guess | None:
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
-    """Return the gradient of the result of a forward call, or of the composite that it is the last call of; None if
+    """Return the gradient of the result of a forward call, or of the composite whose last call it is; None if
     unknown.
     """
     node = around.following[0] if around.following else None
@@ -141,7 +141,7 @@ def node_gradient(around: Relatives) -> TensorMeta | None:
 
 
 def _summed_type(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a sum with an explicit dtype: that of the view of its result, or of its gradient."""
+    """Guess the dtype of a sum with an explicit dtype from the view of its result or from its gradient."""
     around = context.relatives()
     metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
     dtype = next((meta.dtype for meta in (*metas, node_gradient(around)) if meta is not None and meta.dtype), None)
@@ -150,7 +150,7 @@ def _summed_type(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess 0 for none, 1 for a mean, 2 for a sum, from the calls inside or the gradient of the result."""
+    """Guess 0 for no reduction, 1 for a mean, 2 for a sum, from the nested calls or the gradient of the result."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
         return Guess(value=1, why="1: a mean inside")
@@ -161,7 +161,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
 
 
 def _loss_back(known: Call, context: Context) -> Guess | None:
-    """Guess the reduction in the backward of a loss: its gradient is a scalar, or has one value per element."""
+    """Guess the reduction in the backward of a loss: its gradient is a scalar or has one value per element."""
     grad = known.tensor("grad_output")
     return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
 
@@ -178,7 +178,9 @@ def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> 
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Return the rule for padding pairs, last dimension first; for `spatial` dimensions, or for all that differ."""
+    """Return the rule for padding pairs, last dimension first, for `spatial` dimensions or for all dimensions that
+    differ.
+    """
 
     @by_shape
     def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
@@ -201,7 +203,7 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
 
 
 def _is_padded(padded: Shape, shape: Shape, same: int) -> bool:
-    """Check whether a size is larger than another one of the same rank, with the first `same` dimensions equal."""
+    """Check whether `padded` is larger than `shape`, with the same rank and equal first `same` dimensions."""
     longer = len(padded) == len(shape) and all(n >= m for n, m in zip(padded, shape, strict=True))
     return longer and padded != shape and padded[:same] == shape[:same]
 
@@ -217,7 +219,7 @@ def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
 
 
 def _sides(more: int) -> tuple[int, int]:
-    """Return the elements added before and after a dimension; an odd number is all added after it."""
+    """Return the elements added before and after a dimension; an odd number is added entirely after it."""
     return (0, more) if more % 2 else (more // 2, more // 2)
 
 
@@ -258,8 +260,8 @@ def _scale_factors(spatial: int) -> Rule:
 
 
 def _input_size(spatial: int) -> Rule:
-    """Return the rule for the input size of a resampling whose backward reads only the gradient: default half the
-    size.
+    """Return the rule for the input size of a resampling whose backward reads only the gradient; the fallback is half
+    the size.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -276,7 +278,7 @@ def _input_size(spatial: int) -> Rule:
 
 
 def _length(known: Call, context: Context) -> Guess | None:
-    """Guess the length of a new sequence: from its output, or the first vector that is written or read next."""
+    """Guess the length of a new sequence from its output, or from the first vector that is written or read next."""
     sequence = _first_fit(known, context, lambda shape: len(shape) == 1)
     if sequence is not None:
         return Guess(value=sequence[0][0], why=sequence[1])
@@ -301,7 +303,7 @@ def _side_of_matrix(side: int) -> Rule:
 
 
 def _resized(known: Call, context: Context) -> Guess | None:
-    """Guess the size to which an op resizes its result: the size that the same op, or a later call, gets next."""
+    """Guess the size to which an op resizes its result, from the next call of the same op or a later call."""
     source, around = known.tensor("self"), context.relatives()
     parent = around.parent_name
     if parent == "aten::resize_as_" and around.parent is not None:
@@ -318,7 +320,9 @@ def _resized(known: Call, context: Context) -> Guess | None:
 
 
 def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
-    """The size of a result that first held something of another size: the unreduced losses, all elements, the input."""
+    """Guess the final size of a result that first had another size: the unreduced losses, all elements, or
+    the input.
+    """
     parent = around.parent_name
     levels = list(zip(around.following, around.levels, strict=False))
     inside = [call for call, level in levels if level == 0]
@@ -338,8 +342,8 @@ _CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolutio
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
-    """Guess from the argument of one of the next calls, or only of copies: a slow convolution copies its bias to the
-    result.
+    """Guess from the argument of one of the next calls (with `copies_only`, of copies: a slow convolution copies its
+    bias to the result).
     """
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):
@@ -351,7 +355,7 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:
-    """Guess from the first vector that is read next, with this dtype or preferably an integer dtype."""
+    """Guess from the first vector that is read next, preferring `dtype`, or an integer dtype if `dtype` is empty."""
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
@@ -363,7 +367,9 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 @by_shape
 def _largest_count(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the `k` of topk: the size of the only dimension in which the result is smaller."""
+    """Guess the `k` of topk from the last dimension of the result, the only one that may be smaller than the
+    input's.
+    """
 
     def fits(result: Shape) -> bool:
         return len(result) == len(shape) > 0 and result[:-1] == shape[:-1] and result[-1] <= shape[-1]

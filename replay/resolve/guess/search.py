@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds view arguments by trial: calls each choice on a meta tensor until a result matches evidence in the trace.
+"""Finds arguments of views by trial: calls each choice on a meta tensor until a result matches evidence in the trace.
 
-Owns the choices for an argument, by its type and name, and where results are looked for. Does not own default values
+Owns the choices for an argument, by its type and name, and where results are searched for. Does not own default values
 for views without evidence (`views`).
 """
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     import torch
 
 MAX_RANK = 12
-"""Of tensors whose dimensions are tried."""
+"""Maximum rank of tensors whose dimensions are tried."""
 MAX_TARGETS = 64
-"""Sizes that the next calls read, of which lists may have thousands."""
+"""Maximum number of sizes read by the next calls that are considered; lists may have thousands."""
 MAX_PIECES = 4096
 SOON = 4
-"""Calls in which the result of a cut is looked for, which may as well be as large as what it is taken of."""
+"""Number of next calls in which the result of a slice is searched for; it may be as large as the sliced tensor."""
 _CUTS = frozenset({"aten::slice", "aten::narrow"})
 _RESHAPES = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
@@ -51,27 +51,27 @@ SEARCHED = _aten(
     "moveaxis unsqueeze unsqueeze_ squeeze squeeze_ select unbind flatten unflatten slice narrow chunk unsafe_chunk "
     "split unsafe_split tensor_split"
 )
-"""Views whose arguments are tried: a call on a meta tensor costs next to nothing."""
+"""Views whose arguments are tried; a call on a meta tensor costs almost nothing."""
 _GRADIENTS = _aten("slice_backward select_backward")
 _STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
-"""Views whose result is that of the view that they make inside."""
+"""Views whose result is that of a nested view."""
 _REVERSED = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Expand|Sum|Mean|T|Transpose|Permute|Squeeze|Unsqueeze|Alias)Backward\d*"
 )
-"""Ops whose backward makes what they were given of their result, by a view or after one."""
+"""Ops whose backward restores the input size from the result's gradient with a view, possibly after another op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A choice of arguments, and the result of the call with it."""
+    """A choice of arguments with the result of the call."""
 
     values: Mapping[str, Any]
     shape: Shape
     strides: Shape
     why: str = ""
     shown: bool = True
-    """Something in the trace shows the result; else it follows from arguments that are the usual ones."""
+    """Whether something in the trace shows the result; otherwise it follows from default arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,14 @@ class Target:
     shape: Shape
     why: str
     sure: bool = False
-    """It may be that of what the view is taken of, too."""
+    """Whether the size is accepted even if it equals that of the viewed tensor."""
 
 
 Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 
 
 def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried | None:
-    """Return the first choice of the open arguments whose result appears in the trace; None if there is none.
+    """Return the first choice of the unknown arguments whose result appears in the trace; None if there is none.
 
     `usual` guesses the arguments of an enclosing view whose result does not appear either.
     """
@@ -121,7 +121,7 @@ def _forward(name: str, known: Call, context: Context) -> Tried | None:
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
-    """Return the result of the view that makes a call, with its own arguments guessed; None if no view makes the
+    """Return the result of the view that makes a call, with the view's own arguments guessed; None if no view makes the
     call.
     """
     around = context.relatives()
@@ -142,7 +142,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
 def _usual_result(
     match: Match, source: TensorMeta, known: Call, caller: Context, usual: Usual, *, place: int
 ) -> Tried | None:
-    """Return the result of a view with default values for arguments that are not recorded."""
+    """Return the result of a view, with default values for its unrecorded arguments."""
     why, shown = "recorded", True
     for arg in _positional(match.spec):
         guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None
@@ -174,7 +174,9 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 def _called(
     spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
-    """Return one of the `count` results of an overload on a meta tensor; None if it refuses, or has another count."""
+    """Return one of the `count` results of an overload on a meta tensor; None if the call fails or returns another
+    number of results.
+    """
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
     if not bounded and max(source.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
@@ -209,7 +211,7 @@ def _results(
 
 
 def _pieces_inside(around: Relatives) -> int | None:
-    """Return how many views a call makes inside; None if no view is recorded."""
+    """Return how many nested views a call makes; None if no view is recorded."""
     names = [call.name for call in around.inside]
     counts = (names.count(f"aten::{name}") for name in ("narrow", "slice", "select", "as_strided"))
     return next((count for count in counts if count), None)
@@ -243,7 +245,7 @@ def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Se
 
 
 def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
-    """Return dimensions of size 1, last first; several at once only if a composite requires it."""
+    """Return dimensions of size 1 to try, last first; several at once only inside a composite."""
     ones = [d for d in reversed(range(len(shape))) if shape[d] == 1]
     max_dims = len(ones) if inside.composite_of(around) is not None else 1
     several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
@@ -251,7 +253,7 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
-    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size the first comes first.
+    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size, the first comes first.
 
     Exceptions: a dimension that is unbound next was not the first before, `repeat` has its own order, and a backward
     permutation is the inverse of the forward one.
@@ -269,9 +271,9 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
 
 
 def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
-    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size the first comes first.
+    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size, the first comes first.
 
-    `apart`: the first dimension does not stay first if another one has the same size.
+    With `apart`, the first dimension does not stay first if another one has the same size.
     """
     free = list(range(len(shape)))
     dims: list[int] = []
@@ -302,7 +304,7 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
 
 
 def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Target]:
-    """Yield sizes that the next calls read; after a cut, only if they do not read the whole tensor as well."""
+    """Yield sizes that the next calls read; for slices, only until another call reads the whole tensor."""
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
         yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
@@ -321,7 +323,7 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
 
 
 def _batch_targets(shape: Shape, around: Relatives) -> Iterator[Target]:
-    """Sizes of a batch of what is read after the call for one sample in which vmap makes the call."""
+    """Yield batched sizes of the tensors read after the call for one sample in which vmap makes this call."""
     for call, level in zip(around.following, around.levels, strict=True):
         if level == 0:
             continue
@@ -333,7 +335,7 @@ def _batch_targets(shape: Shape, around: Relatives) -> Iterator[Target]:
 
 
 def _makes_batch(around: Relatives, count: int) -> bool:
-    """Return whether the calling op is recorded for one sample of `count`, and inside for the batch."""
+    """Check whether the enclosing op is recorded for one of `count` samples and its nested call for the batch."""
     outer = next((call for call in around.ancestors if call.name not in inside.VIEWS), None)
     shape = None if outer is None else recorded_shape(outer)
     if outer is None or shape is None or around.above is None:
@@ -344,9 +346,7 @@ def _makes_batch(around: Relatives, count: int) -> bool:
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
-    """Yield the forward call's argument sizes for a view that is part of its backward node: a view back restores
-    them.
-    """
+    """Yield the forward call's argument sizes for a view in its backward node, which restores them."""
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
     forward = around.forward_shape
     if node.startswith("Cat"):
@@ -361,8 +361,8 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the sizes after leading dimensions of size 1: the size that is read next, else the size without all of
-    them.
+    """Return the size without leading dimensions of size 1: the stripped size that is read next, otherwise without all
+    of them.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

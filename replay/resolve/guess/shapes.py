@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses based on shapes: sizes of views and factories, dimensions, windows of convolutions, index tensors.
 
-Two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None if it has no evidence.
-Owns no constants (`guess`).
+Consists of two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None if it has no
+evidence. Owns no constants (`guess`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _first_strides(known: Call, context: Context) -> Guess | None:
 
 
 def _factory_size(known: Call, context: Context) -> Guess | None:
-    """Guess the size of a new tensor: that of what is next written into it, or of its caller's argument."""
+    """Guess the size of a new tensor from what is written into it next, or from an argument of its caller."""
     around, like = context.relatives(), _first_shape(known, context)
     if (sample := _size_without_batch(known, context)) is not None:
         return sample
@@ -75,7 +75,9 @@ def _factory_size(known: Call, context: Context) -> Guess | None:
 
 
 def _size_without_batch(known: Call, context: Context) -> Guess | None:
-    """Under vmap the call for one sample makes the one for the batch, whose size has the batch in front."""
+    """Guess the size for one sample under vmap from the batched call that it makes, whose size has the batch dimension
+    first.
+    """
     around, own = context.relatives(), known.first_tensor()
     inside = around.batched() if around.batched is not None else None
     batch = None if inside is None else first_tensor_of(inside[0])
@@ -102,7 +104,7 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 
 def _empty_size(known: Call, context: Context) -> Guess | None:
-    """Guess a size for `empty`: allocating without writing takes the same time for all but the largest sizes."""
+    """Guess a size for `empty`; allocation without writing takes the same time for all but the largest sizes."""
     return _factory_size(known, context) or Guess(value=(1,), why="[1]: nothing in the trace tells it")
 
 
@@ -131,7 +133,9 @@ def _normalized_shape(known: Call, context: Context) -> Guess | None:
 
 
 def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
-    """Guess a gradient for the input alone if a normalisation has no weights."""
+    """Guess which gradients of a normalisation are required: the input's always, those of weights only if there are
+    weights.
+    """
     weighted = known.tensor("weight") is not None
     return Guess(value=(True, weighted, weighted), why="gradients of the input and of weights that there are")
 
@@ -149,7 +153,9 @@ def _half(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _reduced_shape(known: Call, context: Context) -> Guess | None:
-    """Guess the input of a max or min whose gradient goes to one position of dimension 0: at least that long."""
+    """Guess the input size of a max or min whose gradient goes to one position of dimension 0; 2 is the minimum for
+    that dimension.
+    """
     grad = known.shape("grad")
     if grad is None:
         return None
@@ -158,7 +164,7 @@ def _reduced_shape(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of gather and scatter: in every other dimension the index must fit into self."""
+    """Guess the dimension of gather and scatter, the only one in which the index may be larger than self."""
     index = known.shape("index")
     if not shape or index is None or len(shape) != len(index):
         return None
@@ -177,7 +183,9 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
-    """Programs reach the overload `stable` by giving that argument; `aten::sort` calls it with False."""
+    """Guess `stable`: True, because programs reach this overload by passing the argument, except that `aten::sort`
+    passes False.
+    """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:
         return Guess(value=False, why=f"False: {parent.name} was called without it")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses string arguments, which no profile records, from the calls inside and the names of kernels.
+"""Guesses string arguments, which no profile records, from nested calls and kernel names.
 
 Without evidence a string is the schema's default, with an assumption. Owns no equations (`einsum`).
 """
@@ -23,15 +23,17 @@ _PADDINGS = {
     "_pad_circular": "circular",
     "constant_pad_nd": "constant",
 }
-"""Op that aten::pad calls, or the beginning of its name → mode."""
+"""Op called by aten::pad, or the start of its name → mode."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
-"""The first lambda of the kernel's source is that of the approximation (ATen/native/cuda/ActivationGeluKernel.cu)."""
+"""Kernel name of gelu; the first lambda in the kernel's source is the approximation
+(ATen/native/cuda/ActivationGeluKernel.cu).
+"""
 _DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
 _REDUCTION = re.compile(r"(?:Reduce|reduce_)(Add|Multiply|Mean|Maximum|Minimum|add|multiply|mean|maximum|minimum)\b")
 _ROUNDINGS = {"true": None, "trunc": "trunc", "floor": "floor"}
 _FFTS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 _SCALED_BY_ROOT, _UNSCALED = 1, 0
-"""Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); 2 is a division by the number of elements."""
+"""Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); code 2 divides by the number of elements."""
 
 
 _TIMES_US: dict[tuple[str, str], dict[str | None, int]] = {
@@ -44,15 +46,15 @@ _TIMES_US: dict[tuple[str, str], dict[str | None, int]] = {
     ("linalg_lstsq", "driver"): {None: 123, "gels": 101, "gelsd": 446, "gelss": 709},
     ("linalg_qr", "mode"): {"reduced": 96, "complete": 162, "r": 61},
 }
-"""(op, argument) → time by text of one call on one thread of a CPU (`benchmarks/untold_texts.py`)."""
+"""(op, argument) → time of one call on one CPU thread in microseconds, by string (`benchmarks/untold_texts.py`)."""
 _EQUAL_TIMES = 1.15
-"""Times this far apart at most are no other work."""
+"""Maximum ratio of two times that count as equal."""
 
 
 def what_others_take(op: str, argument: str, text: object) -> str:
-    """Return a note on how much longer or shorter a call takes with the string that differs most.
+    """Return a note with the relative time of a call with the string that differs most.
 
-    Return "" if all strings take the same time, or if that was not measured.
+    Returns "" if all strings take the same time, or if no times were measured.
     """
     times = _TIMES_US.get((op.rstrip("_"), argument), {})
     if not isinstance(text, str | None) or text not in times:
@@ -67,7 +69,7 @@ def _by_calls(text: str | None) -> Guess | None:
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
-    """Guess the string for which the name of a recorded kernel contains a word."""
+    """Guess the string that belongs to a word in the name of a recorded kernel."""
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
     return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
@@ -93,7 +95,9 @@ def _gelu(known: Call, context: Context) -> Guess | None:
 
 
 def _rounding_mode(known: Call, context: Context) -> Guess | None:
-    """Guess from the kernel; integers divided in place must be rounded, as they cannot hold a quotient."""
+    """Guess the rounding mode from the kernel; integers divided in place must be rounded, because they cannot hold a
+    quotient.
+    """
     around, dividend = context.relatives(), known.tensor("self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
     return named if named is not None or dividend is None else _rounded(dividend, known, around)
@@ -118,8 +122,8 @@ def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
     """Return the reduction of `scatter_reduce` or `index_reduce`, from the calls of its backward.
 
-    Source: torch/csrc/autograd/FunctionsManual.cpp. A product calls the op again; a mean counts with ones, and a
-    maximum or minimum looks for equal elements; mean, maximum and minimum count by adding. A sum only gathers.
+    Source: torch/csrc/autograd/FunctionsManual.cpp. "prod" calls the op again. "mean" counts elements with ones, "amax"
+    and "amin" search for equal elements; all three count by adding. "sum" only gathers.
     """
     names = {call.name for call in calls}
     if names & {"aten::scatter_reduce", "aten::index_reduce"}:
@@ -130,7 +134,7 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
 
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
-    """Return the rule for how an op combines values at the same place; `names` maps words in kernel names to its
+    """Return the rule for how an op combines values at the same position; `names` maps words in kernel names to its
     strings.
     """
 
@@ -152,7 +156,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
 
 
 def _named_norm(known: Call, context: Context) -> Guess | None:
-    """Guess the norm: "nuc" needs singular values, "fro" a norm of all elements."""
+    """Guess the norm: "nuc" computes singular values, "fro" a norm over all elements."""
     names = {call.name for call in context.relatives().inside}
     if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
         return _by_calls("nuc")
@@ -163,11 +167,11 @@ _TEXT_OVERLOADS = {
     "aten::linalg_norm": ("ord_str", frozenset({"aten::linalg_matrix_norm"})),
     "aten::linalg_cond": ("p_str", frozenset({"aten::linalg_inv_ex", "aten::reciprocal"})),
 }
-"""Op → the overload that takes a text where others take a number, and calls that it alone makes without that number."""
+"""Op → the overload that takes a string where others take a number, and nested calls that only this overload makes."""
 
 
 def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
-    """Return the overload that takes a string where another one takes a number, or None without evidence."""
+    """Return the overload that takes a string where another one takes a number; None without evidence."""
     if not tells_overload(name, context) or len(recorded) < 2 or recorded[1].kind != "absent":
         return None
     overload, calls = _TEXT_OVERLOADS[name]
@@ -175,7 +179,7 @@ def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context)
 
 
 def tells_overload(name: str, context: Context) -> bool:
-    """Check whether the calls inside show if an unrecorded argument was a string."""
+    """Check whether the nested calls can show that an unrecorded argument was a string."""
     return name in _TEXT_OVERLOADS and bool(context.relatives().children)
 
 
@@ -193,7 +197,7 @@ def _fft_norm(*, inverse: bool) -> Rule:
 
 
 def _meshgrid_order(known: Call, context: Context) -> Guess | None:
-    """Guess the indexing order: "xy" swaps the first two vectors before they are viewed."""
+    """Guess the indexing order; "xy" swaps the first two vectors before they are viewed."""
     shapes = known.shapes("tensors")
     view = next((meta.shape for meta, _ in first_tensors(context.relatives().children, ("aten::view",))), None)
     if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
@@ -205,8 +209,8 @@ def _meshgrid_order(known: Call, context: Context) -> Guess | None:
 def _qr_mode(known: Call, context: Context) -> Guess | None:
     """Guess the mode of a QR decomposition.
 
-    For a tall matrix only "complete" makes its own R triangular, and only "r" makes the matrix itself triangular first.
-    For other matrices "r" cuts nothing off, and "reduced" and "complete" are the same.
+    For a tall matrix, only "complete" makes its own R triangular (`triu_`), and only "r" makes the matrix itself
+    triangular first. For other matrices "r" does not slice, and "reduced" and "complete" are the same.
     """
     shape, names = known.shape("A") or (), {call.name for call in context.relatives().children}
     if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
@@ -217,7 +221,7 @@ def _qr_mode(known: Call, context: Context) -> Guess | None:
 
 
 def _least_squares_driver(known: Call, context: Context) -> Guess | None:
-    """Guess LAPACK's routine by what is allocated for it (ATen/native/BatchLinearAlgebra.cpp).
+    """Guess LAPACK's routine from the memory allocated for it (ATen/native/BatchLinearAlgebra.cpp).
 
     All but "gels" allocate a rank, and two of them singular values; of these two, "gelsd" needs integers in addition to
     its workspace.
@@ -241,7 +245,7 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
 def _interpolation(known: Call, context: Context) -> Guess | None:
     """Guess the interpolation of a quantile between two elements (ATen/native/Sorting.cpp, quantile_compute).
 
-    It is a weighted mean of both elements, or one of them, selected by a rounded rank.
+    The result is a weighted mean of both elements, or one of them, selected by a rounded rank.
     """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:
@@ -253,12 +257,12 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 
 def _side(known: Call, context: Context) -> Guess | None:
-    """Guess the side of a search from the flag `right`, which has the same meaning."""
+    """Guess None for the side of a search: the flag `right` has the same meaning."""
     return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Call, context: Context) -> Guess | None:
-    """Guess "same" if a convolution inside, or its input, is padded; otherwise "valid"."""
+    """Guess "same" if a nested convolution, or its input, is padded; otherwise "valid"."""
     for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":
             return Guess(value="same", why=f"'same': padded by {call.name} inside")
@@ -291,4 +295,4 @@ TEXTS: dict[tuple[str, str], Rule] = {
     ("searchsorted", "side"): _side,
     **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
 }  # fmt: skip
-"""(op without namespace, argument) → rule; of two overloads one may name what the other one counts."""
+"""(op without namespace, argument) → rule; an argument may be a string in one overload and a number in another."""

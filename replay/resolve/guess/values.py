@@ -14,44 +14,50 @@ from opreplay.traces.model import OpSignature, TensorMeta
 
 Shape = tuple[int, ...]
 NOT_INSIDE = 99
-"""The level of the node of the backward pass that stands first, for the result of the call itself."""
+"""Level of a backward node that comes first in `following` and belongs to the result of the call itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relatives:
-    """Recorded calls around one call, which show sizes that the call itself does not."""
+    """Recorded calls around one call, which show sizes that the call itself does not show."""
 
     name: str = ""
-    """Of the call itself."""
+    """Name of the call itself."""
     parent: OpSignature | None = None
     children: tuple[OpSignature, ...] = ()
     inner: tuple[OpSignature, ...] = ()
-    """What the children call in turn, outer levels first; a few."""
+    """A few calls made by the children, outer levels first."""
     following: tuple[OpSignature, ...] = ()
-    """The next calls under the same parent, then those after the parent, in order; a few. Before them, and before those
-    after the parent, stands the node of the backward pass, whose gradient is as large as the result. In the place of
-    a label without sizes, as autograd leaves them, stands the first call inside that has some."""
+    """The next few calls in order: those with the same parent, then those after the parent.
+
+    The node of the backward pass, whose gradient is as large as the result, is inserted before them, and before those
+    after the parent. A label without sizes, as autograd writes them, is replaced by the first nested call that has
+    sizes.
+    """
     levels: tuple[int, ...] = ()
-    """How far up each of `following` is: 0 under the same parent, 1 under the parent's parent, and so on; a large
-    number for the node of the call itself."""
+    """Level of each of `following`: 0 has the same parent, 1 the parent's parent, and so on; NOT_INSIDE is the backward
+    node of the call itself.
+    """
     ancestors: tuple[OpSignature, ...] = ()
-    """The parent, its parent, and so on; a few."""
+    """The parent, its parent, and so on, up to a few levels."""
     places: tuple[int, ...] = ()
-    """How many calls of the same name come before the call under its parent, before the parent under its own, ..."""
+    """Number of earlier calls of the same name: before the call under its parent, before the parent under its own
+    parent, and so on.
+    """
     labels: tuple[str, ...] = ()
     """Names of the next labels without sizes, in order."""
     above: Callable[[int], Relatives] | None = None
-    """What surrounds one of `ancestors`, by its number."""
+    """Returns the calls around one of `ancestors`, by its index."""
     forward: OpSignature | None = None
-    """The forward call whose backward the call is a part of, by autograd's number of it."""
+    """The forward call whose backward contains this call, found by autograd's sequence number."""
     before: Callable[[], Relatives] | None = None
-    """What surrounds that forward call."""
+    """Returns the calls around that forward call."""
     backward: tuple[OpSignature, ...] = ()
-    """The calls inside the node that goes back through the call."""
+    """The calls inside the backward node of this call."""
     gradients: tuple[OpSignature, ...] = ()
-    """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
+    """autograd's labels for the gradients of one backward pass; the first tensor of each is as large as a parameter."""
     batched: Callable[[], tuple[OpSignature, Relatives] | None] | None = None
-    """The call of the same op inside, and its surroundings: under `vmap` the call for the batch."""
+    """Returns the nested call of the same op and the calls around it; under `vmap` this is the call for the batch."""
 
     @property
     def parent_name(self) -> str:
@@ -65,7 +71,7 @@ class Relatives:
 
     @property
     def inside(self) -> tuple[OpSignature, ...]:
-        """The calls inside, outer levels first."""
+        """The nested calls, outer levels first."""
         return (*self.children, *self.inner)
 
 
@@ -74,19 +80,19 @@ class Context:
     """Evidence about a call beyond its own arguments."""
 
     device: str = "cpu"
-    """Where the plan will be replayed."""
+    """Device on which the plan will be replayed."""
     float_dtype: str = "float32"
-    """The most common floating element type of the trace."""
+    """The most common floating-point dtype of the trace."""
     kernels: tuple[str, ...] = ()
-    """Names of the device work that the recorded calls own."""
+    """Names of the device kernels launched by the recorded calls."""
     lists_recorded: bool = False
-    """The trace holds sizes of lists of tensors, so that one without was longer than profilers record."""
+    """Whether the trace holds sizes of tensor lists; then a list without sizes was longer than profilers record."""
     number_lists_told: bool = True
-    """Lists of numbers have a type of their own in the trace; else one looks like what is absent."""
+    """Whether lists of numbers have their own type in the trace; otherwise they look like absent arguments."""
     calls: int = 1
-    """Recorded calls that count as this op."""
+    """Number of recorded calls that count as this op."""
     recorded_us: float | None = None
-    """Recorded time of one call: that of its device work where it owns any."""
+    """Recorded time of one call in microseconds; its device time if it launched device work."""
     relatives: Callable[[], Relatives] = Relatives
 
 
@@ -97,9 +103,9 @@ class Guess:
     why: str
     value: Any = None
     tensors: tuple[TensorMeta | None, ...] | None = None
-    """For Tensor[]."""
+    """Tensors of a Tensor[] argument."""
     evident: bool = True
-    """Something in the trace speaks for it; else it is what is usual."""
+    """Whether something in the trace supports the guess; otherwise it is the usual value."""
 
 
 Rule = Callable[[Call, Context], "Guess | None"]
@@ -107,7 +113,7 @@ ShapeRule = Callable[[Shape, Call, Context], "Guess | None"]
 
 
 def by_shape(rule: ShapeRule) -> Rule:
-    """Return a rule that uses the shape of the op's tensor; it guesses nothing if the shape is unknown."""
+    """Return a rule that applies `rule` to the shape of the op's tensor; None if the shape is unknown."""
 
     def guess(known: Call, context: Context) -> Guess | None:
         source = known.subject
@@ -130,7 +136,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """Return the tensor at a position of another recorded call, or the only tensor of a list there; None otherwise."""
+    """Return the tensor at a position of another recorded call, or the only tensor of a list there; otherwise None."""
     args = recorded_args(call)
     if position >= len(args):
         return None
@@ -146,7 +152,7 @@ def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = Non
 
 
 def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
-    """Return the tensors in the first argument of a recorded call, if it is a list."""
+    """Return the tensors of a recorded call's first argument if it is a list, otherwise ()."""
     args = recorded_args(call)
     return (args[0].tensors if args else None) or ()
 
@@ -160,7 +166,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:
-    """Return a list of integers among the recorded arguments of another call."""
+    """Return a list of integers at a position of another call's recorded arguments; None if there is none."""
     args = recorded_args(call)
     numbers = args[position].value if position < len(args) else None
     return numbers if is_whole_numbers(numbers) else None
@@ -178,7 +184,7 @@ def tensor_shapes(call: OpSignature, places: slice = slice(None)) -> list[Shape]
 
 
 def recorded_shape(signature: OpSignature) -> Shape | None:
-    """Return the shape of the first argument of another recorded call, if that is a tensor."""
+    """Return the shape of the first argument of another recorded call if it is a tensor; otherwise None."""
     if not signature.dims or not signature.types or signature.types[0] in ("", "Scalar", "ScalarList", "TensorList"):
         return None
     first: Any = signature.dims[0]

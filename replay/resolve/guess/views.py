@@ -1,7 +1,7 @@
-"""Guesses for views, conversions and new tensors, from what is read next: most results are used at once.
+"""Guesses for views, conversions and new tensors from what is read next, because most results are used at once.
 
-Owns sizes and dimensions of views, dtypes and memory formats that are recorded without their values. If no nearby call
-has a size that the view could have, a default is used.
+Owns sizes and dimensions of views, and dtypes and memory formats whose values are not recorded. If no nearby call has a
+size that the view could have, a default is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 SOON = 4
-"""Calls in which what a conversion or a factory makes is looked for."""
+"""Number of next calls in which the result of a conversion or factory is searched for."""
 TO_THE_END = 2**63 - 1
 _WINDOW = ("dimension", "size", "step")
 _WRITERS = names(
@@ -63,7 +63,9 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """Guess the strides of new memory: those of the result; for a Fourier transform those of its batch dimensions."""
+    """Guess the strides of new memory: those of the result, or those of the batch dimensions for a Fourier
+    transform.
+    """
     source = first_tensor_of(composite.call)
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
         batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
@@ -98,12 +100,12 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
 
 
 def _repeats(view: Shape, shape: Shape) -> bool:
-    """Check whether a view has the same size, up to repetition or dimensions of size 1."""
+    """Check whether a view equals a size, apart from repetition or dimensions of size 1."""
     return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
 def _strides(known: Call, context: Context) -> Guess | None:
-    """Guess strides for a view of the resolved size that stay within the memory."""
+    """Guess strides for a view of the guessed size that stay within the memory."""
     source, size = known.subject, known.value("size")
     if source is None or not is_whole_numbers(size):
         return None
@@ -120,8 +122,8 @@ def _strides(known: Call, context: Context) -> Guess | None:
 
 
 def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None:
-    """Return the strides of a view with extra dimensions at either end, or larger ones where `shape` has 1; else
-    None.
+    """Return the strides of a view with extra dimensions at one end, or with larger sizes where `shape` has 1; None for
+    other views.
     """
     more = len(size) - len(shape)
     if more >= 0 and size[: len(shape)] == shape:
@@ -186,9 +188,9 @@ def _unflattened_sizes(shape: Shape, known: Call, context: Context) -> Guess | N
 
 
 def _diagonal_of(which: str) -> Rule:
-    """Return the rule for dimensions or offset of a diagonal.
+    """Return the rule for the dimensions or the offset of a diagonal.
 
-    It uses the last two dimensions of a batch; a call that writes to the diagonal shows its length.
+    The dimensions are the last two of a batch; a call that writes to the diagonal shows its length.
     """
 
     @by_shape
@@ -209,15 +211,18 @@ def _diagonal_of(which: str) -> Rule:
 
 
 def _step(n: int, size: int, count: int) -> int:
-    """Return the distance between the starts of `count` windows of a size in `n` elements; 0 if they do not fit."""
+    """Return the distance between the starts of `count` windows of `size` elements in `n` elements; 0 if they do not
+    fit.
+    """
     step = (n - size) // (count - 1) if count > 1 else size
     return step if step and (n - size) // step + 1 == count else 0
 
 
 def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
-    """Return dimension, size and step of windows, with the reason.
+    """Return the dimension, size and step of windows, with the reason.
 
-    The tensor that is read next has the number of windows in place of the dimension, and their size as last dimension.
+    The tensor that is read next has the number of windows in place of the dimension, and the window size as its last
+    dimension.
     """
     shape = source.shape
     if (repeated := copies.window(shape, context.relatives())) is not None:
@@ -235,7 +240,7 @@ def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str]
 
 
 def _unfolded(which: str) -> Rule:
-    """Return the rule for dimension, size or step of windows."""
+    """Return the rule for the dimension, size or step of windows."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         source = known.subject
@@ -253,8 +258,8 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype that a conversion writes, its own dtype if it writes nothing, else the dtype that is read
-    next.
+    """Guess the dtype of a conversion: the dtype that nested copies write or, failing that, the one read next; its own
+    dtype if neither shows one.
     """
     source, calls = known.subject, context.relatives().inside
     if source is None:
@@ -269,7 +274,7 @@ def _converted(known: Call, context: Context) -> Guess | None:
 
 
 def _new_dtype(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a new tensor: that of what is written into it, or read next."""
+    """Guess the dtype of a new tensor from what is written into it or read next."""
     if (result := _result_dtype(context.relatives())) is not None:
         return result
     size = known.value("size")
@@ -282,7 +287,7 @@ def _new_dtype(known: Call, context: Context) -> Guess | None:
 
 
 def _result_dtype(around: Relatives) -> Guess | None:
-    """The element type of what an op allocates for its result, where that type follows from the op."""
+    """Guess the dtype of memory that an op allocates for its result, if the op determines it."""
     if around.parent_name in ("aten::searchsorted", "aten::bucketize"):
         return Guess(value="torch.int64", why=f"int64: {around.parent_name} gives positions")
     if around.parent_name == "aten::_fft_r2c" and around.parent is not None:
@@ -293,7 +298,7 @@ def _result_dtype(around: Relatives) -> Guess | None:
 
 
 def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[TensorMeta, str]]:
-    """Yield tensors that may be a new one, with how each is used; most certain first."""
+    """Yield tensors that may be the new tensor, each with its use; most certain first."""
     around = context.relatives()
     if (allocated := literal(around) or allocated_meta(around)) is not None:
         yield allocated, "what is given it next"
@@ -321,7 +326,7 @@ def _clones_plainly(call: OpSignature) -> bool:
 
 
 def _gradient_size(known: Call, context: Context) -> Guess | None:
-    """Guess the input size of a view's backward: it writes into zeros of this size through the same view."""
+    """Guess the input size of a view's backward, which writes into zeros of this size through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)
     return next((Guess(value=m.shape, why=f"what {name} inside is taken of") for m, name in inside), None)

@@ -26,10 +26,10 @@ def _spatial(known: Call, *names: str) -> Shape | None:
 
 
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
-    """Return (stride, padding, dilation) that gives `out` from `size` with this kernel; 1 and "same" padding if `out`
+    """Return (stride, padding, dilation) with which this kernel gives `out` from `size`; 1 and "same" padding if `out`
     is unknown.
 
-    Of several solutions it takes the smallest dilation and stride, then the padding that leaves the fewest elements at
+    Of several solutions, takes the smallest dilation and stride, then the padding that leaves the fewest elements at
     the end unused. Only a window without padding may be dilated: its input was padded before, or its output is smaller.
     """
     if out is not None:
@@ -49,8 +49,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
 def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
     """Return (stride, padding, output padding) of a transposed convolution.
 
-    They satisfy `out` = (size - 1) stride - 2 padding + kernel + output padding; of several solutions it takes the
-    smallest output padding and stride.
+    The solution satisfies `out` = (size - 1) stride - 2 padding + kernel + output padding, with the smallest possible
+    output padding, then stride.
     """
     if out is not None:
         for more in (0, 1):
@@ -62,7 +62,7 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
 
 
 def _is_transposed(known: Call, context: Context) -> bool:
-    """Check whether a convolution is transposed: its caller says so, or its filters fit no other way."""
+    """Check whether a convolution is transposed: by the name of a caller, or because its filters fit no plain one."""
     around = context.relatives()
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
@@ -72,7 +72,7 @@ def _is_transposed(known: Call, context: Context) -> bool:
 
 
 def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
-    """Check whether the filters fit a transposed convolution, and do not fit a plain one as well."""
+    """Check whether the filters fit a transposed convolution but not a plain one."""
     larger = math.prod(grad[2:]) > math.prod(source[2:])
     plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
@@ -84,7 +84,7 @@ def _is_transposed_rule(known: Call, context: Context) -> Guess | None:
 
 
 def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
-    """Return the result sizes of a convolution without batch and channels, with the evidence."""
+    """Return the spatial sizes of a convolution's result, with the evidence."""
     grad = _spatial(known, "grad_output")
     if grad is not None:
         return grad, "fits the recorded gradient"
@@ -103,7 +103,9 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Call, weight: Shape) -> int:
-    """Return the result channels of a transposed convolution: from its gradient, its bias, else those of one group."""
+    """Return the result channels of a transposed convolution, from its gradient, its bias, or the channels of one
+    group.
+    """
     grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
         return grad[1]
@@ -138,7 +140,7 @@ def _padded(values: Sequence[T], fill: T, sizes: Shape) -> tuple[T, ...]:
 
 
 def _pooled(known: Call, context: Context) -> Shape | None:
-    """Return the result sizes of a pooling without batch and channels, from its gradient or what is read next."""
+    """Return the spatial sizes of a pooling's result, from its gradient or what is read next."""
     outs, source = _spatial(known, "grad_output", "indices"), known.shape("self")
     if outs is not None or source is None or len(source) < 3:
         return outs
@@ -159,7 +161,7 @@ def _same_rank(fill: int, why: str) -> Rule:
 
 
 def _groups(known: Call, context: Context) -> Guess | None:
-    """Guess the groups: input channels divided by the channels of one filter."""
+    """Guess the number of groups: input channels divided by the channels of one filter."""
     known = _completed(known, context)
     source, weight = known.shape("input", "self"), known.shape("weight")
     if source is None or weight is None or len(source) < 3 or len(weight) < 2 or not weight[1]:
@@ -181,7 +183,7 @@ def _pool_kernel(known: Call, context: Context) -> Guess | None:
 
 
 def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
-    """Return window widths that give `outs` from `sizes`: windows that halve a size are mostly overlapping ones of
+    """Return window widths that give `outs` from `sizes`; windows that halve a size usually overlap and have
     width 3.
     """
     pairs = list(zip(sizes, outs, strict=True))
@@ -208,7 +210,7 @@ def _pool(which: str) -> Rule:
 
 
 def _made_to_fit(size: int, out: int, kernel: int) -> int:
-    """Return the next larger window that gives `out` from `size` with some stride and padding."""
+    """Return the smallest window of at least `kernel` that gives `out` from `size` with some stride and padding."""
 
     def makes(width: int) -> bool:
         stride, padding = _pool_window(size, out, width)
@@ -218,7 +220,7 @@ def _made_to_fit(size: int, out: int, kernel: int) -> int:
 
 
 def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
-    """Return (stride, padding) of a pooling window; its padding may be at most half the kernel."""
+    """Return (stride, padding) of a pooling window; the padding may be at most half the kernel."""
     if out is not None:
         for stride in (2, 1, *range(3, MAX_STRIDE + 1)) if size > 1 else (1,):
             for padding in range(kernel // 2 + 1):
@@ -228,8 +230,8 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
-    """Return (parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's
-    labels.
+    """Return (number of parameters whose gradients follow immediately, whether a gradient is passed on); None without
+    autograd's labels.
     """
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
@@ -277,11 +279,13 @@ def _convolution_mask(known: Call, context: Context) -> Guess | None:
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
-"""Places of the tensors in the arguments of a library's backward of a convolution, as torch had it up to 1.10."""
+"""Positions of the tensors in the arguments of a library's convolution backward in torch up to 1.10."""
 
 
 def _size_of(name: str) -> Rule:
-    """Return the rule for the size of a tensor that is an argument only of the enclosing call for all gradients."""
+    """Return the rule for the size of a tensor that only the enclosing call, which computes all gradients, has as an
+    argument.
+    """
 
     def rule(known: Call, context: Context) -> Guess | None:
         parent = context.relatives().parent
@@ -292,7 +296,7 @@ def _size_of(name: str) -> Rule:
 
 
 def _completed(known: Call, context: Context) -> Call:
-    """Return the arguments with tensors built from the sizes passed in their place."""
+    """Return the arguments with tensors created from sizes that are passed instead of the tensors."""
     completed = Call()
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
         if is_whole_numbers(shape := known.value(size)):
@@ -301,7 +305,7 @@ def _completed(known: Call, context: Context) -> Call:
 
 
 def _wanted(count: int) -> Rule:
-    """Return the rule for which gradients the calls inside compute; all if there are no calls inside."""
+    """Return the rule for which gradients are computed, from the nested calls; all of them if there are none."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         inside = [call.name for call in context.relatives().children]

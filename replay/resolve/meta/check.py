@@ -1,5 +1,5 @@
 # pyright: strict
-"""Dry run of ops on meta tensors: checks that each call is accepted, and that its results match the recording.
+"""Dry run of ops on meta tensors: checks that each call is accepted and that its results match the recording.
 
 Nothing is computed and no memory for tensors is allocated. Owns the verdict; `outputs` owns the call itself.
 """
@@ -24,8 +24,10 @@ _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
 }
-"""Results by number, of ops of aten, that hold what a backward needs: each device's kernel gives them another size.
-Results of quantized types are left out too: meta tensors have none."""
+"""Aten op → numbers of results that hold data for its backward, whose size depends on the device's kernel.
+
+Results with quantized dtypes are left out, too, because meta tensors do not have them.
+"""
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 
 
@@ -37,7 +39,7 @@ def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, M
 
 
 def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
-    """Return the verdict on each op; the calls are isolated, so that an op that hangs or crashes affects no other."""
+    """Return the verdict on each op; the calls are isolated, so an op that hangs or crashes does not affect others."""
     answers = forked.each(_encoded_check, ops, policy)
     return [
         MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
@@ -53,7 +55,7 @@ def _encoded_check(op: ReplayOp, policy: Policy) -> bytes:
 def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
     """Call one op on meta tensors and compare its results with the trace.
 
-    Raises nothing, and may not return: use `check_ops` for ops of unknown origin.
+    Does not raise, but may hang: use `check_ops` for ops of unknown origin.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -85,10 +87,10 @@ def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[Ten
 
 
 def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
-    """Compare sizes and dtypes of results with the recorded ones; None stands for a result that is not a tensor.
+    """Compare sizes and dtypes of results with the recorded ones; None is a result that is not a tensor.
 
-    A tensor that is missing on the other side is not compared: an undefined gradient is recorded as nothing, and a
-    portable equivalent may return fewer results than the vendor's op.
+    A tensor that is missing on the other side is not compared: an undefined gradient is not recorded, and a portable
+    equivalent may return fewer results than the vendor's op.
     """
     if len(results) != len(recorded):
         results, recorded = [m for m in results if m is not None], [m for m in recorded if m is not None]
@@ -104,7 +106,9 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
 
 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
-    """Return the `out=` argument whose size differs from the recorded one; an empty argument may grow."""
+    """Return the error text for an `out=` argument whose required size differs from the recorded one; an empty argument
+    may grow.
+    """
     for arg in op.args:
         meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None
         if meta is None or 0 in meta.shape:

@@ -31,17 +31,19 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
 Function = Callable[[ReplayOp, Policy], bytes]
-"""Module-level, raises nothing; what it changes or prints is lost."""
+"""A function at module level that does not raise; its side effects and output are lost."""
 CPU_S = 10.0
-"""Processor time for one op; the first one may have to import torch's decompositions."""
+"""CPU time limit per op in seconds; the first op may have to import torch's decompositions."""
 WALL_S = 120.0
-"""Time for one op that waits without computing."""
+"""Wall-clock limit in seconds for one op that waits without computing."""
 MOST_LOST = 6
-"""Ops that may hang or crash before the rest is left alone: a file could hold any number of them."""
+"""Maximum number of ops that may hang or crash before the remaining ops are skipped; a file could hold any number of
+them.
+"""
 MEMORY_BYTES = 512 << 20
-"""What the child may take, see `worker.limit_memory`; tensors on meta have no memory."""
+"""Memory limit of the child, see `worker.limit_memory`; meta tensors have no memory."""
 TOGETHER = 64
-"""Ops that are sent at once."""
+"""Number of ops sent at once."""
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 FUNCTIONS: dict[str, Function] = {}
 _lock = Lock()
 _lost: dict[bytes, Reason] = {}
-"""Calls that never returned: the same call is not made again, by whichever function. Its size is what they cost."""
+"""Calls that never returned; no function repeats them. The number of entries bounds the time they cost."""
 
 
 def function(wanted: Function) -> Function:
@@ -81,7 +83,7 @@ def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[byte
 
 
 def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: int) -> list[bytes | Reason]:
-    """Return the child's reply for each op; `lost` are ops that did not return before."""
+    """Return the child's reply for each op; `lost` is the number of ops that did not return before."""
     answers: list[bytes | Reason] = []
     retried: int | None = None
     while len(answers) < len(ops):
@@ -101,7 +103,9 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
 
 
 def any_lost() -> bool:
-    """Check whether any call of this process did not return; the time limit of a call depends on the machine's load."""
+    """Check whether any call of this process did not return; whether a call exceeds its time limit depends on the
+    machine's load.
+    """
     return bool(_lost)
 
 
@@ -129,9 +133,9 @@ class _Copy:
 
     @classmethod
     def current(cls) -> _Copy:
-        """Return the child, or a new one if it is gone or lacks ops or functions registered since the fork.
+        """Return the child, or a new one if it has ended or lacks ops or functions registered since the fork.
 
-        Reference implementations it registers by itself.
+        The child registers reference implementations by itself.
         """
         state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()) - overloads_defined())
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
@@ -141,7 +145,7 @@ class _Copy:
         return cls.running
 
     def work(self, task: _Task, answers: list[bytes | Reason]) -> Reason | None:
-        """Append replies to `answers`; return why the next op of the task has none, or None if all ops have one."""
+        """Append replies to `answers`; return why the next op of the task has no reply, or None if all ops have one."""
         try:
             send(self._channel, task)
             for _ in task.ops:
@@ -170,7 +174,7 @@ class _Copy:
         type(self).running = None
 
     def _ended(self) -> int | None:
-        """Reap the child if it is gone and return its status, 0 if it was reaped before; None if it is alive."""
+        """Reap the child if it has ended and return its status, 0 if it was reaped before; None if it is alive."""
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:
@@ -194,7 +198,9 @@ class _Copy:
 
 
 def _serve(descriptor: int, parent: int) -> None:
-    """Serve requests in the child until its socket closes. Never returns, and runs no exit handler of the parent."""
+    """Serve requests in the child until its socket closes. Never returns, and runs none of the parent's exit
+    handlers.
+    """
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):  # the parent's handlers would raise and blame the op
             signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Calls that real kernels refuse but meta kernels accept: missing dimensions, masks of the wrong size.
+"""Checks for calls that real kernels refuse but meta kernels accept: missing dimensions, masks of the wrong size.
 
-These ops were found by calling every ATen op with a dim on both (the tests repeat this): all other ops refuse an
-invalid call on meta tensors as well.
+These ops were found by calling every ATen op that has a dim on both kinds of tensors (the tests repeat this); all other
+ops refuse an invalid call on meta tensors, too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DIM_UNCHECKED = frozenset(
         "aten::_weight_norm_interface",
     }
 )
-"""Ops whose `dim` is one of their first tensor's, and which do not look at it on meta tensors."""
+"""Ops whose `dim` refers to their first tensor and is not checked on meta tensors."""
 MASK_UNCHECKED = frozenset({"aten::masked_select", "aten::_masked_softmax"})
-"""Ops of a `mask` whose sizes they do not look at on meta tensors."""
+"""Ops with a `mask` whose sizes are not checked on meta tensors."""
 INDEXED = frozenset(
     {
         "aten::index",
@@ -34,7 +34,7 @@ INDEXED = frozenset(
         "aten::_index_put_impl_",
     }
 )
-"""Ops of which masks among `indices` cover dimensions of the first tensor."""
+"""Ops in which masks among `indices` cover dimensions of the first tensor."""
 _MASKS = frozenset({"bool", "uint8"})
 
 
@@ -75,7 +75,7 @@ _CHECKS = ((DIM_UNCHECKED, _check_dim), (MASK_UNCHECKED, _check_mask), (INDEXED,
 
 
 def _broadcast(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
-    """Check that sizes, from the last on, are equal or 1."""
+    """Check that sizes are equal or 1, starting from the last dimension."""
     if any(
         size != other and 1 not in (size, other) for size, other in zip(reversed(shape), reversed(mask), strict=False)
     ):
@@ -87,7 +87,9 @@ def _unfit(shape: tuple[int, ...], mask: tuple[int, ...]) -> IndexError:
 
 
 def _cover(shape: tuple[int, ...], indices: tuple[TensorMeta | None, ...]) -> None:
-    """Check the indices: a mask covers as many dimensions as its rank, of equal size; an index or None covers one."""
+    """Check the indices: a mask covers as many dimensions as its rank, with equal sizes; an index or None
+    covers one.
+    """
     at = 0
     for index in indices:
         if index is None or index.dtype not in _MASKS:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed.
+"""Derives shapes and dtypes of an op's results from a call on meta tensors: nothing is allocated or computed.
 
-A composite recurrent op takes milliseconds a step: a short sequence is run, and the results are extended.
+A composite recurrent op takes milliseconds per step, so a short sequence is run and the results are extended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_RESULTS = 4096
 _META = torch.device("meta")
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Results = tuple[TensorMeta | None, ...]
-"""Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
+"""Results of one call, with lists flattened and None for a result that is not a tensor; at most `MAX_RESULTS`."""
 _RESULTS = msgspec.msgpack.Decoder(Results | Reason | None)
 RECURRENT = frozenset(
     {
@@ -46,19 +46,19 @@ RECURRENT = frozenset(
         "aten::miopen_rnn",
     }
 )
-"""Ops whose first argument and first result are sequences of one length."""
+"""Ops whose first argument and first result are sequences of equal length."""
 STEPS = 2
-"""Steps that are run: two, so that a step that feeds the next one is among them."""
+"""Number of steps that are run: two, so that one step feeds the next."""
 _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
-"""What torch says of more elements or bytes than 64 bits count."""
+"""Parts of torch's messages for more elements or bytes than 64 bits can count."""
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
-    """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not.
+    """Return the plan with `outputs` filled in from runs on meta tensors; it stays None if these do not show them.
 
-    An op whose sizes no device takes together gets that as its reason.
-    Floods of results are stopped first, and ops whose results are larger than any memory then: a plan may come from a
-    file that no pass has seen, and sizes may be made of arguments that are no tensors (`zeros([2**40, 2**40])`).
+    An op whose sizes are invalid together on any device gets that as its reason. Ops with too many results are stopped
+    first; afterwards also ops whose results are larger than any memory: a plan may come from a file that has not been
+    checked, and sizes may come from arguments that are not tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
@@ -96,19 +96,19 @@ class MetaCall:
     """One call on meta tensors."""
 
     arguments: dict[str, Any]
-    """By name; those that the op wrote to as it left them."""
+    """Arguments by name; those that the op wrote to are as it left them."""
     results: Results
 
 
 def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
-    """Return the results of one op. Raises what the meta kernel raises, and may not return; see `forked`."""
+    """Return the results of one op. Raises what the meta kernel raises, and may hang; see `forked`."""
     return call_on_meta(op, policy).results
 
 
 def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
-    """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises.
+    """Call an op of a plan on meta tensors, a recurrent op on a short sequence. Raises what the meta kernel raises.
 
-    It may hang or crash, as torch does for some arguments: run ops of unknown origin in `forked`.
+    The call may hang or crash, as torch does for some arguments: run ops of unknown origin in `forked`.
     """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
@@ -130,7 +130,9 @@ def _is_factory(op: ReplayOp) -> bool:
 
 
 def _arguments(op: ReplayOp) -> dict[str, Any]:
-    """Return the arguments by name, tensors on meta; an `out=` is empty, and afterwards has the size of the result."""
+    """Return the arguments by name with tensors on meta; an `out=` is empty before the call and has the result's size
+    after it.
+    """
     is_factory, memories = _is_factory(op), shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
     for arg in op.args:
@@ -140,7 +142,7 @@ def _arguments(op: ReplayOp) -> dict[str, Any]:
 
 
 def is_torch_out(op: ReplayOp, arg: ReplayArg) -> bool:
-    """Check whether torch resizes this argument to the result: `out=` of ATen, not a buffer of a vendor op."""
+    """Check whether torch resizes this argument to the result: an `out=` of ATen, but not a buffer of a vendor op."""
     return arg.mutated and arg.keyword_only and arg.type == "Tensor" and op.called.startswith("aten::")
 
 
@@ -163,8 +165,9 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
 
 
 def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> Any:
-    """Call the `fake` of a user's callable; the callable itself may access a tensor's memory, so it never gets meta
-    tensors.
+    """Call the `fake` of a user's callable.
+
+    The callable itself never gets meta tensors, because it may access a tensor's memory.
     """
     entry = EXECUTORS.find(op.called)
     if entry is None or entry.fake is None:
@@ -207,7 +210,7 @@ def _meta_of(result: Any) -> TensorMeta | None:
 
 
 def shortened(op: ReplayOp) -> ReplayOp:
-    """Return the op with `STEPS` steps if it is recurrent and longer, else the op itself."""
+    """Return the op with `STEPS` steps if it is recurrent and has more, otherwise the op itself."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or meta.shape[dim] <= STEPS:
@@ -217,7 +220,7 @@ def shortened(op: ReplayOp) -> ReplayOp:
 
 
 def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
-    """Return the results of `op`, computed from those of `shortened(op)`."""
+    """Return the results of `op`, computed from the results of `shortened(op)`."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):
@@ -226,7 +229,9 @@ def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[Te
 
 
 def _sequence_dim(op: ReplayOp) -> int | None:
-    """Return the time dimension of the first argument; None for an op without one, and for a packed sequence."""
+    """Return the time dimension of the first argument; None for a packed sequence and for ops that are not
+    recurrent.
+    """
     if op.called not in RECURRENT or not op.args or len(op.args[0].tensors) != 1:
         return None
     meta = op.args[0].tensors[0]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Errors that calls on meta tensors raise: whether the call itself is wrong, or meta tensors cannot tell."""
+"""Classifies errors raised by calls on meta tensors: the call itself is wrong, or meta tensors cannot show it."""
 
 from __future__ import annotations
 
@@ -22,32 +22,36 @@ _NEEDS_CONTENTS = (
     "CPU int64 tensor, but got",
     "its data is not allocated yet",
 )
-"""What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
+"""Parts of errors of composite ops that read contents in a nested call and therefore have no tag of their own."""
 _NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
-"""What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
+"""Parts of errors of kernels that take meta tensors for tensors of their own device, or create a part of the result
+there.
+"""
 _LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
-"""What torch says of an op in Python (`torch.library.custom_op`) without a fake kernel."""
+"""Parts of torch's errors for an op in Python (`torch.library.custom_op`) without a fake kernel."""
 _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 _WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
-"""Namespaces whose meta kernels say of a call that fails on them that it fails on any device."""
+"""Namespaces whose meta kernels fail only for calls that fail on any device."""
 _FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recording")
-"""What assumptions say that change neither sizes nor numbers of a recorded call."""
+"""Assumptions that change neither sizes nor numbers of a recorded call."""
 _NOT_OF_SIZES = re.compile(
     r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
 )
-"""What torch says where it refuses something else than sizes: strides may be assumed, and element types may be those
-before a cast that was not recorded."""
+"""Words in torch's errors that refuse something other than sizes: strides may be assumed, and dtypes may be those
+before an unrecorded cast.
+"""
 
 
 def is_torchs(op: ReplayOp) -> bool:
-    """Whether a meta kernel of the op that refuses a call speaks for all devices."""
+    """Check whether a call that the op's meta kernel refuses is invalid on all devices."""
     return op.called.partition("::")[0] in _WITH_META_KERNELS
 
 
 def refused_sizes(op: ReplayOp, error: Exception) -> Reason | None:
-    """Why no device can run a recorded call, from the error of its meta kernel; None where that does not follow.
+    """Return why no device can run a recorded call, from the error of its meta kernel; None if that does not follow.
 
-    Only of ops of torch, whose sizes and numbers were recorded: a call with a guessed number may fail by the guess.
+    Applies only to torch's ops whose sizes and numbers were recorded: a call with a guessed number may fail because of
+    the guess.
     """
     if not is_torchs(op) or any(_may_change_call(note.argument, note.what) for note in op.assumptions):
         return None
@@ -63,7 +67,9 @@ def _may_change_call(argument: str, what: str) -> bool:
 
 
 def verdict_on(op: ReplayOp, error: Exception) -> MetaCheck:
-    """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
+    """Return the verdict for an error on meta tensors: the call is invalid, or meta tensors cannot show
+    whether it is.
+    """
     text = str(error)
     lacks_fake = _LACKS_FAKE.search(text) is not None and not _depends_on_contents(op)
     if lacks_fake or any(sign in text for sign in _NEEDS_MEMORY):

@@ -1,9 +1,9 @@
 """Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
 
 torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
-compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size or promotion of types, only to find
-that there is no symbol. That is most of the time that a small plan takes. Light modules replace them: they do these
-things as torch does them for plain values, and load the real module as soon as another name is used.
+compiled. It imports `symbolic_shapes` with sympy (some 490) at the first check of a size or type promotion, only to
+find that there is no symbol. These imports take most of the time for a small plan. Light modules replace them: they
+behave as torch does for plain values, and load the real module as soon as another name is used.
 
 For a process that makes only these calls: see `forked`.
 """
@@ -24,7 +24,7 @@ PACKAGES = (DYNAMO, SYMPY)
 
 
 class _StandIn(ModuleType):
-    """A module with a few names; access to any other name replaces it by the real module."""
+    """A module with a few names; access to any other name replaces the module by the real one."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and (name != "__path__" or self.__name__ not in PACKAGES):
@@ -33,7 +33,7 @@ class _StandIn(ModuleType):
 
 
 def put_stand_ins() -> None:
-    """Make torch's calls on meta tensors use the light modules, unless the real modules are loaded already."""
+    """Make torch's calls on meta tensors use the light modules, unless the real modules are already loaded."""
     if DYNAMO not in sys.modules:
         sys.modules[DYNAMO] = dynamo = _StandIn(DYNAMO)
         dynamo.__dict__["disable"] = _disable
@@ -48,11 +48,11 @@ def put_stand_ins() -> None:
 
 
 class _Symbol:
-    """`sympy.Basic` as long as the real one is not loaded: nothing is one."""
+    """Replacement for `sympy.Basic` while the real class is not loaded; no object is an instance of it."""
 
 
 def _real(name: str) -> ModuleType:
-    """Import and return the real module; it replaces its light version."""
+    """Import and return the real module, which replaces its light version."""
     there = sys.modules.get(name)
     if not isinstance(there, _StandIn):
         return there if there is not None else importlib.import_module(name)
@@ -96,7 +96,7 @@ _OF_PLAIN: dict[str, Callable[..., Any]] = {
     "sym_eq": _equal_sizes,
     "is_nested_int": lambda value: False if type(value) in (int, float) else None,
 }
-"""Functions of `symbolic_shapes`, for plain bools and integers; None where the arguments are of another kind."""
+"""Functions of `symbolic_shapes` for plain bools and integers; they return None for other arguments."""
 
 
 def _for_plain(name: str, of_plain: Callable[..., Any]) -> Callable[..., Any]:

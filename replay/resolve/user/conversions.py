@@ -1,5 +1,5 @@
 # pyright: strict
-"""Users' conversions: a recorded op becomes a call of another op, with other arguments and a note about it.
+"""Users' conversions: functions that replace a recorded op by a call of another op, with other arguments and a note.
 
 Owns the registration, and the inputs and outputs of user code. Does not resolve the resulting op (`build`).
 """
@@ -24,28 +24,31 @@ class RecordedCall:
     """The input of a conversion: one recorded op."""
 
     name: str
-    """ "namespace::op"."""
+    """Name of the op, "namespace::op"."""
     args: tuple[RecordedArg, ...]
-    """In the order of the recording; () where the trace holds no shapes."""
+    """Arguments in recorded order; () if the trace holds no shapes."""
     kernels: tuple[str, ...] = ()
-    """Names of the kernels that the recorded calls started, most time first."""
+    """Names of the kernels launched by the recorded calls, in descending order of time."""
     batch: BatchContext | None = None
-    """The batch of the iteration that the op ran in, where the trace says so."""
+    """Batch of the iteration that the op ran in, if the trace records it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """The result of a conversion: the op to call in place of the recorded one."""
+    """The result of a conversion: the op to call instead of the recorded one."""
 
     op: str
-    """ "namespace::op" or "namespace::op.overload"; resolved, and checked against the policy, as a recorded name is."""
+    """The op as "namespace::op" or "namespace::op.overload"; resolved and checked against the policy like a recorded
+    name.
+    """
     args: Sequence[Any]
-    """In the order of that op's schema: entries of `RecordedCall.args`, TensorMeta, numbers, bools, strings, dtypes,
-    None, and lists of one of these."""
+    """Arguments in the order of that op's schema: entries of `RecordedCall.args`, TensorMeta, numbers, bools, strings,
+    dtypes, None, and lists of one of these.
+    """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments by name; `args` then fill, in order, those of the schema that are not among them."""
+    """Arguments by name; `args` fill the remaining arguments of the schema in order."""
     note: str
-    """What differs from the recorded call; stored with the result and shown in the report."""
+    """How the call differs from the recorded call; stored with the result and shown in the report."""
 
 
 class DtypeCode(int):
@@ -53,7 +56,7 @@ class DtypeCode(int):
 
 
 class ConversionFailed(Exception):
-    """User code raised or did not return a Conversion; the message says where."""
+    """User code raised, or did not return a Conversion; the message gives the place."""
 
 
 Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | None])
@@ -67,8 +70,9 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     """Decorator: register a function (RecordedCall) -> Conversion | None that chooses the call for these recorded ops.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". The function is used for ops that could not be
-    replayed as recorded; with `override` for all of them, before torch, vendor libraries and opreplay's references.
-    None means: not this call. An exception fails only that op. Raises UsageError for malformed names and duplicates.
+    replayed as recorded; with `override`, for all of them, before torch, vendor libraries and opreplay's references. It
+    returns None if it does not apply to a call. An exception fails only that op. Raises UsageError for malformed names
+    and duplicates.
     """
 
     def register(function: Converter) -> Converter:
@@ -111,7 +115,7 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
 def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
     """Return positional and named arguments in a schema's order, with its defaults; None if they do not fit the schema.
 
-    A list of tensors takes all remaining tensors if no argument after it takes a tensor.
+    A tensor list takes all remaining tensors if no later argument takes a tensor.
     """
     if not by_name.keys() <= {arg.name for arg in spec.args}:
         return None
@@ -128,7 +132,9 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
 
 
 def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
-    """Return what a schema's argument takes from the front of the queue, else its default; None if it has none."""
+    """Return the value for a schema's argument from the front of the queue, or its default; None if there is
+    neither.
+    """
     if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
         tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))
         queue.clear()

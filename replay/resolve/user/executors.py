@@ -1,5 +1,5 @@
 # pyright: strict
-"""Users' executors: a user's callable runs a recorded op; owns registration and the binding of its arguments.
+"""Users' executors: callables that run recorded ops; owns registration and the binding of their arguments.
 
 A function (inputs, attrs), in the style of torch_ir's guide, gets tensors as one list and all other arguments by name.
 """
@@ -40,28 +40,28 @@ class UserExecutor(OpFunction):
     """One registered callable."""
 
     schema: str | None = None
-    """ "(Tensor x, float eps=1e-6) -> Tensor", where the user gave one."""
+    """The schema that the user gave, such as "(Tensor x, float eps=1e-6) -> Tensor"; None without one."""
     mutates: tuple[str, ...] = ()
-    """Arguments that it writes to."""
+    """Arguments that the callable writes to."""
     fake: Callable[..., Any] | None = None
-    """Describes the results on meta tensors."""
+    """Function that returns the results on meta tensors."""
     lists: bool = False
-    """It was written as (inputs, attrs): tensors come by position, all else by name."""
+    """Whether the callable has the form (inputs, attrs): tensors are passed by position, everything else by name."""
     overloads: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Op → the one overload that it was registered for."""
+    """Op → the only overload that the callable was registered for."""
     program: bool = False
-    """A tile program's: it computes values on the CPU, and its time is no kernel's."""
+    """Whether this is a tile program: it computes values on the CPU, and its time is not a kernel's."""
 
     @property
     def note(self) -> Assumption:
-        """The note for reports that it runs the op."""
+        """Return the note for reports that this callable runs the op."""
         if self.program:
             return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: its time is no kernel's")
         return Assumption(argument="*", what=f"run by the user's executor {self.shown}")
 
 
 class OtherOverload(Unbound):
-    """The call uses another overload than the one that the executor was registered for."""
+    """The call uses an overload other than the one that the executor was registered for."""
 
 
 EXECUTORS: OpTable[UserExecutor] = OpTable("executor")
@@ -79,16 +79,16 @@ def register_executor(
 
     `ops` are names "namespace::op" or patterns "namespace::op*". With a `schema`, "(Tensor x, float eps=1e-6) ->
     Tensor", the recorded arguments are matched and completed as for any op, keyword-only ones are passed by name, and
-    `!` marks arguments that are written to. Without a schema they are passed by position, as recorded, under the
-    callable's parameter names; `mutates` names those that it writes to, which are then reset between calls. `fake` gets
-    the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta tensors.
-    `program` marks a tile program, which reports mention. The callable is used for ops that could not be replayed
-    without it, with `override` for all of them. An exception fails only that op. Raises UsageError for malformed names
-    or schemas and duplicates.
+    `!` marks arguments that are written to. Without a schema, arguments are passed by position, as recorded, under the
+    callable's parameter names; `mutates` names the arguments that it writes to, which are then reset between calls.
+    `fake` gets the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta
+    tensors. `program` marks a tile program, which reports mention. The callable is used for ops that could not be
+    replayed without it; with `override`, for all of them. An exception fails only that op. Raises UsageError for
+    malformed names or schemas and duplicates.
 
     A function (inputs, attrs), in the style of torch_ir, gets a list of tensors and a dict of everything else by name,
-    and returns a list; the names are those of `schema`, or of the op's own schema if torch has it. Its ops may also be
-    named in that style: "custom.gate", "aten.add.Tensor", "gate".
+    and returns a list. The names are those of `schema`, or of the op's own schema if torch has the op. Its ops may also
+    be named in torch_ir's style: "custom.gate", "aten.add.Tensor", "gate".
     """
 
     if not all(isinstance(cast("object", op), str) for op in ops):
@@ -120,7 +120,9 @@ def register_executor(
 
 
 def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
-    """Raise UsageError for an argument in `mutates` that neither the schema nor the callable (`names`) has."""
+    """Raise UsageError for a name in `mutates` that is neither in the schema nor among the callable's parameters
+    (`names`).
+    """
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
     if (unknown := set(entry.mutates) - set(names)) and names:
@@ -150,9 +152,10 @@ def bind_executor(
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
-    """Return the schemas that name the arguments: the registration's; for a function (inputs, attrs) also torch's own.
+    """Return the schemas that name the arguments: the registration's schema; for a function (inputs, attrs) also
+    torch's own.
 
-    If the function was registered for one overload, only that one is used. Other callables name their arguments
+    If the function was registered for one overload, only that overload is used. Other callables name their arguments
     themselves, so the result is empty.
     """
     if entry.schema is not None:
@@ -187,7 +190,9 @@ def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
 def _inputs(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Return tensors in the recorded order. Raises Unbound if there are other values: a trace does not name them."""
+    """Return tensors in the recorded order. Raises Unbound if there are other values, because a trace does not name
+    them.
+    """
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
         what = (
@@ -235,7 +240,9 @@ def _by_position(
 
 
 def _takes_a_list(op: str, place: int, parameter: inspect.Parameter | None) -> bool:
-    """Whether an argument is a list of tensors that may be None: by the op's schema, else by the annotation."""
+    """Check whether an argument is a list of tensors that may be None, by the op's schema, or by the annotation if
+    torch lacks the op.
+    """
     if "::" in op and (specs := specs_of(op)):
         return any(place < len(spec.args) and spec.args[place].optional_elements for spec in specs)
     annotation: Any = None if parameter is None else parameter.annotation
@@ -248,7 +255,7 @@ _OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
 
 
 def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
-    """A list of tensors of which nothing is recorded: as calls inside tell, else empty."""
+    """Return a tensor list about which nothing is recorded, as shown by nested calls; otherwise empty."""
     guess = lists.read_inside(Call({arg.name: arg for arg in before}), context)
     tensors = () if guess is None or guess.tensors is None else guess.tensors
     notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))
@@ -339,8 +346,8 @@ def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
 def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function for the calling convention of executors: tensors by position, everything else by name.
 
-    Lists of tensors are flattened into one list, like the inputs of a node; absent ones are left out. Raises TypeError
-    if the function returns anything but a list of tensors: a tensor would be interpreted as its rows.
+    Tensor lists are flattened into one list, like the inputs of a node; absent ones are left out. Raises TypeError if
+    the function returns anything but a list of tensors, because a tensor would be interpreted as its rows.
     """
 
     @functools.wraps(function)
@@ -366,7 +373,7 @@ def op_and_overload(name: str) -> tuple[str, str | None]:
     """Return the op for a name in torch_ir's spelling, and the overload if the name includes one.
 
     "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is ("aten::conv2d", ""), "custom.gate" is
-    ("custom::gate", None); "gate" and "custom::gate" stay unchanged.
+    ("custom::gate", None); "gate" and "custom::gate" are returned unchanged.
     """
     match = _DOTTED.fullmatch(name)
     if match is None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Users' functions for recorded ops: valid names for registrations, and the lookup of a recorded name."""
+"""Users' functions for recorded ops: valid names for registrations, and the lookup by recorded name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _BARE = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFunction(UserFunction):
-    """One registration for recorded ops; * and ? may follow the namespace."""
+    """A registration for recorded ops; the part of a name after the namespace may contain * and ?."""
 
     bare: bool = False
-    """Names without a namespace are ops, of that very name or of any library that torch does not ship."""
+    """Whether names without a namespace are allowed: they match ops of that name, also of any library that torch does
+    not ship.
+    """
 
 
 def not_needed_text(entry: OpFunction) -> str:
-    """Return the note of an op that has a registration without override and can be replayed as recorded."""
+    """Return the note for an op that has a registration without override and can be replayed as recorded."""
     return f"{entry.shown}{NOT_NEEDED}"
 
 
@@ -36,12 +38,12 @@ Entry = TypeVar("Entry", bound=OpFunction)
 
 
 class OpTable(UserTable[Entry]):
-    """Registrations of one kind."""
+    """The registrations of one kind."""
 
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register a function. Raises UsageError for a missing op, a malformed name, and a name or pattern already in
+        """Register a function. Raises UsageError for a missing op, a malformed name, or a name or pattern already in
         use.
         """
         if not entry.ops:

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Registration in the style of torch_ir's extension guide: `register_op`, `register_executor`, nodes in and nodes out.
+"""Registration in the style of torch_ir's extension guide: `register_op` and `register_executor`, with nodes as input
+and output.
 
 Owns the nodes and their construction from recorded calls; the tables are those of `conversions` and `executors`.
 """
@@ -30,19 +31,19 @@ class NodeInfo:
     """The input of a conversion: one recorded call."""
 
     name: str
-    """Of the op, without its namespace."""
+    """Name of the op without its namespace."""
     op: str = "call_function"
     target: str
-    """As recorded, "namespace::op"."""
+    """Name as recorded, "namespace::op"."""
     args: tuple[Any, ...]
-    """In the order of the recording: TensorMeta, lists of it, numbers, None."""
+    """Arguments in recorded order: TensorMeta, lists of TensorMeta, numbers, None."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     input_metas: list[TensorMeta]
-    """All tensors, those of lists one after another."""
+    """All tensors, with lists flattened."""
     output_metas: list[TensorMeta] = field(default_factory=list[TensorMeta])
-    """Empty: a trace does not hold them."""
+    """Always empty, because a trace does not hold the outputs."""
     attrs: dict[str, Any]
-    """All arguments but tensors, by the names that the op's schema has for them."""
+    """All arguments except tensors, by the names in the op's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
 
 
 def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
-    """Return the registered executor of an op; None if torch's own is used."""
+    """Return the registered executor of an op; None if torch's own implementation is used."""
     return _users_function(EXECUTORS.find(op_and_overload(op_type)[0]))
 
 
@@ -142,7 +143,7 @@ def _plain(arg: RecordedArg) -> Any:
 
 
 def _attributes(call: RecordedCall) -> Iterator[tuple[str, Any]]:
-    """Yield every argument that is not a tensor, by name."""
+    """Yield (name, value) of every argument that is not a tensor."""
     values = [arg for arg in call.args if arg.kind in ("scalar", "scalars", "unknown")]
     if not values:
         return

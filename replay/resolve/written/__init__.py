@@ -1,2 +1,2 @@
 # pyright: strict
-"""Resolves calls that a user writes in the notation of reports to callable ops."""
+"""Resolves calls that a user writes, in the notation of reports, to callable ops."""

@@ -38,9 +38,9 @@ DTYPES = {
     for name, short in (SHORT_DTYPES | {"bool": "b8"}).items()
     if short in {"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"}
 }
-"""Short names that the format has for dtypes; it knows no others."""
+"""Short dtype names of the format; it has no others."""
 MADE_UP = '{"cnt":0}'
-"""Origin of a call that was never recorded: a plan counts it once, a file writes it with cnt 0 again."""
+"""Origin of a call that was never recorded: a plan counts it once, and a file lists it with cnt 0 again."""
 
 _HINT = "BackendBench writes such files: 'Operator: aten.mm.default', then lines 'cnt: 1, ((T([4, 8], f16), ...), {})'."
 _OPERATOR = re.compile(r"Operator:\s*([A-Za-z_]\w{0,127})\.([A-Za-z_]\w{0,255})(?:\.(\w{1,128}))?")
@@ -64,7 +64,7 @@ _WORDS: dict[str, CallValue] = {
 }
 
 _OF_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
-"""Dtype of the tensor that torch makes of a Python number."""
+"""Type of a Python number → dtype of the tensor that torch creates from it."""
 
 
 def read_backendbench(path: str | Path) -> ReplayPlan:
@@ -102,7 +102,9 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
 
 
 def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
-    """Return the distinct calls of a file in the notation of `ir.notation`, and counts of uncallable ones by reason."""
+    """Return the distinct calls of a file in the notation of `ir.notation`, and the number of uncallable calls by
+    reason.
+    """
     ops = read_backendbench(path).ops
     refused = Counter(f"{op.name}: {op.reason}" for op in ops if op.reason is not None)
     return tuple(dict.fromkeys(call_text(op) for op in ops if op.reason is None)), refused
@@ -144,7 +146,7 @@ def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
 
 
 def _as_tensor(arg: ReplayArg) -> ReplayArg:
-    """Replace a Python number in place of a tensor by the tensor that torch makes of it; leave other arguments
+    """Replace a Python number in place of a tensor by the tensor that torch creates from it; leave other arguments
     unchanged.
     """
     dtype = _OF_NUMBERS.get(arg.type)
@@ -153,7 +155,7 @@ def _as_tensor(arg: ReplayArg) -> ReplayArg:
 
 
 def parse_arguments(name: str, text: str) -> CallText:
-    """Parse the arguments `((positional, ...), {'name': value})` of a call of an op.
+    """Parse the arguments `((positional, ...), {'name': value})` of an op call.
 
     Raises UsageError for any other text, NotReplayable for a tensor that is not strided.
     """

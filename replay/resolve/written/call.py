@@ -1,5 +1,5 @@
 # pyright: strict
-"""Resolves one call given as text, with values and tensor metadata, to an op of the IR: overload, arguments by name.
+"""Resolves one call given as text, with values and tensor metadata, to an op of the IR: overload and arguments by name.
 
 Owns the choice of overload and how values become arguments. `ir.notation` owns the text, `sweep` several calls.
 """
@@ -54,13 +54,13 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 Meta = TypeVar("Meta", TensorMeta, TensorMeta | None)
 SHOWN = 3
-"""Schemas that an error spells out."""
+"""Maximum number of schemas listed in an error."""
 _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
-"""Types of arguments whose values are names of torch's own."""
+"""Types of arguments whose values are names in torch."""
 
 
 class NotCallable(UsageError):
-    """A call that cannot run here as written; `reason` is the reason that its op has in reports."""
+    """A call that cannot run here as written; `reason` is the reason that reports give for its op."""
 
     def __init__(self, message: str, *, hint: str, reason: Reason) -> None:
         super().__init__(message, hint=hint)
@@ -68,12 +68,12 @@ class NotCallable(UsageError):
 
 
 def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
-    """Return the op that a call names with its arguments, for `device`.
+    """Return the op that a call names, with its arguments, for `device`.
 
     A call that cannot run here is returned unresolved with the reason, so that its time can be predicted, see
-    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those that override, the others if
-    there is no such op here. Raises UsageError for text that cannot be a call of a known op, NotCallable if it names no
-    tensor, or an op whose name is probably misspelt.
+    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those with override, and the others
+    if the op does not exist here. Raises UsageError for text that cannot be a call of a known op, NotCallable if the
+    call has no tensor or the op's name is probably misspelled.
     """
     try:
         return _callable_op(call, policy, device)
@@ -103,12 +103,12 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 
 
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
-    """Return the op of a call that cannot run here: unresolved, with the reason, for its time to be predicted.
+    """Return the op of a call that cannot run here: unresolved, with the reason, so that its time can be predicted.
 
     If only flags are missing, or one tensor is given for a list, the call is completed and can run. It has a schema if
     a published one accepts the call; otherwise it is `ReplayOp.unfit`, with the argument names of the op with the most
-    similar name. Return None for a call without tensors that fits no schema, for an overload that its op does not have,
-    and for a name that nearly equals one of torch's or of a user's, or is a user's own.
+    similar name. Returns None for a call without tensors that fits no schema, for an overload that its op does not
+    have, and for a name that is a user's own or nearly equals a name of torch or a user.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -139,9 +139,9 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallab
 
 
 def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
-    """Return the unnamed arguments of a recorded call that cannot run here, named as `op_of_written` names them.
+    """Return the unnamed arguments of a recorded call that cannot run here, named as `op_of_written` does.
 
-    Return None if no schema is known for the op, nor for one with a similar name.
+    Returns None if no schema is known for the op or for an op with a similar name.
     """
     values = tuple(map(_written_value, args))
     fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
@@ -153,7 +153,7 @@ def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tu
 
 
 def _written_value(arg: ReplayArg) -> CallValue:
-    """Return the value of an unnamed argument as in a written call."""
+    """Return the value of an unnamed argument in the form that a written call has."""
     if arg.tensors and not arg.type.endswith("[]"):
         return arg.tensors[0]
     listed = arg.tensors or arg.value
@@ -163,14 +163,16 @@ def _written_value(arg: ReplayArg) -> CallValue:
 
 
 def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
-    """Return the values of a call under the names of the nearest schema. Raises UsageError as `_argument` does."""
+    """Return the values of a call under the argument names of the nearest schema. Raises UsageError as `_argument`
+    does.
+    """
     named = (_argument(_named(fit.spec, name), value) for name, value in fit.values.items())
     # In the order of the call, which an unresolved op keeps: nothing is passed by name.
     return tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in named)
 
 
 def _named(spec: OpSpec | None, name: str) -> ArgSpec:
-    """Return the argument of this name; one of unknown type if no schema has it."""
+    """Return the argument of this name; an argument of unknown type if the schema does not have it."""
     args = () if spec is None else spec.args
     return next((arg for arg in args if arg.name == name), None) or unknown(name)
 
@@ -185,8 +187,8 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """Return the call under the nearest schema, and whether that belongs to the op itself, not to one with a similar
-    name.
+    """Return the call under the nearest schema, and whether that schema belongs to the op itself, not to an op with a
+    similar name.
     """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
@@ -195,7 +197,7 @@ def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Poli
 
 
 def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayOp | None:
-    """Return the op of a call that only lacks flags, or has one tensor for a list; None if more is wrong."""
+    """Return the op of a call that only lacks flags or has one tensor for a list; None if anything else is wrong."""
     whole = completed(fit)
     if whole is None or fit.spec is None:
         return None
@@ -212,7 +214,9 @@ def _has_tensors(value: CallValue) -> bool:
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
-    """Return the call by a user's conversion or executor, with or without `override`; None if there is none."""
+    """Return the op for the call by a user's conversion or executor, with or without `override`; None if
+    there is none.
+    """
     conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
     if conversion is not None and conversion.override == override:
         op = _converted(conversion, base, call, policy, device)
@@ -274,7 +278,7 @@ def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
-    """Return one argument in the form of the IR. Raises UsageError for a list that no argument of an op can have."""
+    """Return one argument in the form of the IR. Raises UsageError for a list that no op accepts as an argument."""
     if value is None:
         return argument_of(arg)
     if isinstance(value, TensorMeta):
@@ -321,7 +325,7 @@ def _plain(value: CallValue) -> PlainValue:
 
 
 def _recorded(value: CallValue) -> RecordedArg:
-    """Return a value in recorded form, as users' functions get it."""
+    """Return a value in recorded form, the form that users' functions get."""
     if isinstance(value, TensorMeta):
         return as_recorded(_with_strides(value))
     if isinstance(value, TorchName) and value.removeprefix("torch.") in SCALAR_TYPE_CODES:
@@ -343,7 +347,7 @@ def _call_value(arg: RecordedArg) -> CallValue:
 
 
 def _in_order(call: CallText, specs: list[OpSpec]) -> tuple[RecordedArg, ...] | None:
-    """Return the arguments in the order of the first schema that has their names; None if none has."""
+    """Return the arguments in the order of the first schema that has their names; None if no schema has them."""
     args, by_name = _all_recorded(call)
     if not by_name:
         return tuple(args)
@@ -408,7 +412,7 @@ def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, dev
 
 
 def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Policy, device: str) -> ReplayOp:
-    """Return the op of the call that a conversion of `name` returned. Raises UsageError."""
+    """Return the op for the call that a conversion of `name` returned. Raises UsageError."""
     kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.by_name.items()}
     target = CallText(name=converted.op, args=tuple(map(_call_value, converted.args)), kwargs=kwargs)
     base = converted.op.partition(".")[0]
@@ -421,7 +425,9 @@ def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Po
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """Return a conversion's call with all arguments by name if it named some: the others follow the schema's order."""
+    """Return a conversion's call with all arguments by name if it names any; positional ones follow the
+    schema's order.
+    """
     if not call.kwargs:
         return call
     for spec in candidates(call.name, policy).specs:

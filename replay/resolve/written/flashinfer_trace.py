@@ -1,5 +1,5 @@
 # pyright: strict
-"""FlashInfer-Trace: the format of definitions and workloads; reads a folder of them into a plan.
+"""Reads a folder in the format FlashInfer-Trace, definitions and workloads, into a plan.
 
 Owns the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated: whatever the format cannot
 express (the op, counts, strides, arguments that are not numbers) is stored under the key "opreplay", which other tools
@@ -27,7 +27,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 DTYPES = frozenset(
     ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "bool")
 )
-"""All dtypes of the form but float4_e2m1, which torch has in pairs alone."""
+"""All dtypes of the format except float4_e2m1, which torch has only in pairs."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 64 << 20
@@ -37,7 +37,7 @@ _HINT = "`opreplay export TRACE --format flashinfer-trace --output FOLDER` write
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dimension: of constant size in all calls, or of a size that each workload gives."""
+    """A dimension: of constant size in all calls, or of a size given by each workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -55,7 +55,7 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
-    """Names of its tensors, in order, None for one that is absent; or the name of its number."""
+    """Names of the argument's tensors in order, None for an absent tensor; or the name of its number."""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +67,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The common part of calls of one op with the same dtypes and ranks."""
+    """Shared part of all calls of one op with the same dtypes and ranks."""
 
     name: str
     op_type: str
@@ -75,7 +75,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, Spec]
     outputs: dict[str, Spec]
     reference: str
-    """Python text with a global function `run`."""
+    """Python source with a global function `run`."""
     tags: tuple[str, ...] = ()
     description: str | None = None
     constraints: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts of a plan about a call beyond its sizes."""
+    """Properties of a call in a plan other than its sizes."""
 
     count: int = 1
     layouts: dict[str, Layout] = {}
@@ -127,7 +127,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
     """Read the calls of a folder with their counts and no recorded times; overloads are resolved afterwards.
 
-    Lines with a solution are left out: they judge one for a workload that has a line of its own. A definition that
+    Lines with a solution are left out: they evaluate a solution for a workload that has its own line. A definition that
     opreplay did not write names no op: its calls keep sizes and dtypes, with a reason. Raises FormatError.
     """
     folder = Path(path).resolve()
@@ -173,7 +173,9 @@ def _lines(folder: Path) -> Iterator[tuple[Path, Line]]:
 
 
 def _files(folder: Path, part: str, suffix: str) -> list[Path]:
-    """Return the regular files of a part of the folder, sorted; links to files in other folders are refused."""
+    """Return the regular files of a part of the folder, sorted. Raises FormatError for links to files outside the
+    folder or too many files.
+    """
     files: list[Path] = []
     for file in (folder / part).glob(f"*/*{suffix}"):
         files.append(_inside(folder, file))

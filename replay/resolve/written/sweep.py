@@ -25,14 +25,14 @@ MOST_FILE_BYTES = 16 << 20
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: its text, and a value for each size in it."""
+    """One call: its text, and a value for each size in the text."""
 
     text: str
     sizes: Mapping[str, int] = {}
 
 
 def calls_of_file(path: str) -> tuple[str, ...]:
-    """Return the calls of a file, one per line; empty lines and lines that begin with # are skipped. "-" is stdin.
+    """Return the calls of a file, one per line; skip empty lines and lines that begin with #. "-" is stdin.
 
     Raises UsageError for a file that cannot be read, is not text, or holds no call.
     """
@@ -58,7 +58,9 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (sizes, calls): each size of a sweep like "n=1,4 k=1,8" by itself, with sizes listed among the calls."""
+    """Return (sizes, calls): the sizes of sweeps like "n=1,4 k=1,8" separately, including sizes listed among
+    the calls.
+    """
     split = [part for sweep in sweeps for part in sweep.split()]
     sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
     return [*split, *sizes], [text for text in texts if text not in sizes]
@@ -68,7 +70,7 @@ _SIZES = re.compile(r"[A-Za-z_]\w*=[\dk,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:
-    """Return each text with every combination of the sizes that it names; `sweeps` are like "n=1,47".
+    """Return each text with every combination of the sizes in it; `sweeps` are like "n=1,47".
 
     Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
     """
@@ -101,7 +103,7 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
 
 
 def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str = "") -> None:
-    """Raise UsageError for a size that no call has; `option` precedes its name."""
+    """Raise UsageError for a size that no call has; the message puts `option` before its name."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -112,7 +114,7 @@ def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str
 def invalid_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> dict[str, UsageError]:
-    """Return the texts for which `plan_of_calls` raises UsageError, with the error."""
+    """Return the texts for which `plan_of_calls` raises UsageError, each with its error."""
     from opreplay.replay.resolve.policy import Policy
     from opreplay.replay.resolve.written.call import op_of_written
 
@@ -129,7 +131,7 @@ def invalid_calls(
 def plan_of_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Return the ops of the calls with their outputs, each once, and the id of each call's op.
+    """Return a plan with the ops of the calls and their outputs, each op once, and the id of each call's op.
 
     An op that cannot run here is unresolved and has the reason, see `op_of_written`. If a call on meta tensors shows
     that the arguments are inconsistent, that is its reason (`is_refused`). Raises UsageError for texts that are not
@@ -170,7 +172,7 @@ def plan_of_calls(
 
 
 RESULTS_UNKNOWN = "sizes of results unknown"
-"""How the note on an op begins whose results nobody knows before it runs."""
+"""Start of the note on an op whose result sizes are unknown before it runs."""
 
 
 def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
@@ -179,8 +181,9 @@ def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
 
 
 def is_refused(op: ReplayOp) -> bool:
-    """Return whether a written call is wrong on any device: torch refuses its arguments, or no memory holds a result.
+    """Check whether a written call is invalid on any device: torch refuses its arguments, or a result exceeds any
+    memory.
 
-    A call that merely cannot run here is not refused: its time can be predicted.
+    A call that merely cannot run here is not refused, because its time can be predicted.
     """
     return op.reason is not None and op.resolved_by is not None

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Calls that no overload here accepts, with argument names of the nearest schema: for prediction only, they never run.
+"""Handles calls that no overload here accepts, with argument names of the nearest schema; they are predicted, never
+run.
 
-Values go to the names whose types they fit, in order; a value that fits none gets a number, a value with another name
-keeps it.
+Values are assigned in order to the arguments whose types they fit. A value that fits none gets a number as its name; a
+value with a name that the schema lacks keeps it.
 """
 
 from __future__ import annotations
@@ -30,39 +31,41 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "Device": (str,),
     "Tensor": (TensorMeta,),
 }
-"""Type of an argument or of a list's element → what may be written for it."""
+"""Type of an argument or of a list element → Python types of the values that may be written for it."""
 
 
 class Unfit(NamedTuple):
     """A call with the argument names of the nearest schema."""
 
     spec: OpSpec | None
-    """None where no schema of the op is known."""
+    """The nearest schema; None if no schema of the op is known."""
     values: dict[str, CallValue]
     misfits: tuple[str, ...] = ()
-    """Names of values that the schema does not take, and of arguments that were passed over."""
+    """Names of values that the schema does not accept, and of arguments that were skipped."""
     absent: tuple[str, ...] = ()
-    """Arguments without a default that are not written."""
+    """Required arguments that are not given."""
 
 
 @lru_cache(maxsize=1024)
 def published_specs(name: str) -> tuple[OpSpec, ...]:
-    """Return the schemas that a vendor has published for "ns::op", newest first, whether or not anything implements
-    it.
+    """Return the schemas that a vendor has published for "ns::op", newest first, whether or not it is
+    implemented here.
     """
     versions = sorted(published(name), reverse=True)
     return tuple(compile_schema(parse_schema(text), registered=False) for _, text in versions)
 
 
 def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
-    """Return the call with the names of the schema that accepts most of its values; the first of several."""
+    """Return the call with the argument names of the schema that accepts most of its values; the first one of
+    several.
+    """
     fits = [_under(spec, call) for spec in specs]
     unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}
     return min(fits, key=lambda fit: 2 * len(fit.misfits) + len(fit.absent), default=Unfit(None, unnamed | call.kwargs))
 
 
 def completed(fit: Unfit) -> CallText | None:
-    """Return the call with all arguments by name and False for missing flags; None if more is wrong."""
+    """Return the call with all arguments by name and False for missing flags; None if anything else is wrong."""
     if fit.spec is None or fit.misfits:
         return None
     kinds = {arg.name: arg.kind for arg in fit.spec.args}
@@ -88,7 +91,7 @@ def _under(spec: OpSpec, call: CallText) -> Unfit:
 
 
 def _by_place(unfilled: list[ArgSpec], positional: Sequence[CallValue]) -> tuple[dict[str, CallValue], list[str]]:
-    """Assign values in order to the arguments that accept them; return them by name, with the names of misfits."""
+    """Assign values in order to the arguments that accept them; return the values by name, and the names of misfits."""
     values: dict[str, CallValue] = {}
     misfits: list[str] = []
     last: list[CallValue] = []
@@ -110,7 +113,7 @@ def _by_place(unfilled: list[ArgSpec], positional: Sequence[CallValue]) -> tuple
 
 
 def takes(arg: ArgSpec, value: CallValue) -> bool:
-    """Check whether a value may be for this argument; a list of tensors or numbers also accepts a single one."""
+    """Check whether an argument accepts a value; a list of tensors or numbers also accepts a single element."""
     if value is None:
         return arg.optional
     kind = arg.kind.removesuffix("[]")
@@ -119,7 +122,7 @@ def takes(arg: ArgSpec, value: CallValue) -> bool:
 
 
 def unknown(name: str) -> ArgSpec:
-    """Return an argument that no schema has."""
+    """Return an argument that is not in any schema."""
     return ArgSpec(
         name=name,
         kind="Scalar",

@@ -13,26 +13,29 @@ from opreplay.replay.results.compare.judge import OpComparison
 from opreplay.replay.results.stats import quantile
 
 LEAST_OPS = 5
-"""Fewer ops do not tell a change of all of them from changes of a few."""
+"""Minimum number of ops; with fewer, a change of all ops cannot be distinguished from changes of a few."""
 MANY_OPS = 8
-"""Of fewer ops all but one must have changed alike: the middle half of them is too few to speak for the others."""
+"""Number of ops below which all but one must have changed alike.
+
+The middle half of so few ops is not representative of the others.
+"""
 LEAST_SPREAD = 0.015
-"""Standard deviation of the logarithms of ratios below which ops always count as changed alike."""
+"""Standard deviation of the log ratios below which ops always count as changed alike."""
 OF_ERRORS = 1.5
-"""Ops count as changed alike whose ratios scatter by no more than so many of their own standard errors."""
+"""Maximum scatter of the ratios, in standard errors of the ops, for which ops count as changed alike."""
 MIDDLE = 1.349
-"""Standard deviations of normal values from the first to the third quartile."""
+"""Distance of the first from the third quartile of a normal distribution, in standard deviations."""
 OUTLIERS, ROUNDS = 2.0, 3
-"""Ops further from the others than so many standard deviations changed for themselves; looked for so many times."""
+"""Distance in standard deviations from which an op is an outlier, and number of rounds of removing them."""
 SURE = 2.5
-"""A change of all ops is one above so many of its standard errors."""
+"""Minimum change common to all ops, in its standard errors."""
 
 
 def shared_change(ops: Sequence[OpComparison]) -> float | None:
-    """Return the factor by which all ops took longer in the second recording, or None if they did not change alike.
+    """Return the factor by which all ops took longer in the second recording; None if they did not change alike.
 
-    It is the geometric mean of the ratios without outliers, provided that the middle half of them agrees within the
-    ops' errors.
+    It is the geometric mean of the ratios without outliers, provided that the ratios of the middle half agree within
+    the ops' errors.
     """
     judged = [op for op in ops if op.verdict == "same" and op.ratio]
     if len(judged) < LEAST_OPS:
@@ -52,7 +55,7 @@ def shared_change(ops: Sequence[OpComparison]) -> float | None:
 
 
 def relative_to(op: OpComparison, shared: float) -> OpComparison:
-    """Return the op with ratio and interval relative to the shared change; unchanged if it has no ratio."""
+    """Return the op with its ratio and interval divided by the common change; unchanged if it has no ratio."""
     if op.ratio is None:
         return op
     low, high = (None if bound is None else bound / shared for bound in (op.low, op.high))

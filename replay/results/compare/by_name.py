@@ -1,5 +1,5 @@
 # pyright: strict
-"""Group the ops of two traces by name where their shapes differ, as those of jagged tensors do in every step."""
+"""Group the ops of two traces by name if their shapes differ, as those of jagged tensors do in every step."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ ALONE = ("only before", "only after")
 
 
 class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: an op, or all shapes of one name together."""
+    """One row: an op, or all shapes of ops of one name combined."""
 
     op: OpComparison
     shapes: tuple[OpComparison, ...] = ()
-    """Largest change first; empty for a single op."""
+    """Combined shapes, largest change first; empty for a single op."""
 
 
 def by_name(comparison: Comparison) -> list[OpGroup]:
-    """Return the ops of two traces, largest change first, with all shapes of a name combined if each side has shapes of
-    it that the other lacks; shapes on one side only are combined as well. Other comparisons are returned op by op.
+    """Return the ops of two traces, largest change first, with different shapes of the same op combined.
+
+    All shapes of a name are combined if each side has shapes of it that the other side lacks; shapes that only one side
+    has are combined, too. For other comparisons, each op is a row of its own.
     """
     if comparison.paired is None:
         return [OpGroup(op=op) for op in comparison.ops]
@@ -43,7 +45,7 @@ def by_name(comparison: Comparison) -> list[OpGroup]:
 
 
 def _together(ops: Sequence[OpComparison], comparison: Comparison) -> OpComparison:
-    """Return all shapes of an op as one; its times are those of a step."""
+    """Combine all shapes of an op into one; its times are per step."""
     was, now = (sum(getattr(op, f"{which}_step_us") or 0.0 for op in ops) for which in ("before", "after"))
     calls = [sum(getattr(op, f"{which}_calls") or 0.0 for op in ops) for which in ("before", "after")]
     shapes = [sum(bool(getattr(op, f"{which}_calls")) for op in ops) for which in ("before", "after")]

@@ -1,10 +1,10 @@
 # pyright: strict
 """Find where the times of an op changed in a history of runs: ruptures proposes change points, a t-test confirms them.
 
-Change points are those of the mean of log times, with least squares within the segments between them (Killick,
-Fearnhead and Eckley 2012, PELT), at a penalty that proposes too many. The least certain one is removed until all are
-certain by Student's t-test of the runs before and after, up to the neighbouring changes, at LEVEL over all places of
-all ops (Bonferroni).
+Change points are changes of the mean of log times, with least squares within the segments between them (Killick,
+Fearnhead and Eckley 2012, PELT), with a penalty low enough to propose too many. The least certain point is removed
+until all are certain by Student's t-test of the runs before and after it, up to the neighbouring changes, at LEVEL over
+all positions of all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from opreplay.replay.results.history import Series
 from opreplay.traces.errors import EnvironmentRefused
 
 LEVEL = 0.02
-"""The share of histories in which nothing changed that is said to hold a change of any op, about."""
+"""Approximate share of histories without a change for which a change of any op is reported."""
 LEAST_RUNS = 3
-"""On either side of a change."""
+"""Minimum number of runs on either side of a change."""
 PENALTY = 3.0
-"""Times the variance from run to run and the logarithm of the number of runs."""
+"""Penalty per change point, in units of the variance between runs times the logarithm of the number of runs."""
 NORMAL_MAD = 0.6745
 """Median absolute deviation of the normal distribution, in standard deviations."""
 LEAST_SCATTER = 1e-4
-"""Of log times: clocks tell no less."""
+"""Minimum scatter of log times, because clocks do not resolve less."""
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -37,19 +37,19 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A lasting slowdown or speed-up of an op, starting at one run."""
 
     at: int
-    """Index of the first run after it, from 0."""
+    """Index of the first run after the change, from 0."""
     started_at: str
     label: str
-    """Of that run."""
+    """Label of that run."""
     ratio: float
-    """Geometric mean of the times after it, up to the next change, over that before."""
+    """Geometric mean of the times after the change, up to the next change, divided by that of the times before."""
     before_us: float
     after_us: float
-    """Medians of the same runs."""
+    """Median time of the same runs after the change; `before_us` is the median before it."""
     runs_before: int
     runs_after: int
     p: float
-    """Of the t-test."""
+    """p-value of the t-test."""
 
 
 class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +63,13 @@ class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
     latest_us: float
     changes: tuple[Change, ...] = ()
     tested: bool = True
-    """False with fewer than twice LEAST_RUNS runs."""
+    """Whether changes were tested; False with fewer than twice LEAST_RUNS runs."""
 
 
 def changes_of(history: Sequence[Series]) -> tuple[OpHistory, ...]:
-    """Return every op of a history with its changes, the largest latest change first.
+    """Return every op of a history with its changes, largest latest change first.
 
-    Raises EnvironmentRefused without ruptures and SciPy.
+    Raises EnvironmentRefused if ruptures or SciPy is not installed.
     """
     propose, test = _libraries()
     places = sum(max(0, len(series.points) - 2 * LEAST_RUNS + 1) for series in history)
@@ -84,15 +84,16 @@ def change_points(
     propose: Callable[[Values, float], Sequence[int]],
     test: Callable[[Values, Values], float],
 ) -> list[tuple[int, float]]:
-    """Return the index of the first value after each change, and the p-value of its test; `values` are float64 [runs]
-    log times.
+    """Return the index of the first value after each change, and the p-value of its test.
+
+    `values` are log times as float64 [runs].
     """
     steps = np.abs(np.diff(values))
     scatter = max(float(np.median(steps)) / NORMAL_MAD / np.sqrt(2.0), LEAST_SCATTER)
     points = list(propose(values, PENALTY * scatter**2 * float(np.log(len(values)))))
 
     def tested(index: int) -> float:
-        """Return the p-value of a point between its neighbours."""
+        """Return the p-value of the point between its neighbours."""
         before, after = [0, *points][index], [*points[1:], len(values)][index]
         return test(values[before : points[index]], values[points[index] : after])
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decide whether two runs may be compared: the facts and options that must agree, and those that are only noted."""
+"""Decide whether two runs may be compared: which facts and options must agree, and which differences are only noted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUST_AGREE: dict[str, str] = {
     "governor": "another frequency governor",
     "boost": "boost clocks in one run only",
 }
-"""Fact of the environment → what a difference means: the times are then of two machines, not of two versions."""
+"""Environment fact that must agree → what a difference means: times of two machines, not of two versions."""
 
 NOTED: tuple[str, ...] = (
     "opreplay",
@@ -35,7 +35,7 @@ NOTED: tuple[str, ...] = (
     "memory_bytes",
     "beside_another_job",
 )
-"""Facts that may differ, since finding out what a new version costs is what comparisons are for."""
+"""Facts that may differ, because comparisons are meant to show what a new version costs."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {
     "mode": "single ops and a sequence of them",
@@ -44,21 +44,21 @@ OPTIONS_MUST_AGREE: dict[str, str] = {
     "lanes": "another number of ops at a time",
     "values": "other values of arguments",
 }
-"""Option of the run → what a difference means."""
+"""Option that must agree → what a difference means."""
 
 OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "isolation")
 
 WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
-"""Options that older files lack, with what runs did then."""
+"""Options that are missing in older files → the value that runs used then."""
 
 OVERLOADED = 1.0
-"""Load for each processor at the start of a run above which a note says so."""
+"""Load per processor at the start of a run above which a note is made."""
 
 ONCE = (
     "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow it was "
     "just then, and the same code may differ by 1.5 times and more; measure both runs with `--set repeats=8`"
 )
-"""Note on runs of which no interval tells the error."""
+"""Note on runs whose intervals do not include the variation over time."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     meaning: str = ""
     blocking: bool
-    """Whether the runs must not be compared because of it."""
+    """Whether the difference forbids the comparison."""
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.before} → {self.after}"
@@ -77,7 +77,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(before: Header, after: Header) -> tuple[Difference, ...]:
-    """Return the facts that differ, those that forbid the comparison first. A fact that one run lacks is ignored."""
+    """Return the facts that differ, blocking ones first; a fact that one run lacks is ignored."""
     return (
         *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
         *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),
@@ -88,7 +88,7 @@ def differences(before: Header, after: Header) -> tuple[Difference, ...]:
 
 
 def load_notes(before: Header, after: Header) -> tuple[str, ...]:
-    """Return notes on which of the two runs started on a busy machine, and whether ops were measured in one go."""
+    """Return notes on which run started on a busy machine, and whether each op was measured only once."""
     notes: list[str] = []
     measured_once = False
     for which, header in (("first", before), ("second", after)):

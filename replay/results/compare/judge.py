@@ -1,11 +1,11 @@
 # pyright: strict
 """Compare two runs: which ops became slower or faster, and which differences are noise. Reads files, runs nothing.
 
-Compared is an op's ratio: its time in the second run divided by its time in the first. With method "gauges", both times
-are relative to the gauges read with every sample, so that changes of the whole machine cancel; with "medians" they are
-plain medians. An op counts as slower if the ratio exceeds 1 by more than its 95 % interval and by more than the
-threshold: the user's or, if larger, 2.4 times the spread of the ratios of all ops in these two runs; 2.6 times the op's
-own error if its visits give one.
+The compared quantity is an op's ratio: its time in the second run divided by its time in the first. With method
+"gauges", both times are relative to the gauges read with every sample, so that changes of the whole machine cancel;
+with "medians", they are plain medians. An op counts as slower if the ratio exceeds 1 by more than its 95 % interval and
+by more than the threshold. The threshold is the user's or, if larger, 2.4 times the spread of the ratios of all ops in
+these two runs; for an op whose visits give its error, it is 2.6 times that error instead of the spread.
 """
 
 from __future__ import annotations
@@ -31,76 +31,94 @@ from opreplay.traces.links.steps import PairedBy
 from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
-"""Lost and gained: replayed in one run only, though in the plan of both."""
+"""Verdict on an op; "lost" and "gained" ops are in the plan of both runs, but replayed in only one."""
 
 Method = Literal["gauges", "medians"]
-"""Whether times are taken relative to the gauges where both runs have them, or as they are."""
+"""Whether times are compared relative to the gauges, if both runs have gauges, or as plain medians."""
 
 What = Literal["recorded", "measured", "simulated"]
-"""Which of an op's times is compared."""
+"""Kind of time that is compared."""
 
 Clock = Literal["device", "host"]
-"""Of times: the accelerator's own, or the host's around a call."""
+"""Clock of the times: the accelerator's own clock, or the host's clock around a call."""
 
 DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
-"""The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
-above. More would hide a slowdown of 10 % among ops that scatter by 2 %, fewer would call ops slower that are not."""
+"""Minimum threshold in standard deviations of the log ratios; 0.8 % of normally distributed values exceed it.
+
+A larger value would hide a slowdown of 10 % among ops that scatter by 2 %; a smaller one would report more false
+slowdowns.
+"""
 NEAREST = (0.8, 1.2816)
-"""So many of normal values are within so many standard deviations; what changed for real is among the others."""
+"""(share, standard deviations): the share of normal values within that many standard deviations of the mean.
+
+Only this share of ops is used, because ops that really changed are among the others.
+"""
 VISITED_ERRORS = 2.6
-"""The threshold of an op whose visits tell its error is at least so many of them: of 50 ops in 7 runs under load,
-compared with themselves and with six slowed, 1 % were called slower that were not."""
+"""Minimum threshold, in standard errors, of an op whose visits give its error.
+
+Of 50 ops in 7 runs under load, compared with themselves and with six slowed down, 1 % were falsely reported as slower.
+"""
 ERRORS = 2.14
-"""Half a 95 % interval in standard errors: Student's t for the 14 degrees of freedom of two times eight batches."""
+"""Half a 95 % interval in standard errors: Student's t for 14 degrees of freedom (two runs of eight batches each)."""
 FOUND, FOUND_NORMAL = 0.8, 0.84
-"""A change is one that a pair of runs could have seen where it would be found so often, in as large a part of the ops:
-so many of normal values are below so many standard deviations."""
+"""A change counts as detectable if it would be found with probability FOUND in a share FOUND of the ops.
+
+FOUND_NORMAL is the quantile of the normal distribution for FOUND.
+"""
 DOUBTFUL = {
     "first call": "only a first call was timed",
     "not settled": "calls did not settle",
 }
-"""Warnings with which a time cannot be compared → why."""
+"""Warning with which a time cannot be compared → reason."""
 
 
 class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One op in both runs; times in microseconds per call."""
+    """One op in both runs; times are in microseconds per call."""
 
     id: str
     name: str
     inputs: str = ""
     count: int
-    """In the second run, or the first where the op is there alone."""
+    """Number of calls in the second run, or in the first if only the first has the op."""
     verdict: Verdict
     before_us: float | None = None
     after_us: float | None = None
     ratio: float | None = None
-    """After to before by the method of the comparison: what is judged. By gauges it is not that of the two times;
-    between two traces it is that of the times of a step."""
+    """Ratio of after to before that is judged, by the comparison's method.
+
+    With gauges, it differs from the ratio of the two times. Between two traces, it is the ratio of the times per step.
+    """
     low: float | None = None
     high: float | None = None
-    """Interval of the ratio, of `level`."""
+    """Upper end of the ratio's interval, whose confidence is `level`."""
     level: float = 0.95
-    """0.8 where one side is a prediction: `low` to `high` is then its 80 % band, and the interval of the other side."""
+    """Confidence level of the interval.
+
+    It is 0.8 if one side is a prediction: the interval then combines the prediction's 80 % band with the interval of
+    the other side.
+    """
     note: str = ""
-    """Why the verdict is unclear, what became of an op that was lost, or what else is to be known of it."""
+    """Why the verdict is unclear, what happened to an op that was lost, or other remarks."""
     before_kernel: str | None = None
     after_kernel: str | None = None
-    """Where times of traces are compared: the kernel that took most of the op's device time."""
+    """For times of traces: the kernel that took most of the op's device time."""
 
     before_step_us: float | None = None
     after_step_us: float | None = None
-    """Between two recordings: all calls of a step, the mean over the compared steps; without steps as many typical
-    calls as before."""
+    """For two recordings: time of all calls of a step, averaged over the compared steps.
+
+    Without steps, it is the time of as many typical calls as before.
+    """
     before_calls: float | None = None
     after_calls: float | None = None
-    """Calls in a step, the mean over the compared steps."""
+    """Number of calls per step, averaged over the compared steps."""
     step_change_us: float | None = None
-    """`after_step_us` − `before_step_us`. A verdict never contradicts its sign."""
+    """`after_step_us` - `before_step_us`. A verdict never contradicts its sign."""
 
     @property
     def weight_us(self) -> float:
-        """Return how much the op changes the step, or else all its calls; a missing time counts as 0."""
+        """Change of the step's time or, without steps, of all calls; a missing time counts as 0."""
         if self.step_change_us is not None:
             return abs(self.step_change_us)
         return abs(((self.after_us or 0.0) - (self.before_us or 0.0)) * self.count)
@@ -114,14 +132,14 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """Ratio of all judged ops together, weighted by the time of their calls in the first run."""
+    """Ratio of all judged ops combined, weighted by the time of their calls in the first run."""
 
     ratio: float
     low: float | None
     high: float | None
-    """Interval of `level`; None where the times compared have none: recorded sums, two predictions."""
+    """Upper end of the interval, of confidence `level`; None for recorded sums and two predictions."""
     level: float = 0.95
-    """0.8 where one side is a prediction."""
+    """Confidence level of the interval: 0.8 if one side is a prediction."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,85 +150,89 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     shortest_us: float
     longest_us: float
     longest: str = ""
-    """Name of that step."""
+    """Name of the longest step."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of one side, if not both sides are measurements."""
+    """Description of one side, if at least one side is not a measurement."""
 
     what: What
     on: str
-    """The device: as the trace names it, "cpu", or the name of the simulated one."""
+    """Device: as named in the trace, "cpu", or the name of the simulated device."""
     clock: Clock | None = None
-    """What the times were read from: a host's clock also has what else the host did. None for predictions."""
+    """Clock of the times; None for predictions. A host's clock also includes other work of the host."""
     source: str
-    """Name of the file, or of the trace that the results are of."""
+    """Name of the file, or of the trace that the results belong to."""
     ops: int
-    """With such a time."""
+    """Number of ops with such a time."""
     total_us: float
-    """Of all calls of these ops: the sum of what was recorded, else the time of a call times their number."""
+    """Time of all calls of these ops: the recorded sum, or the time of a call times the number of calls."""
     matched_ops: int
     matched_us: float
-    """The part of it in ops that the other side has as well."""
+    """Part of `total_us` in ops that the other side also has."""
     steps: StepTimes | None = None
-    """None for what is no trace, and for one that marks no steps."""
+    """Step durations; None if this is not a trace, or if the trace marks no steps."""
     doubts: Doubts = Doubts()
-    """What speaks against its device times, where they were recorded."""
+    """Reasons to doubt the device times, if they were recorded."""
 
     @property
     def is_total_known(self) -> bool:
-        """Whether the sum of its times means something."""
+        """Whether the sum of the times is meaningful."""
         return not self.doubts.untimed and not self.doubts.collided_share
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """All ops of one class of work (GEMM, attention, elementwise, ...); microseconds over all calls."""
+    """All ops of one class of work (GEMM, attention, elementwise, ...); times are in microseconds over all calls."""
 
     name: str
     before_us: float
     after_us: float
-    """Of all ops of the class on that side, whether the other side has them or not."""
+    """Time of all ops of the class after, including ops that the other side does not have."""
     matched_ops: int
     ratio: float | None
-    """After to before of the ops that both sides have, with the number of calls before; None where there is none."""
+    """Ratio of after to before for ops on both sides, with the number of calls before; None without such ops."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All ops of two runs, largest change of total time first."""
 
     threshold: float
-    """Asked for."""
+    """Requested threshold."""
     method: Method
-    """Where not both sides are measurements, "medians": of calls, or the one time of a prediction."""
+    """Method of the comparison; "medians" (of calls, or predicted times) unless both sides are measurements."""
     applied: float
-    """What ops were judged by: the threshold, or 2.4 times their spread; the median where each has its own."""
+    """Threshold used: the requested one, or 2.4 times the ops' spread; the median if each op has its own."""
     spread: float | None
-    """Standard deviation of the logarithms of the ratios, outliers aside; None below 20 ops."""
+    """Standard deviation of the log ratios without outliers; None below 20 ops."""
     power: float | None
-    """The least change, a share, that would have been found with a probability of 80 % in 80 % of the ops; None where
-    no op could be judged."""
+    """Smallest change, as a share, that would have been found with 80 % probability in 80 % of the ops.
+
+    None if no op could be judged.
+    """
     machine: float | None
-    """How many times as long the gauge took in the second run; None where a run has none."""
+    """Ratio of the gauge's time in the second run to the first; None if either run has no gauge."""
     before_us: float
     after_us: float
-    """Sums over the calls of all ops that were replayed in both runs."""
+    """Time after of all calls of the ops that were replayed in both runs; `before_us` is the time before."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
     total: Total | None
     ops: tuple[OpComparison, ...]
     shared: float | None = None
-    """Between two recordings of one device: how many times as long all ops took alike, as by another clock. The ratios
-    and intervals of the ops are relative to it, their times are not. None where ops did not change alike."""
+    """For two recordings of one device: factor by which all ops took longer, e.g. because of a different clock rate.
+
+    The ops' ratios and intervals are relative to it, their times are not. None if ops did not change alike.
+    """
     unreached: tuple[int, int] = (0, 0)
-    """Ops of the plan of each run that it did not come to: out of time, interrupted, a rank lost."""
+    """Number of ops in the plan of each run that the run did not reach: out of time, interrupted, or a rank lost."""
     sides: tuple[Side, Side] | None = None
-    """Before and after, where not both are measurements; None for two runs."""
+    """Sides before and after, if at least one is not a measurement; None for two runs."""
     classes: tuple[ClassTotal, ...] = ()
-    """By class of work, most time first, where not both are measurements."""
+    """Totals by class of work, most time first, if at least one side is not a measurement."""
     paired: PairedBy | None = None
     """How the steps of two recordings were paired; None for other comparisons."""
     replaced: tuple[Replaced, ...] = ()
-    """Between the steps of two traces: which calls stand in place of which."""
+    """Between the steps of two traces: which calls replace which."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """Return the ops with these verdicts."""
@@ -218,9 +240,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> float | None:
-        """Return after/before of all recorded time, including ops on only one side; None unless both sides are
-        recordings.
-        """
+        """Ratio of all recorded time, including ops on one side only; None unless both sides are recordings."""
         if self.sides is None or any(side.what != "recorded" or not side.total_us for side in self.sides):
             return None
         if not all(side.is_total_known for side in self.sides):
@@ -231,8 +251,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def untold(self) -> str:
         """Return why it is unknown whether the total changed; "" if it is known.
 
-        A single recording on a host clock has no error estimate, since other work on the machine may have slowed all of
-        its calls. Runs whose ops were all too slow to give enough samples for an interval have none either.
+        A single recording on a host clock has no error estimate, because other work on the machine may have slowed down
+        all of its calls. Neither do runs whose ops were all too slow to give enough samples for an interval.
         """
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
@@ -274,7 +294,7 @@ def compare(
 ) -> Comparison:
     """Judge every op of two result files; `threshold` is a share, 0.05 for 5 %.
 
-    Raises EnvironmentRefused if the runs are of two machines or two measurement methods, unless `force` is set.
+    Raises EnvironmentRefused if the runs are from two machines or used two measurement methods, unless `force` is set.
     """
     differ = differences(before.header, after.header)
     if not force:
@@ -312,7 +332,7 @@ def compare(
 def _thresholds(
     compared: Sequence[OpComparison], visited: Mapping[str, Adjusted], threshold: float, spread: float | None
 ) -> dict[str, float]:
-    """Return the smallest change of each op, by id, that counts as a change."""
+    """Return op id → smallest change that counts as a change."""
     raised = raised_threshold(threshold, spread)
     return {
         op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in visited else raised
@@ -321,7 +341,7 @@ def _thresholds(
 
 
 def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpComparison]:
-    """Return the ops that only one run has; `cut` says that the second run did not reach all of its ops."""
+    """Return the ops that only one run has; with `cut`, the second run did not reach all of its ops."""
     first, second = ({result.id for result in run.results} for run in (before, after))
     gone = [
         _alone(result, "lost" if cut and result.measurement else "only before")
@@ -332,7 +352,7 @@ def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpCo
 
 
 def _require_alike(differ: Sequence[Difference]) -> None:
-    """Raise EnvironmentRefused for runs of two machines or two measurement methods."""
+    """Raise EnvironmentRefused if the runs are from two machines or used two measurement methods."""
     if blocking := [difference for difference in differ if difference.blocking]:
         threads = any(difference.name == "threads" for difference in differ)
         raise EnvironmentRefused(
@@ -348,12 +368,12 @@ def sums_of(ops: Sequence[OpComparison]) -> tuple[float, float]:
 
 
 def raised_threshold(threshold: float, spread: float | None) -> float:
-    """Return the threshold, or the spread of all ops' ratios if that is larger."""
+    """Return the threshold, or the limit given by the spread of all ops' ratios if that is larger."""
     return max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
 
 
 def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
-    """Return notes on how many ops neither run replayed, and how many each run did not reach."""
+    """Return notes on how many ops neither run replayed, and how many ops each run did not reach."""
     notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
     return notes + [
         f"the {which} run was cut short: it did not come to {missing} of its ops"
@@ -365,10 +385,9 @@ def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
 def compare_op(
     before: OpResult, after: OpResult, method: Method = "gauges", adjusted: Adjusted | None = None
 ) -> OpComparison:
-    """Return the ratio of an op replayed by one or both runs, with verdict "same" or the reason why it cannot be
-    judged.
+    """Return the ratio of an op replayed by one or both runs, with verdict "same" or why it cannot be judged.
 
-    `adjusted` is the ratio computed from the op's visits, if both runs have several.
+    `adjusted` is the ratio computed from the op's visits, if both runs have several visits.
     """
     a, b = before.measurement, after.measurement
     comparison = OpComparison(
@@ -397,8 +416,8 @@ def compare_op(
 def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     """Return the op with its verdict.
 
-    Slower or faster: beyond `applied` (a share) and the op's own interval. Same: within the requested threshold.
-    Unclear: in between.
+    "slower" or "faster": the change exceeds `applied` (a share) and the op's own interval. "same": it is within the
+    requested threshold. "unclear": anything in between.
     """
     if op.verdict != "same" or op.ratio is None or op.low is None or op.high is None:
         return op
@@ -412,7 +431,7 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
 
 
 def is_within(ratio: float, threshold: float) -> bool:
-    """Check whether a ratio differs from 1 by at most this share, in either direction."""
+    """Check whether a ratio differs from 1 by at most `threshold` (a share), in either direction."""
     return 1.0 / (1.0 + threshold) <= ratio <= 1.0 + threshold
 
 
@@ -422,7 +441,7 @@ def unclear(op: OpComparison, why: str) -> OpComparison:
 
 
 def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float, float]:
-    """Return the ratio of the times relative to the gauges, or of the medians, and its 95 % interval."""
+    """Return the ratio of the times relative to the gauges, or of the medians, with its 95 % interval."""
     if method == "gauges" and a.relative and b.relative:
         ratio, errors = b.relative / a.relative, (a.relative_error, b.relative_error)
     else:
@@ -452,7 +471,7 @@ def power_of(
 ) -> float | None:
     """Return the smallest change that would be found with probability `FOUND` in most of the judged ops.
 
-    Each op counts by its threshold; for ops in `visited`, the error already includes the variation from run to run.
+    Each op is judged by its own threshold; for ops in `visited`, the error already includes the variation between runs.
     """
     detectable: list[float] = []
     for op in ops:
@@ -464,10 +483,11 @@ def power_of(
 
 
 def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None:
-    """Return the ratio of all ops together with its interval.
+    """Return the ratio of all ops combined, with its interval.
 
-    An op's error is its own or the spread of all ops, whichever is larger. Ops measured one after the other err
-    together, since a machine is slow for a while: differences between batches of neighbours are included as well.
+    An op's error is its own error or the spread of all ops, whichever is larger. Errors of ops measured one after the
+    other are correlated, because a machine is slow for a while; therefore differences between batches of neighbouring
+    ops are included.
     """
     known = [(op.ratio, op.error, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
     before_us = sum(us for _, _, us in known)
@@ -482,7 +502,7 @@ def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
-    """Return the median over the ops of the gauge's time in the second run divided by the first."""
+    """Return the gauge's time in the second run divided by the first, as the median over the ops."""
     gauges = [(a.measurement.gauge_us, b.measurement.gauge_us) for a, b in pairs if a.measurement and b.measurement]
     ratios = [min(after) / min(before) for before, after in gauges if before and after and min(*before, *after) > 0]
     return statistics.median(ratios) if ratios else None
@@ -506,22 +526,20 @@ def _doubt(a: Measurement, b: Measurement) -> str:
 
 
 def _another_way(before: OpResult, after: OpResult) -> str:
-    """Return a note if another implementation ran, which may be the question: how a custom op compares with a
-    built-in.
-    """
+    """Return a note if a different implementation ran; this may be intended, to compare it with a built-in."""
     first, second = (result.via or result.resolved_by or "" for result in (before, after))
     return f"ran as {first} before, {second} after" if first != second else ""
 
 
 def unreached_of(run: ResultFile) -> int:
-    """Return how many ops of a run's plan it did not reach: without a result, or stopped for lack of time."""
+    """Return how many ops of a run's plan it did not reach: ops without a result, or stopped for lack of time."""
     planned = run.header.trace.get("ops")
     reached = len(kept_results(run))
     return max(0, (planned if isinstance(planned, int) else len(run.results)) - reached)
 
 
 def _alone(result: OpResult, verdict: Verdict) -> OpComparison:
-    """Return the comparison of an op that only one run has: "lost" if the second run ended before reaching it."""
+    """Return the comparison of an op that only one run has; "lost" if the second run ended before reaching it."""
     before = verdict != "only after"
     return OpComparison(
         id=result.id,

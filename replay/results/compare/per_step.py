@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare two traces step by step: what each op takes in a step, with verdicts that agree with its change."""
+"""Compare two traces step by step: the time of each op per step, with verdicts that agree with its change."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from opreplay.traces.links.steps import PairedBy
 from opreplay.traces.sums import summed
 
 Calls = tuple[StepCall, ...]
-"""Of one step, in order."""
+"""Calls of one step, in order."""
 _NONE = (0.0, 0.0)
 
 
 class PerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What each op takes in the compared steps of two traces, by id: µs and calls of a step, means over the steps.
+    """Time (µs) and calls of each op per step of two traces, by op id, averaged over the compared steps.
 
-    Recordings without steps may be of different lengths. There, both sides have the times of typical calls, as many as
-    before.
+    Recordings without steps may have different lengths. In that case, both sides have the time of as many typical calls
+    as before.
     """
 
     paired: PairedBy
     before: dict[str, tuple[float, float]]
     after: dict[str, tuple[float, float]]
     typical: tuple[Calls, Calls]
-    """The calls of one step on each side: the pair whose change is the median one, or the steps of median length."""
+    """Calls of one typical step on each side: the pair with the median change, or the steps of median length."""
 
     @classmethod
     def of(cls, paired: PairedBy, before: Sequence[Calls], after: Sequence[Calls]) -> PerStep:
@@ -42,7 +42,7 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_calls(self, op: OpComparison) -> OpComparison:
-        """Return the op with the ratio of its typical calls multiplied by the change of their number in a step."""
+        """Return the op with the ratio of its typical calls multiplied by the change in calls per step."""
         (_, was), (_, now) = self.before.get(op.id, _NONE), self.after.get(op.id, _NONE)
         if self.paired == "whole" or op.ratio is None or not was or not now or was == now:
             return op
@@ -78,7 +78,7 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agreeing(op: OpComparison, applied: float) -> OpComparison:
-    """Return the op as "unclear" if its verdict, of typical calls, contradicts the change of all calls of a step."""
+    """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step."""
     change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
     signs = {"slower": change > 0 and ratio > 1, "faster": change < 0 and ratio < 1, "same": is_within(ratio, applied)}
     if signs.get(op.verdict, True):

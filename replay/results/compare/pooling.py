@@ -1,7 +1,5 @@
 # pyright: strict
-"""Combine several runs into one: what each op took in all of them, and how far they differ. Reads files, runs
-nothing.
-"""
+"""Combine several runs into one: each op's time in all of them, and how much they differ. Reads files, runs nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ from opreplay.traces.errors import EnvironmentRefused
 
 
 def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
-    """Return the first run, with each op's time taken from all runs that replayed it; a single run is returned
-    unchanged.
+    """Return the first run, with each op's time from all runs that replayed it; a single run is returned unchanged.
 
-    Raises EnvironmentRefused if the runs are of two machines or two measurement methods, unless `force` is set.
+    Raises EnvironmentRefused if the runs are from two machines or used two measurement methods, unless `force` is set.
     """
     first, *others = runs
     blocking = [
@@ -46,7 +43,7 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
 
 
 def _pooled(results: Sequence[OpResult]) -> OpResult:
-    """Return the median of one op over the runs with the same kind of measurement as the first one."""
+    """Return the median time of one op over the runs whose measurement is of the same kind as the first."""
     measured = [(result, result.measurement) for result in results if result.measurement is not None]
     if not measured:
         return results[0]
@@ -83,7 +80,7 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
 
 
 def _median_error(runs: Sequence[Measurement]) -> float | None:
-    """Return the error of the median of the runs, from their differences or their own errors; None if unknown."""
+    """Return the error of the median over the runs, from their differences or their own errors; None if unknown."""
     errors = [run.median_error for run in runs]
     if any(error is None for error in errors) or min(run.median_us for run in runs) <= 0:
         return None
@@ -92,5 +89,5 @@ def _median_error(runs: Sequence[Measurement]) -> float | None:
 
 
 def _within(runs: Sequence[Measurement]) -> float:
-    """Return the error of the mean of the runs that follows from their own errors; 0 for runs without errors."""
+    """Return the error of the mean over the runs that follows from their own errors; 0 for runs without errors."""
     return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

@@ -15,23 +15,26 @@ from opreplay.traces.errors import UsageError
 _CONDITION = re.compile(r"\s*(slower|total|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
 INPUT_CHARS = 80
-"""Of an op's inputs in one line."""
+"""Maximum length of an op's inputs in a line, in characters."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that must not be true."""
 
     what: Literal["slower", "total", "lost", "unclear", "power"]
-    """An op that became slower, all ops together, the number of ops that are no longer replayed, the share of
-    ops that could not be judged, the least change that would have been found."""
+    """What the condition tests.
+
+    "slower": an op became slower. "total": all ops combined. "lost": the number of ops that are no longer replayed.
+    "unclear": the share of ops that could not be judged. "power": the smallest change that would have been found.
+    """
     limit: float
-    """A share, or a number of ops for "lost"."""
+    """Limit as a share, or as a number of ops for "lost"."""
 
     def __str__(self) -> str:
         return f"{self.what}>{self.limit:g}" if self.what == "lost" else f"{self.what}>{100 * self.limit:g}%"
 
     def violations(self, comparison: Comparison) -> list[str]:
-        """Return one line for each violation; empty if there is none."""
+        """Return one line for each violation; nothing if there is none."""
         if self.untested(comparison):
             return []
         lost, unclear, power = len(comparison.of("lost")), comparison.unclear_share, comparison.power or 0.0
@@ -61,7 +64,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _total_violations(comparison: Comparison, limit: float) -> list[str]:
-    """Return a line if the total, of shared ops or including ops on one side, is more than `limit` times as long."""
+    """Return a line if the total, of shared ops or including ops on one side, increased by more than `limit`."""
     if comparison.whole is not None:
         return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
     with_alone, new = comparison.with_alone, len(comparison.of("only after"))
@@ -78,7 +81,7 @@ def _ratio_violations(total: Total, limit: float) -> list[str]:
 
 
 def _which(op: OpComparison) -> str:
-    """Return "aten::linear (eef3d5cb) [4,128,512]·[2816,512]", which distinguishes ops of one name."""
+    """Return text that distinguishes ops of one name, such as "aten::linear (eef3d5cb) [4,128,512]·[2816,512]"."""
     inputs = op.inputs if len(op.inputs) <= INPUT_CHARS else f"{op.inputs[: INPUT_CHARS - 1]}…"
     return f"{op.name} ({op.id[:8]})" + (f" {inputs}" if inputs else "")
 
@@ -113,7 +116,7 @@ def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[s
 
 
 def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
-    """Return warnings about conditions stricter than the variation of the ops in these runs allows."""
+    """Return warnings about conditions that are stricter than the scatter of the ops in these runs allows."""
     if not conditions or comparison.applied <= comparison.threshold:
         return []
     scatter = f"{100 * comparison.applied:.0f} % do not show: the runs scatter so far"
@@ -121,7 +124,7 @@ def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list
 
 
 def parse_condition(text: str) -> Condition:
-    """Parse "slower>5%". Raises UsageError for anything else."""
+    """Parse a condition such as "slower>5%". Raises UsageError for anything else."""
     match = _CONDITION.fullmatch(text)
     if match is None or (match[1] == "lost") == bool(match[3]):
         raise UsageError(

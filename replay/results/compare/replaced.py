@@ -10,13 +10,13 @@ from difflib import SequenceMatcher
 import msgspec
 
 ALIKE = 0.5
-"""Share of the calls that both steps have in one order, below which they are two programs."""
+"""Minimum similarity of two steps (share of calls in a common order); below it, they count as different programs."""
 ALIGNED = 2000
-"""Calls of a step that are aligned, from its first: layers repeat, and the time grows with the square."""
+"""Maximum number of calls aligned, from the start of a step; layers repeat, and alignment is quadratic."""
 LEAST_SHARE = 0.005
-"""Of the longer step's calls: what takes less on both sides is no replacement worth a row."""
+"""Minimum time of a replacement on either side, as a share of the time of the longer step."""
 LONGEST = 12
-"""Calls of a replacement at most: what is longer is another program."""
+"""Maximum number of calls in a replacement; longer differences count as a different program."""
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of the first step that the second step replaces by others; times summed over all such places."""
+    """Calls of the first step that the second step replaces by other calls; times are sums over all such places."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -53,7 +53,7 @@ def _us(calls: Sequence[StepCall]) -> float:
 def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
     """Return differing runs of calls between equal calls, most time first.
 
-    Only ops that one of the steps calls more often are considered.
+    A run is considered only if it contains an op that its step calls more often than the other step does.
     """
     first, second = before[:ALIGNED], after[:ALIGNED]
     names = _names(first), _names(second)

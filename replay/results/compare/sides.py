@@ -1,12 +1,13 @@
 # pyright: strict
 """Compare times of different kinds: recorded with recorded, measured or simulated. Reads files, runs nothing.
 
-Two GPUs, a trace and its replay, a replay and a prediction differ for reasons that no gauge removes. So the plain ratio
-of the medians of an op's calls is judged: slower or faster beyond the threshold, unclear if the intervals of both
-medians or the band of a prediction leave it open. Fewer than six calls have no interval: on a device's clock they are
-used as they are, on a host's clock they say nothing. For two recordings on a host's clock, the threshold is raised to
-the spread of all ops, as for two runs. Two predictions err together, so they are used as they are. Between two
-recordings of one device, a change that all ops share (its clock) is divided out first.
+Two GPUs, a trace and its replay, or a replay and a prediction differ for reasons that no gauge removes. Therefore the
+plain ratio of the medians of an op's calls is judged: slower or faster if it exceeds the threshold, unclear if the
+intervals of both medians or the band of a prediction allow either. With fewer than six calls there is no interval: on a
+device's clock they are used as they are, on a host's clock they are inconclusive. For two recordings on a host's clock,
+the threshold is raised to the spread of all ops, as for two runs. The errors of two predictions are correlated, so
+predictions are used as they are. Between two recordings of one device, a change common to all ops (its clock rate) is
+divided out first.
 """
 
 from __future__ import annotations
@@ -52,29 +53,29 @@ WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
 
 
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One op on one side; microseconds per call."""
+    """One op on one side; times are in microseconds per call."""
 
     id: str
     name: str
     inputs: str
     count: int
     us: float | None = None
-    """Median of the calls, or the prediction; None where there is none: `note` says why."""
+    """Median of the calls, or the prediction; None if there is none, with the reason in `note`."""
     low_us: float | None = None
     high_us: float | None = None
-    """95 % interval of the median, the 80 % band of a prediction; None where it has none."""
+    """Upper end of the 95 % interval of the median, or of the 80 % band of a prediction; None if there is none."""
     calls: int | None = None
-    """That were timed; None where the median alone was kept."""
+    """Number of calls that were timed; None if only the median was kept."""
     longest_us: float | None = None
-    """Of these."""
+    """Longest of these calls."""
     total_us: float | None = None
-    """Sum of all calls as recorded; None where one time stands for each call."""
+    """Sum of all calls as recorded; None if one time is used for each call."""
     kernel: str | None = None
     note: str = ""
 
     @property
     def sum_us(self) -> float:
-        """Return the time of all calls: the recorded sum, else the time of one call times their number."""
+        """Return the time of all calls: the recorded sum, or the time of one call times the number of calls."""
         return (self.us or 0.0) * self.count if self.total_us is None else self.total_us
 
 
@@ -86,17 +87,17 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     ops: tuple[OpTime, ...]
     clock: Clock | None = None
-    """None for predictions."""
+    """Clock of the times; None for predictions."""
     notes: tuple[str, ...] = ()
     unreached: int = 0
-    """Ops that a run did not come to measure."""
+    """Number of ops that a run did not reach."""
     steps: StepTimes | None = None
     paired: PairedBy | None = None
-    """How the steps below correspond to those of the other trace; None for other times."""
+    """How the steps in `in_steps` correspond to the steps of the other trace; None if this is not a trace."""
     in_steps: tuple[tuple[StepCall, ...], ...] = ()
-    """Of a trace: the calls of each compared step, in order."""
+    """For a trace: the calls of each compared step, in order."""
     doubts: Doubts = Doubts()
-    """What speaks against recorded device times."""
+    """Reasons to doubt recorded device times."""
 
 
 CONFIDENCE = {
@@ -104,11 +105,11 @@ CONFIDENCE = {
     "other SoC": "prediction calibrated on another SoC",
     "uncalibrated": "uncalibrated prediction",
 }
-"""What is said of a prediction beside its ratio to another time."""
+"""Confidence of a prediction → text next to its ratio to another time."""
 
 
 def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
-    """Return one kind of time of a result file; `soc` names the simulated device, by default the only one.
+    """Return one kind of time from a result file; `soc` names the simulated device, by default the only one.
 
     Raises UsageError if the file has no such time.
     """
@@ -134,7 +135,7 @@ def _recorded(file: ResultFile, source: str) -> Times:
 
 
 def _doubts(file: ResultFile) -> Doubts:
-    """Return what speaks against the device times that the file has of a trace."""
+    """Return the reasons to doubt the device times that the file took from a trace."""
     if not file.header.trace.get("device_us_total"):
         return Doubts(zero_durations=sum(result.count for result in file.results if result.recorded_device_us == 0.0))
     try:
@@ -169,7 +170,7 @@ def _measured_op(result: OpResult) -> OpTime:
 
 
 _DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted", "threads waited"})
-"""Warnings of a measurement that belong beside its ratio to another time."""
+"""Warnings of a measurement that are shown next to its ratio to another time."""
 
 
 def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
@@ -205,7 +206,7 @@ UNKNOWN = "its device time is not known"
 
 
 def _without_wrong_times(side: Times) -> Times:
-    """Return a side without the times of its ops where its device times are wrong; another side as it is."""
+    """Return a side without op times if its device times are wrong; otherwise return it unchanged."""
     if not side.doubts.mistimed:
         return side
     replace = msgspec.structs.replace
@@ -216,7 +217,7 @@ def _without_wrong_times(side: Times) -> Times:
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %.
 
-    Where recorded device times of a side are wrong no op is judged, and where they are not all known there is no total.
+    If recorded device times of a side are wrong, no op is judged; if some device times are unknown, there is no total.
     """
     before, after = _without_wrong_times(before), _without_wrong_times(after)
     unknown = before.doubts.mistimed or after.doubts.mistimed
@@ -269,7 +270,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
 
 
 def _per_step(before: Times, after: Times) -> PerStep | None:
-    """Return what ops take in the compared steps, or in all of two recordings; None if a side is no recording."""
+    """Return the op times per compared step, or over all of two recordings; None unless both sides are recordings."""
     if before.what != "recorded" or after.what != "recorded":
         return None
     if before.paired not in (None, "whole") and before.paired == after.paired:
@@ -288,7 +289,7 @@ def _outside_notes(ops: int) -> list[str]:
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
-    """Check whether the op is predicted to start no kernel, as views do, so that there is nothing to compare."""
+    """Check whether the op is predicted to launch no kernel, e.g. a view, so that there is nothing to compare."""
     return side.what == "simulated" and op.us == 0.0
 
 
@@ -299,7 +300,7 @@ def _idle_notes(ops: int) -> list[str]:
 
 
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
-    """Return sums of all ops by class of work, most time before first."""
+    """Return the totals of all ops by class of work, most time first."""
     first, second = ({op.id: op for op in side.ops if op.us} for side in (before, after))
     ids: dict[str, list[str]] = {}
     for id_, op in {**second, **first}.items():
@@ -337,15 +338,18 @@ def _same_device(before: Times, after: Times) -> bool:
 
 
 def _predicts(before: Times, after: Times) -> bool:
-    """Check whether exactly one side is a prediction: two err together, so their bands say nothing about the ratio."""
+    """Check whether exactly one side is a prediction.
+
+    Errors of two predictions are correlated, so their bands say nothing about the ratio.
+    """
     return (before.what == "simulated") != (after.what == "simulated")
 
 
 def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -> Total | None:
     """Return the ratio of the ops on both sides, using the number of calls before.
 
-    It has an interval if one side is a prediction: as for a simulated step, errors add within a class of work and are
-    independent between classes.
+    It has an interval if one side is a prediction: as for a simulated step, errors add up within a class of work and
+    are independent between classes.
     """
     before_us, after_us = _sums_us(both)
     if not before_us or not after_us:
@@ -359,7 +363,7 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
-    """Return the error of the sum of the second ops, with classes and call counts of the first."""
+    """Return the error of the sum of the second ops, with classes and call counts of the first ops."""
     by_class = summed(
         (
             class_of_work(counted.name, counted.kernel or ""),
@@ -372,11 +376,11 @@ def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
 
 
 BAND = 0.8
-"""So many of the times lie in the band of a prediction."""
+"""Share of times that lie in the band of a prediction."""
 
 
 def _interval(a: OpTime, b: OpTime) -> tuple[float, float]:
-    """Return the interval of the ratio of two times, either of which may have a range."""
+    """Return the interval of the ratio of two times, each of which may have an interval."""
     low_us, high_us = a.low_us or a.us or 0.0, a.high_us or a.us or 0.0
     return (b.low_us or b.us or 0.0) / max(high_us, 1e-6), (b.high_us or b.us or 0.0) / max(low_us, 1e-6)
 
@@ -410,8 +414,9 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
 
 
 def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
-    """Return the op with its verdict, as for two runs; against a prediction it is "same" only if the whole band is
-    close.
+    """Return the op with its verdict, as for two runs.
+
+    Against a prediction, it is "same" only if the whole band is within the threshold.
     """
     if op.verdict != "same" or op.ratio is None:
         return op
@@ -429,7 +434,7 @@ def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
 
 
 def _too_few(op: OpTime, side: Times) -> str:
-    """Return why the error of a time read from a host's clock is unknown; "" if it is known."""
+    """Return why the error of a time from a host's clock is unknown; "" if it is known."""
     if side.clock != "host" or op.low_us is not None:
         return ""
     if op.calls is None:
@@ -514,11 +519,11 @@ def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) 
 
 
 INTERRUPTED = 10.0
-"""Times its median from which an op's longest call stands out."""
+"""Minimum ratio of an op's longest call to its median for the call to stand out."""
 
 
 def _interrupted(side: Times, threshold: float) -> list[str]:
-    """Return the three longest ops of which a single call exceeds the threshold of the side's total."""
+    """Return notes on the three longest calls that stand out and exceed `threshold` of the side's total."""
     total = sum(op.sum_us for op in side.ops)
     longest = [
         (op.longest_us, op.us, op.name)

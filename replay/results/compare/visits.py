@@ -1,10 +1,11 @@
 # pyright: strict
 """Compute ratios of ops measured in several visits in both runs, with each op's response to machine load removed.
 
-Load on a machine slows an op that waits for the caches like the memory gauge, an op that computes like the other gauge,
-and some hardly at all. An op's visits, which lie far apart, show how far it follows each gauge: same op, other load.
-Ops of one name respond alike and are fitted together (ridge regression of the differences between visits within a run,
-so that changes from run to run do not enter), each op a little by itself.
+Load on a machine slows down an op that waits for caches like the memory gauge, an op that computes like the other
+gauge, and some ops hardly at all. An op's visits, which are far apart in time, show how much it follows each gauge:
+same op, different load. Ops of one name respond alike and are fitted together, with a small individual part for each
+op. The fit is a ridge regression of the differences between visits within a run, so that changes between runs have no
+effect.
 """
 
 from __future__ import annotations
@@ -23,36 +24,48 @@ from opreplay.replay.results.stats import quantile
 Floats = npt.NDArray[np.float64]
 
 RIDGE_NAME, RIDGE_OP = 0.05, 0.3
-"""Squares of gauge readings, in log units, that weigh as much as what is expected (`_expected`) does for all ops of a
-name, and as much as the name does for one op; from 50 ops in 13 runs under load, where more or less was not better."""
+"""Ridge weights for all ops of a name and for one op, as sums of squared gauge readings in log units.
+
+RIDGE_NAME weighs the expected response (`_expected`) against the data of a name, RIDGE_OP the name's response against
+the data of an op. Chosen on 50 ops in 13 runs under load; higher and lower values were not better.
+"""
 FAR = 3.0
-"""Normal deviations at which a difference between visits is cut off."""
+"""Number of standard deviations at which differences between visits are clipped."""
 OTHERS = 1.0
-"""Weight of the variance between visits of all ops against an op's own, which a few visits tell badly."""
+"""Weight of the mean variance of all ops relative to an op's own variance, which few visits estimate badly."""
 OFF_THE_MEAN = 0.25
-"""Share of an op's visits that is left out at either end: of three none."""
+"""Share of an op's visits that is left out at either end; none of three visits."""
 NEAREST = (0.68, 0.9945)
-"""So many of normal values are within so many standard deviations; ops that changed for real are among the others."""
+"""(share, standard deviations): the share of normal values within that many standard deviations of the mean.
+
+Only this share of ops is used, because ops that really changed are among the others.
+"""
 OF_FEW = 1.5
-"""How much further ratios of few ops are taken to lie from 1: of 15 ops whose visits all fell into some seconds of a
-busy machine most lay 0.9 to 1.2 times as far, single ones 2.5 to 7 times."""
+"""Factor by which errors are enlarged if there are few ops.
+
+Of 15 ops whose visits all fell into a few seconds on a busy machine, most ratios were 0.9 to 1.2 times as far from 1 as
+expected, single ones 2.5 to 7 times.
+"""
 MIN_OPS_FOR_SPREAD = 20
-"""Fewer ops say too little of how far ratios scatter when nothing changed."""
+"""Minimum number of ops for estimating how much ratios scatter if nothing changed."""
 
 
 class Adjusted(NamedTuple):
-    """The ratio after/before."""
+    """The ratio after / before of an op, with its error."""
 
     ratio: float
     error: float
-    """Standard error of its logarithm: from how far the visits of a run differ, times how much further than that the
-    ratios of the nearest ops lie from 1: what lasts longer than a run is in no difference between its visits."""
+    """Standard error of the ratio's logarithm.
+
+    It is the error from the variation between a run's visits, multiplied by how much farther than that the ratios of
+    the nearest ops are from 1, because effects that last longer than a run do not appear between its visits.
+    """
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
-    """Return adjusted ratios by op id from (name, before, after).
+    """Return op id → adjusted ratio, from op id → (name, before, after).
 
-    Ops that were not visited twice with the same gauges in both runs are left out.
+    Ops that were not visited at least twice with the same gauges in both runs are left out.
     """
     groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
     for id_, (name, before, after) in pairs.items():
@@ -81,7 +94,7 @@ def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict
 
 
 def _gauges(measurement: Measurement) -> int:
-    """Return how many gauges were read with the visits; 0 for fewer than two visits or no gauges."""
+    """Return how many gauges were read with the visits; 0 if there are fewer than two visits or no gauges."""
     if (
         len(measurement.visits) < 2
         or len({len(visit) for visit in measurement.visits}) != 1
@@ -92,14 +105,12 @@ def _gauges(measurement: Measurement) -> int:
 
 
 def _table(measurement: Measurement) -> Floats:
-    """Return a table of logarithms, one row per visit: the time, then the gauges."""
+    """Return the logarithms of the visits, one row per visit: the time, then the gauges."""
     return np.log(np.array(measurement.visits, dtype=np.float64))
 
 
 def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
-    """Return sums of squares and products of the differences between visits within a run, relative to what is
-    expected.
-    """
+    """Return sums of squares and products of differences between a run's visits, minus the expected response."""
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
     limit = FAR * float(np.median(np.abs(rest))) / 0.6745
@@ -124,17 +135,15 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[
 
 
 def _trimmed_mean(visits: Sequence[float]) -> float:
-    """Return the mean of the visits without the highest and lowest quarter, which a burst of other work may have
-    affected.
-    """
+    """Return the mean of the visits without the highest and lowest quarter, which may be bursts of other work."""
     cut = int(len(visits) * OFF_THE_MEAN)
     return statistics.fmean(sorted(visits)[cut : len(visits) - cut])
 
 
 def _error_factor(ops: Sequence[Adjusted]) -> float:
-    """Return how much farther from 1 the ratios of these ops lie than their errors say.
+    """Return how much farther from 1 the ratios of these ops are than their errors suggest.
 
-    At least a half; `OF_FEW` for a few ops, from which it cannot be estimated.
+    The result is at least 0.5, or at least `OF_FEW` for a few ops, from which it cannot be estimated.
     """
     share, normal = NEAREST
     distances = sorted(abs(math.log(op.ratio)) / max(op.error, 1e-9) for op in ops)

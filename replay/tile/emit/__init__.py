@@ -1,1 +1,1 @@
-"""Writes programs as source code for other compilers."""
+"""Write programs as source code for other compilers."""

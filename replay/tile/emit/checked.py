@@ -1,5 +1,5 @@
 # pyright: strict
-"""Selects the programs to emit as other kernels: those with correct values, for the ranks with correct values."""
+"""Select the programs to emit as other kernels: programs with correct values, for the ranks with correct values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
 MADE_UP = 128
-"""Each size of the cases of a program that has none."""
+"""Size of every dimension in generated cases, for programs without cases."""
 MOST_RANKED = 5
-"""Tensors of which vectors are tried as well as matrices."""
+"""Maximum number of input tensors for which vectors are tried in addition to matrices."""
 
 
 def emit_right(
@@ -26,9 +26,9 @@ def emit_right(
     device: DeviceProfile,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Emitted:
-    """Emit kernels of programs whose values are right at these cases and their own, and list the errors of the others.
+    """Emit the programs whose values are correct for the given and their own cases, and list the errors of the others.
 
-    A program without any case is emitted for the ranks of its tensors, vectors or matrices, that give right values.
+    A program without cases is emitted for the ranks of its tensors (vectors or matrices) that give correct values.
     """
     right: list[Case] = []
     chosen: list[Program] = []
@@ -58,12 +58,12 @@ def own_cases(program: Program) -> list[Case]:
 
 
 def _around(program: Program, cases: Sequence[Case]) -> list[Case]:
-    """Return small and odd sizes of the first case."""
+    """Return variants of the first case with small and odd sizes."""
     return list(default_set(program, cases[0]))
 
 
 def _of_right_ranks(program: Program, device: DeviceProfile) -> tuple[list[Case], Broken | None]:
-    """Return generated cases with vectors and matrices whose values are right; if none are, the error with matrices."""
+    """Return generated vector and matrix cases whose values are correct; if none are, the error with matrices."""
     if reference_of(program) is None:
         return [], None
     names = [p.name for p in program.inputs if p.role != "scalar"]

@@ -1,7 +1,7 @@
-"""Runs a program once with expressions in place of numbers, and records the statements of its kernel.
+"""Run a program once with expressions in place of numbers, and record the statements of its kernel.
 
 Loops stay loops: the body of `steps` is run twice, and values that the second iteration takes from the first become
-loop-carried.
+loop-carried values.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from opreplay.replay.tile.emit.values import (
 )
 
 Parts = tuple[Any, ...]
-"""Texts and values that make an expression."""
+"""Texts and values that form an expression."""
 _RESERVED = {"pid", "tl", "triton", "torch", "grid", "min", "max", "range", "float", "int"}
 MOST_STATEMENTS = 4_000
 MOST_FORKS = 64
-"""Things of which a program does one, and ways through all of them."""
+"""Maximum number of branches at a branch point, and of paths through a program."""
 
 
 def _is_single(size: object) -> bool:
@@ -46,7 +46,7 @@ def _is_single(size: object) -> bool:
 
 @dataclass(slots=True)
 class Statement:
-    """target = expression; or a call without a target."""
+    """An assignment of an expression to a target, or a call without a target."""
 
     target: Value | None
     parts: Parts
@@ -64,7 +64,7 @@ class Loop:
 
 @dataclass(slots=True)
 class Fork:
-    """A branch point of a program; one run takes one branch."""
+    """A branch point of a program; each run takes one branch."""
 
     conditions: list[str]
     choice: int
@@ -73,7 +73,7 @@ class Fork:
 
 @dataclass(slots=True)
 class Choice:
-    """The body for each condition, and a last one for the else branch."""
+    """The branches of a condition: (condition, body), with the else branch last."""
 
     branches: list[tuple[str, list[Node]]]
     line: tuple[str, int]
@@ -88,7 +88,7 @@ class BlockSize:
 
     name: str
     size: str
-    """Of the launcher: what it is at least."""
+    """Size, known to the launcher, that the block size must at least have."""
     least: int = 1
 
 
@@ -98,16 +98,16 @@ class Kernel:
 
     statements: list[Node] = field(default_factory=list["Node"])
     sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
-    """By the size that they hold."""
+    """Size → block size that holds it."""
     conditions: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """That the launcher checks, with the arguments that each looks at."""
+    """Condition that the launcher checks → arguments that it depends on."""
     fixed: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments that have to have these values."""
+    """Arguments that must have these values."""
     dtypes: dict[str, str] = field(default_factory=dict[str, str])
-    """Conditions on dtypes."""
+    """Condition on a dtype → argument."""
     contiguous: set[str] = field(default_factory=set[str])
     hoisted: dict[str, str] = field(default_factory=dict[str, str])
-    """By text: arguments that the launcher computes."""
+    """Expression → name of the kernel argument that the launcher computes from it."""
     grid: str = "1"
 
 
@@ -127,7 +127,11 @@ class Tracer:
     # Sizes
 
     def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
-        """Return the outcome of a comparison, which becomes a condition. Raises Refused if it depends on blocks."""
+        """Return the outcome of a comparison and record it as a condition.
+
+        A comparison that depends on block positions becomes a branch of the kernel. Raises Refused if it cannot become
+        one.
+        """
         if not difference.known:
             text = f"{first} {how} {second}"
             return (
@@ -138,8 +142,9 @@ class Tracer:
         return outcome
 
     def required(self, first: Any, how: str, second: Any) -> None:
-        """Require a comparison to hold, as a launch condition. Raises Refused if the launcher does not know both
-        sides.
+        """Require a comparison to hold, as a launch condition, unless the launcher does not know both sides.
+
+        Raises Refused if it does not hold in the current case.
         """
         if same(first, second) or not plain_known(first) or not plain_known(second):
             return
@@ -150,14 +155,15 @@ class Tracer:
             self.kernel.conditions[f"{first} {how} {second}"] = bases
 
     def _agreed(self, size: Any, others: Sequence[Any]) -> None:
-        """Require that each other size is equal to this one, or 1."""
+        """Require that every other size is equal to this size, or 1."""
         for other in others:
             if plain_known(size) and plain_known(other) and not (isinstance(other, int) and other == 1):
                 self.required(other, "==", size if value_of(other) == value_of(size) else 1)
 
     def fixed(self, number: Num) -> Any:
-        """Return a size as a plain Python value; the kernel is then only for this value. Raises Refused for
-        positions.
+        """Return a size as a plain Python value; the kernel is then valid only for this value.
+
+        A block position becomes one branch for each value. Raises Refused if that is not possible.
         """
         text = str(number)
         if not number.known:
@@ -169,7 +175,10 @@ class Tracer:
         return number.value
 
     def _place(self, text: str, number: Num) -> int:
-        """Return a block's position as a plain number, with one branch of the kernel for each position."""
+        """Return a block's position as a plain number, with one branch per position.
+
+        Raises Refused if that is impossible.
+        """
         reason = f"a position of a block as a plain number: {text}"
         total = bound_of(number)
         count = value_of(total)
@@ -180,7 +189,7 @@ class Tracer:
         return self._forked(reason, [f"{text} == {place}" for place in range(count)])
 
     def _forked(self, reason: str, conditions: list[str]) -> int:
-        """Return the branch that this run takes. Raises Refused within loops."""
+        """Return the branch that this run takes at a branch point. Raises Refused within loops."""
         for fork in self.forks:
             if fork.conditions == conditions:
                 return fork.choice
@@ -192,17 +201,17 @@ class Tracer:
         return self.forks[-1].choice
 
     def of_dtype(self, dtype: DType, other: str) -> bool:
-        """Return whether two dtypes are equal, which becomes a condition."""
+        """Return whether a dtype equals another, and record the outcome as a condition."""
         is_it = str.__eq__(dtype, other)
         self.kernel.dtypes[f"{dtype.origin}.dtype {'==' if is_it else '!='} torch.{other}"] = dtype.origin
         return is_it
 
     def contiguous(self, ref: Ref) -> None:
-        """Record that the launcher must check that the tensor has no gaps."""
+        """Record that the launcher must check that the tensor is contiguous."""
         self.kernel.contiguous.add(ref.name)
 
     def hoisted(self, text: str, value: Any, bases: frozenset[str]) -> Num:
-        """Return a number that the launcher computes."""
+        """Return a number that the launcher computes and passes to the kernel."""
         if text not in self.kernel.hoisted:
             self.kernel.hoisted[text] = self.name("scalar")
         return atom(self.kernel.hoisted[text], value, bases)
@@ -210,7 +219,7 @@ class Tracer:
     # Names and statements
 
     def name(self, wanted: str) -> str:
-        """Return an unused name; names in branches are separate."""
+        """Return an unused name based on `wanted`; branches have separate names."""
         wanted = "_".join([wanted, *(str(fork.choice) for fork in self.forks if wanted.islower())])
         name, number = wanted, 1
         while name in self._names:
@@ -225,13 +234,13 @@ class Tracer:
         return match[1] if match else "t"
 
     def note(self, parts: Parts, hint: str = "", *, at: list[Node] | None = None) -> Value:
-        """Add a statement that computes a value."""
+        """Add a statement that computes a value, and return the value."""
         value = Value(self.name(hint or self._hint()))
         self.add(Statement(value, parts, user_line()), at)
         return value
 
     def add(self, node: Node, at: list[Node] | None = None) -> None:
-        """Add a statement. Raises Refused for too many."""
+        """Add a statement. Raises Refused if there are too many."""
         self._count += 1
         if self._count > MOST_STATEMENTS:
             raise Refused(f"more than {MOST_STATEMENTS:,} statements")
@@ -240,13 +249,13 @@ class Tracer:
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
-        """Assign a position or a block size to a name."""
+        """Assign a position or a block size to a new name."""
         return atom(self.note((text,), hint).name, value, frozenset(), bound)
 
     # Blocks of dimensions
 
     def size_of(self, size: Any, least: int = 1) -> str:
-        """Return the name of the power of two that holds a size; "1" if the size is 1."""
+        """Return the name of the block size (a power of two) that holds a size; "1" if the size is 1."""
         if _is_single(size) and least == 1:
             return "1"
         bound = str(bound_of(size))
@@ -258,12 +267,12 @@ class Tracer:
         return entry.name
 
     def index(self, size: Any, dim: int, rank: int) -> str:
-        """Return the indices along a dimension, as a vector broadcast along the others."""
+        """Return the indices along a dimension, as a vector that broadcasts along the other dimensions."""
         name = self.size_of(size)
         return f"at_{name.lower()}" + _expanded(dim, rank)
 
     def mask(self, shape: Sequence[Any], *, only: int | None = None) -> str:
-        """Return the mask of a block's elements with data; "" if all have data."""
+        """Return the mask of a block's valid elements; "" if all elements are valid."""
         return " & ".join(
             f"({self.index(size, dim, len(shape))} < {size})"
             for dim, size in enumerate(shape)
@@ -271,7 +280,7 @@ class Tracer:
         )
 
     def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
-        """Return the addresses of a part of a tensor, for a block of this shape."""
+        """Return the addresses of a part of a tensor for a block of this shape."""
         terms = [f"{ref.name}_ptr"]
         if str(ref.offset) != "0":
             terms.append(str(ref.offset))
@@ -293,7 +302,7 @@ class Tracer:
     # What programs do
 
     def loaded(self, ref: Ref, *, fill: float | None = None, shape: Sequence[Any] | None = None) -> Tile:
-        """Load a part of a tensor; zeros, or `fill`, beyond its end."""
+        """Load a part of a tensor; elements beyond its end are 0 or `fill`."""
         if ref.cell is not None:
             ref.cell.check(ref)
             if ref.cell.tile is None or shape is not None:
@@ -316,7 +325,7 @@ class Tracer:
         return Tile(value, want, ref.dtype, source if shape is None else None)
 
     def gathered(self, ref: Ref, rows: Tile) -> Tile:
-        """Load rows of a tensor by number. Raises Refused for anything but a matrix."""
+        """Load rows of a tensor by row number. Raises Refused if it is not a matrix."""
         many = [size for size in rows.shape if not _is_single(size)]
         if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
             raise Refused("a load of rows by number of what is no matrix")
@@ -335,13 +344,13 @@ class Tracer:
         return self.named(self._hint(), f"tl.load({ref.name}_ptr{at}).to(tl.int32)", value_of(value), most)
 
     def loaded_again(self, ref: Ref) -> Tile:
-        """Load a part of an already loaded tile separately. Raises Refused if its tensor was written since."""
+        """Load a part of a loaded tile from its tensor again. Raises Refused if the tensor was written since."""
         if ref.name in self._written:
             raise Refused(f"a part of a tile whose tensor {ref.name} was stored to")
         return self.loaded(ref)
 
     def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
-        """Store a tile to a part of a tensor, or add it."""
+        """Store a tile to a part of a tensor, or add it to the part."""
         if self._dealt == "over":
             raise Refused("a store behind the loop over blocks")
         if relu:
@@ -361,7 +370,7 @@ class Tracer:
         self.add(Statement(None, (f"{call}({self.pointer(ref, tile.shape)}, ", tile.value, tail), user_line()))
 
     def computed(self, template: str, operands: Sequence[Any], dtype: str | None = None) -> Tile:
-        """Return an elementwise result; `{}` or `{0}` in the template are the operands."""
+        """Return the result of an elementwise expression; `{}` or `{0}` in the template stand for the operands."""
         tiles = [operand for operand in operands if isinstance(operand, Tile)]
         shape = _broadcast([tile.shape for tile in tiles])
         for dim in range(-len(shape), 0):
@@ -370,7 +379,7 @@ class Tracer:
         return Tile(value, shape, tiles[-1].dtype if dtype is None else dtype)
 
     def reduced(self, call: str, tile: Tile, axis: int, neutral: str) -> Tile:
-        """Return a reduction along a dimension, over elements with data."""
+        """Return a reduction along a dimension, over valid elements only."""
         shape = list(tile.shape)
         mask = self.mask(tile.shape, only=axis)
         value = self.note(("tl.where(", mask, ", ", tile.value, f", {neutral})")) if mask else tile.value
@@ -378,7 +387,7 @@ class Tracer:
         return Tile(self.note((f"{call}(", value, f", axis={axis}, keep_dims=True)")), shape, tile.dtype)
 
     def product(self, a: Tile, b: Tile, acc: Tile | None) -> Tile:
-        """Return a matrix product, added to another matrix."""
+        """Return a matrix product, added to `acc` if given."""
         for size in (a.shape[0], a.shape[1], b.shape[1]):
             if not _is_single(size):
                 self.size_of(size, 16)
@@ -389,12 +398,12 @@ class Tracer:
         return Tile(self.note(parts, "acc"), shape, "float32")
 
     def _operand(self, tile: Tile, depth: int) -> Value:
-        """Return a factor with zeros where it has no data, as loads give them."""
+        """Return a factor of a product with zeros in place of invalid elements, as loads produce them."""
         mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
         return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
 
     def _zeros(self, shape: Sequence[Any]) -> Value:
-        """Return a block of zeros, created before the current loop because its first iteration starts with it."""
+        """Return a block of zeros, created before the current loop because the first iteration starts with it."""
         parts = (f"tl.zeros({self.shape_text(shape)}, tl.float32)",)
         at = self._bodies[-2] if len(self._bodies) > 1 else self._bodies[-1]
         for node in reversed(at):
@@ -409,7 +418,7 @@ class Tracer:
         return Tile(self.note(("tl.trans(", tile.value, ")")), tile.shape[::-1], tile.dtype)
 
     def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
-        """Return a loaded tile with its first dimensions merged, or dimensions of size 1 added or removed.
+        """Return a loaded tile with its first dimensions merged, or with dimensions of size 1 added or removed.
 
         Raises Refused for other shapes.
         """
@@ -433,7 +442,7 @@ class Tracer:
         return names if len(names) == count else [f"b{at}" for at in range(count)]
 
     def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
-        """Yield the blocks of the only loop whose iterations are instances of the kernel."""
+        """Yield the blocks of the loop whose iterations become the kernel's instances; only one is allowed."""
         if self._dealt or len(self._bodies) > 1:
             raise Refused("a second loop over blocks: a kernel is launched once")
         self._dealt = "now"
@@ -460,7 +469,7 @@ class Tracer:
         return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
 
     def turns(self, first: Any, last: Any, step: Any, *, drop: bool) -> Iterator[Block]:
-        """Yield the blocks of a loop on one core: its body is run twice, and both iterations are compared."""
+        """Yield the blocks of a loop on one core; its body is run twice, and the two iterations are compared."""
         line = user_line()
         (name,) = self._loop_names(1)
         bound = bound_of(last)
@@ -496,8 +505,9 @@ class Tracer:
 
 
 def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
-    """Return the loop-carried values: initial value and the value after an iteration. Raises Refused if iterations
-    differ.
+    """Return the loop-carried values: their initial value and their value after an iteration.
+
+    Raises Refused if the iterations differ.
     """
     targets = {id(a.target) for a, _ in pairs if a.target is not None}
     first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
@@ -515,9 +525,7 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:
-    """Assign an iteration's result to the loop-carried value; under the same name if the old value is no longer
-    used.
-    """
+    """Assign an iteration's result to the loop-carried value, under the same name if the old value is unused."""
     at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
     if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
         update.alias = value
@@ -596,7 +604,7 @@ def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _terms(index: str, stride: Any) -> list[str]:
-    """Return the terms of an address along one dimension, which may stand for several dimensions of a tensor."""
+    """Return the terms of an address along one dimension, which may combine several dimensions of a tensor."""
     if not isinstance(stride, tuple):
         return [index if same(stride, 1) else f"{index} * {enclosed(stride)}"]
     out: list[str] = []
@@ -610,9 +618,7 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
-    """Return the strides of a part of a tensor by block dimension; one may stand for several dimensions of the
-    tensor.
-    """
+    """Return the strides of a part of a tensor by block dimension, which may combine several tensor dimensions."""
     dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
     wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):

@@ -1,7 +1,7 @@
-"""Writes tile programs as one Triton file: kernels, launchers, and a torch.library op for each.
+"""Write tile programs as one Triton file: kernels, launchers, and a torch.library op for each program.
 
-A kernel serves all sizes and dtypes for which the program does the same; if Python's own `if`, `range` or keys depend
-on a size, there is a kernel for each outcome in the cases, and the launcher chooses.
+A kernel serves all sizes and dtypes for which the program does the same. If Python's own `if`, `range` or keys depend
+on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from opreplay.traces.errors import OpReplayError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 NAMESPACE = "tile_triton"
-"""Of the ops that an emitted file defines."""
+"""Namespace of the ops that an emitted file defines."""
 MOST_VARIANTS = 64
-"""Kernels of one program."""
+"""Maximum number of kernels per program."""
 
 HEAD = '''\
 """Triton kernels of {source}: each op writes its results into the tensors given for them."""
@@ -74,12 +74,12 @@ def dot(a, b, acc):
     return tl.dot(a, b, acc, input_precision="ieee")
 """
 HELPERS = {"round_half_even": ROUND, "dot": DOT}
-"""Functions of kernels, by name."""
+"""Name → source of a function that kernels use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a program is not emitted."""
+    """The reason why a program is not emitted."""
 
     program: Program
     line: int
@@ -99,9 +99,9 @@ class Emitted:
 
 
 def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
-    """Emit kernels of programs for these cases and their own, plus the default set around the first.
+    """Emit kernels of programs for the given cases and their own cases, plus the default set around the first case.
 
-    A program without any case is emitted for matrices.
+    A program without cases is emitted for matrices.
     """
     parts: list[str] = []
     names: list[str] = []
@@ -133,7 +133,7 @@ def _by_rank(cases: Sequence[Case]) -> list[Case]:
 
 
 def traced(bound: Bound) -> Kernel:
-    """Return the kernel's statements for a case. Raises Refused."""
+    """Return the kernel's statements for a case. Raises Refused if the program cannot be emitted."""
     taken = [*(p.name for p in bound.program.parameters), *bound.settings]
     shapes = {name: len(meta.shape) for name, meta in bound.tensors.items()}
     taken += [f"{name}_{kind}{dim}" for name, rank in shapes.items() for dim in range(rank) for kind in ("", "s")]
@@ -155,7 +155,7 @@ def traced(bound: Bound) -> Kernel:
 
 
 def _tree(runs: Sequence[list[Node]]) -> list[Node]:
-    """Merge runs with the same statements up to the point where they branch."""
+    """Merge runs that have the same statements up to a branch point into a tree."""
     first = runs[0]
     at = next((i for i, node in enumerate(first) if isinstance(node, Fork)), None)
     if at is None:
@@ -218,7 +218,7 @@ def _line_of(error: Exception, program: Program) -> int:
 
 
 def _coalesced(body: list[Node]) -> None:
-    """Remove copies of values that nothing else uses."""
+    """Remove copies whose source has no other use."""
     uses: Counter[int] = Counter()
     for node in statements_of(body):
         uses.update(id(part) for part in node.parts if isinstance(part, Value))
@@ -278,7 +278,7 @@ def _words(text: str) -> set[str]:
 
 
 def _used(lines: list[_Line]) -> list[_Line]:
-    """Remove lines that compute values which no other line uses."""
+    """Remove lines that compute values that no other line uses."""
     while True:
         uses: Counter[str] = Counter()
         for line in lines:
@@ -294,7 +294,7 @@ class _Variant:
     """A kernel with the data for its launcher."""
 
     source: str
-    """With NAME for its name."""
+    """Source of the kernel, with NAME in place of its name."""
     launch: list[str]
     """Lines of the launcher."""
 
@@ -363,7 +363,7 @@ def _numbers(bound: Bound) -> list[str]:
 
 
 def _commented(lines: Sequence[_Line]) -> list[str]:
-    """Add the program's source lines to the lines as comments."""
+    """Add the program's source lines as comments."""
     out: list[str] = []
     before = ("", 0)
     for line in lines:
@@ -384,7 +384,7 @@ def _conditions(bound: Bound, kernel: Kernel) -> list[str]:
 
 
 def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
-    """Yield lines that name the sizes and strides in use."""
+    """Yield lines that assign names to the sizes and strides in use."""
     for name, meta in bound.tensors.items():
         for kind, method in (("", "shape"), ("s", "stride()")):
             for dim in range(len(meta.shape)):
@@ -393,7 +393,7 @@ def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
 
 
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
-    """Return the lines that launch a kernel, or skip it if it is not for these arguments."""
+    """Return the lines that launch a kernel, or return False if it is not valid for these arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
     later += [f"{name}.numel() < 2**31" for name in bound.tensors]  # places are 32-bit numbers

@@ -1,7 +1,7 @@
 """Values of a program while it is emitted: sizes as expressions, parts of tensors, tiles, blocks.
 
-A size has its expression in the kernel, and its value in the current case. A comparison of sizes that the launcher
-knows becomes a condition of the kernel; a comparison of block positions is refused.
+A size has an expression in the kernel, and a value in the current case. A comparison of sizes that the launcher knows
+becomes a condition of the kernel; a comparison of block positions becomes a branch, or is refused.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from opreplay.replay.tile.language.places import FLOAT8
 from opreplay.replay.tile.language.tiles import Operators
 
 TRACER: ContextVar[Any] = ContextVar("TRACER")
-"""The `kernel.Tracer` of the program that is being written out."""
+"""The `kernel.Tracer` of the program that is being emitted."""
 _HERE = str(Path(__file__).parent)
 _LANGUAGE = str(Path(_HERE).parent / "language")
 
 
 class Refused(Exception):
-    """A program that cannot be emitted.
+    """Raised for a program that cannot be emitted.
 
     Attributes: line (int): line in the program's source; reason (str).
     """
@@ -46,14 +46,14 @@ def user_line() -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """A name in a kernel, or an expression that is not linear, with its value."""
+    """A name in a kernel, or a non-linear expression, with its value."""
 
     text: str
     value: Any
     bases: frozenset[str]
-    """Arguments of the launcher that it depends on."""
+    """Launcher arguments that the value depends on."""
     bound: Any = None
-    """Of a position: a size that the launcher knows and that it does not exceed; None for what is no position."""
+    """Upper bound of a block position, known to the launcher; None if this is not a position."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Atom) and self.text == other.text
@@ -82,7 +82,7 @@ class Num:
 
     @property
     def bases(self) -> frozenset[str]:
-        """The launcher's arguments that the number depends on."""
+        """Launcher arguments that the number depends on."""
         return frozenset[str]().union(*(atom.bases for atom in self.terms))
 
     def __str__(self) -> str:
@@ -219,7 +219,7 @@ def plain_known(number: Any) -> bool:
 
 
 def bases_of(number: Any) -> frozenset[str]:
-    """Return the launcher's arguments that a number depends on."""
+    """Return the launcher arguments that a number depends on."""
     return number.bases if isinstance(number, Num) else frozenset()
 
 
@@ -237,7 +237,7 @@ def enclosed(number: Any) -> str:
 
 
 def _in_brackets(text: str) -> bool:
-    """Check whether the last bracket closes the first."""
+    """Check whether the first bracket is closed by the last one, so that the text needs no further brackets."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -247,7 +247,7 @@ def _in_brackets(text: str) -> bool:
 
 
 def bound_of(number: Any) -> Any:
-    """Return an upper bound, known to the launcher, on a size: from the first to the last row of a block."""
+    """Return an upper bound of a size that is known to the launcher, even if the size depends on block positions."""
     if plain_known(number):
         return number
     out: Any = number.constant
@@ -288,14 +288,14 @@ def product(numbers: Sequence[Any]) -> Any:
 class DType(str):
     """A dtype that the kernel takes from an argument, so that one kernel serves all dtypes.
 
-    Comparing it makes it a condition.
+    A comparison with it becomes a condition of the kernel.
     """
 
     origin: str
 
     @staticmethod
     def of(name: str, origin: str) -> DType:
-        """Return the dtype of an argument."""
+        """Return a dtype that comes from the argument `origin`."""
         out = DType(name)
         out.origin = origin
         return out
@@ -313,13 +313,13 @@ class DType(str):
 
 @dataclass(slots=True)
 class Cell:
-    """Scratch memory: data that one half of a core stores and the other loads becomes one value of a kernel."""
+    """Scratch memory: data that one half of a core stores and the other half loads becomes one value of the kernel."""
 
     shape: tuple[Any, ...]
     tile: Tile | None = None
 
     def check(self, ref: Ref) -> None:
-        """Raise Refused for a part of the memory."""
+        """Raise Refused if `ref` is only a part of the memory."""
         whole = len(ref.dims) == len(self.shape) and all(map(same, ref.shape, self.shape))
         if not whole or str(ref.offset) != "0":
             raise Refused("a part of tile.scratch: Triton has it in registers, whole")
@@ -339,9 +339,9 @@ class Ref:
     ) -> None:
         self.name, self.role, self.dtype, self.offset = name, role, dtype, offset
         self.dims = tuple(dims)
-        """(size, stride)."""
+        """(size, stride) of each dimension."""
         self.cell = cell
-        """Of scratch memory: what it holds."""
+        """Contents, if this is scratch memory."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -393,13 +393,13 @@ class Ref:
 
 
 def _within(index: Any, start: Any, length: Any, size: Any) -> None:
-    """Require that an index is within its dimension, if the launcher can check it."""
+    """Require that an index is within its dimension, if the launcher can check that."""
     last = index.total if isinstance(index, Block) else start + 1 if length is None else start + length
     TRACER.get().required(last, "<=", size)
 
 
 def _remaining(sizes: list[Any], others: list[Any]) -> Any:
-    """Return the product of sizes divided by the product of others."""
+    """Return the product of `sizes` divided by the product of `others`."""
     divisors: list[Any] = []
     for other in others:
         at = next((i for i, size in enumerate(sizes) if same(size, other)), None)
@@ -411,7 +411,7 @@ def _remaining(sizes: list[Any], others: list[Any]) -> Any:
 
 
 def merged(ref: Ref, count: int) -> Ref:
-    """Merge the first `count` dimensions into one, with a single index over all of them."""
+    """Merge the first `count` dimensions into one with a single index."""
     first = ref.dims[:count]
     return Ref(ref.name, ref.role, ref.dtype, [(product([n for n, _ in first]), first), *ref.dims[count:]], ref.offset)
 
@@ -449,15 +449,15 @@ class Block:
 
 
 class Half(Block):
-    """All rows, in place of the two halves that a program gives to the vector cores of a group."""
+    """All rows, instead of the two halves that a program assigns to the vector cores of a group."""
 
     @property
     def index(self) -> Any:
-        """0, as there is only one."""
+        """Always 0, because there is only one half."""
         return 0
 
     def span(self) -> tuple[Any, Any]:
-        """Return the first position, and the position after the last."""
+        """Return the first position, and the position after the last one."""
         return self.start, self.stop
 
 
@@ -471,7 +471,7 @@ class Value:
 
     alias: Value | None
     over: bool
-    """Of the first turn of a loop that has ended: others have come after it."""
+    """Whether the value is from the first iteration of a loop that has ended, so later iterations have replaced it."""
 
     @property
     def name(self) -> str:
@@ -489,10 +489,10 @@ class Tile(Operators):
     def __init__(self, value: Value, shape: Sequence[Any], dtype: str, source: Ref | None = None) -> None:
         self.value, self.shape, self.dtype = value, tuple(shape), dtype
         self.source = source
-        """Of a load: what it loaded."""
+        """Part of a tensor that a load read; None for other tiles."""
 
     def instruction(self, name: str, *others: Any) -> Tile:
-        """Apply an instruction of the table by name."""
+        """Apply a vector instruction by name."""
         form = VECTOR[name].triton
         if "{" in form:
             return TRACER.get().computed(form, (self, *others))
@@ -502,7 +502,7 @@ class Tile(Operators):
         return TRACER.get().computed(f"{form}({{}})", (self,))
 
     def to(self, dtype: Any) -> Tile:
-        """Convert to another dtype. Raises Refused for float8, which Triton's interpreter rounds wrongly."""
+        """Convert to another dtype. Raises Refused for float8, which Triton's interpreter rounds incorrectly."""
         if str.__str__(str(dtype)).removeprefix("torch.") in FLOAT8:
             raise Refused("a conversion to float8: no interpreter to check it in rounds it right")
         if isinstance(dtype, DType):

@@ -1,4 +1,4 @@
-"""The functions of the tile language, in the versions used while a program is emitted."""
+"""The functions of the tile language in the versions used while a program is emitted."""
 
 from __future__ import annotations
 
@@ -183,11 +183,11 @@ FUNCTIONS: dict[str, Any] = {
     "zeros": _zeros,
     **{name: _statistic(spec) for name, spec in STATISTICS.items()},
 }
-"""By name, of those that are not made of instructions of the table; what is refused raises Refused."""
+"""Name → function, except for functions generated from the instruction table; unsupported functions raise Refused."""
 
 
 def rebuilt(function: Any) -> Any:
-    """Return the function with this module's names in place of the language's, also in other functions of its file."""
+    """Return the function with this module's names instead of the language's, also in other functions of its file."""
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
     namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)
     modules = (language, language_module)

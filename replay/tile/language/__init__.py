@@ -1,2 +1,2 @@
 # pyright: strict
-"""The language of tile programs: memories and tiles, their instructions, and the recording of both."""
+"""The language of tile programs: memories and tiles, their instructions, and how both are recorded."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Products on the cube core, and data movement to and from its memories."""
+"""Matrix products on the cube core, and data movement to and from its memories."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from opreplay.replay.tile.language.tiles import Tile
 from opreplay.replay.tile.language.vector import core
 
 SUMS = dict.fromkeys(("float16", "bfloat16", "float32", *sorted(FLOAT8)), "float32") | {"int8": "int32"}
-"""What products of a dtype add up in."""
+"""Dtype of the factors → dtype in which products are accumulated."""
 
 
 def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
-    """Return a @ b on the cube, added to `acc` if given: [m, k] by [k, n] in L1 to [m, n] in L0C.
+    """Return a @ b on the cube core, added to `acc` if given: [m, k] by [k, n] in L1 to [m, n] in L0C.
 
-    Floats accumulate in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half of each, so that
-    loading and computing overlap. `bias` is a row in L1 that the first product of a sum starts with.
+    Floats accumulate in float32, int8 in int32. L0A and L0B are implicit: they get pieces of k that take half of each,
+    so that loading and computing overlap. `bias` is a row in L1 with which the first product of a sum starts.
     """
     on = core()
     if on.kind == "vector":
@@ -107,7 +107,7 @@ def _check_operand(on: Core, value: Any, name: str) -> None:
 
 
 def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
-    """Emit the moves to L0A and L0B, and the products, for pieces of k."""
+    """Emit the copies to L0A and L0B and the products, for each piece of k."""
     device, size = on.device, DTYPE_BYTES[a.dtype]
     (m, k), n = a.shape, b.shape[1]
     rows, columns = up(m, FRACTAL), up(n, FRACTAL)
@@ -130,7 +130,7 @@ def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
 
 
 def _deepest(on: Core, place: Any, bytes_each: int) -> int:
-    """Return the largest k that half of L0A or L0B holds, in steps of 16; all of the memory if one step needs it."""
+    """Return the largest k that fits into half of L0A or L0B, in steps of 16; one step may take the whole memory."""
     there = capacity(place, on.device)
     step = there // 2 // bytes_each // FRACTAL * FRACTAL
     if step:
@@ -150,7 +150,7 @@ def _note(on: Core, place: Any, size: int, twice: bool) -> None:
 
 
 def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
-    """Move a product from L0C to L1 as an operand, with conversion on the way. TMOV, by FIXP."""
+    """Move a product from L0C to L1 as an operand, with conversion on the way; instruction TMOV on pipe FIXP."""
     on = core()
     name = str(dtype).removeprefix("torch.")
     if t.place != L0C:

@@ -1,7 +1,7 @@
-"""The instructions: on which pipe, for which dtypes, in how many cycles; each number with its source.
+"""The instructions: pipe, dtypes and cycles of each; each number with its source.
 
-A vector instruction takes `start + slope * elements` cycles; `slope` is for float32 on a core whose instructions are
-128 bytes wide in and out; 2-byte types take half of it. Numbers come from the public cost models of PTO-ISA and
+A vector instruction takes `start + slope * elements` cycles. `slope` is for float32 on a core whose instructions are
+128 bytes wide in and out; for 2-byte types it is half of that. Numbers come from the public cost models of PTO-ISA and
 asc-devkit unless stated otherwise.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 Buffer = tuple[int, int, int]
-"""Place of the source, how often that was come by before, and how many buffers take turns there."""
+"""(place in the source, how often it was reached before, number of rotating buffers there)."""
 Pipe = str
 """MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM), S (scalar)."""
 MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
 
 Unit = str
-"""Core of a group: "cube", "vec0", "vec1"; "vec0" alone in programs of vector cores."""
+"""Core of a group: "cube", "vec0", "vec1"; programs on vector cores only have "vec0"."""
 
 
 class Instruction(NamedTuple):
@@ -28,27 +28,27 @@ class Instruction(NamedTuple):
     unit: Unit
     pipe: Pipe
     cycles: float
-    """On the pipe, without bytes that come from or go to GM."""
+    """Cycles on the pipe, without the time of bytes moved from or to GM."""
     path: str
-    """Of `Pipes`, for what moves from or to GM; else ""."""
+    """Field of `Pipes` with the rate for data moved from or to GM; "" if no data is."""
     size: int
-    """Bytes that move so."""
+    """Bytes moved from or to GM."""
     memory: str
-    """Tensor of GM that it reads or writes; else ""."""
+    """Tensor in GM that the instruction reads or writes; "" if none."""
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     place: int
-    """Of the source; `Recording.lines` has the line."""
+    """Place in the source; `Recording.lines` has its line."""
 
 
 Advance = tuple[tuple[int, int], ...]
-"""By place of the source: by how much later its buffers are."""
+"""(place in the source, number of uses by which its buffers advance)."""
 
 
 class Repeat(NamedTuple):
-    """The preceding `length` steps of the list, including nested repetitions, are repeated `times` more times.
+    """Repeat the preceding `length` steps of the list `times` more times, including nested repetitions.
 
-    Each time the buffers move on by `advance`.
+    In each repetition the buffers move on by `advance`.
     """
 
     length: int
@@ -63,9 +63,9 @@ class Part:
 
     def __init__(self, steps: list[Step], times: tuple[int, ...], advance: Advance) -> None:
         self.steps = steps
-        """Shared by blocks that do the same; buffers are counted from the begin of the block."""
+        """Steps shared by blocks that do the same work; buffers are numbered from the start of the block."""
         self.times = times
-        """Of the repetitions, in order."""
+        """Counts of the repetitions, in order."""
         self.advance = advance
         self.whole: list[Step] | None = None
 
@@ -81,7 +81,7 @@ Step = Instruction | Repeat | Part
 
 
 def instructions(steps: Sequence[Step]) -> Iterator[Instruction]:
-    """Yield each instruction once."""
+    """Yield each instruction once, without its repetitions."""
     for step in steps:
         if isinstance(step, Part):
             yield from instructions(step.steps)
@@ -94,16 +94,16 @@ class Spec(NamedTuple):
 
     name: str
     pto: str
-    """PTO-ISA's name."""
+    """Name of the instruction in PTO-ISA."""
     dtypes: tuple[str, ...]
     start: float
-    """Cycles."""
+    """Fixed cycles per instruction."""
     slope: float
-    """Cycles an element of float32."""
+    """Cycles per float32 element."""
     compute: Callable[..., Any]
-    """Of torch tensors."""
+    """Computes the result from torch tensors."""
     triton: str
-    """In Triton, `{}` or `{0}` the operands; a name alone is a function that it has for float32 only."""
+    """Triton expression with `{}` or `{0}` for operands; a name alone is a function that exists for float32 only."""
     source: str
 
 
@@ -140,7 +140,7 @@ def _minimum(a: Any, b: Any) -> Any:
 
 
 ONE, TWO = 1 / 64, 2 / 64
-"""Cycles an element of float32 with one and with two source operands."""
+"""Cycles per float32 element for instructions with one and with two source operands."""
 
 VECTOR: dict[str, Spec] = {
     row[0]: Spec(*row)
@@ -193,15 +193,15 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Statistic(NamedTuple):
-    """An instruction along rows, [r, c] to [r, 1], or columns, to [1, c]."""
+    """A reduction along rows, [r, c] to [r, 1], or along columns, to [1, c]."""
 
     text: str
     axis: int
     compute: Callable[..., Any]
-    """Of a torch tensor, along an axis that stays."""
+    """Computes the result from a torch tensor along an axis, which is kept."""
     triton: str
     neutral: str
-    """In Triton, in place of what has no data."""
+    """Neutral element as a Triton expression, for elements without data."""
 
 
 def _sum(a: Any, axis: int) -> Any:
@@ -225,7 +225,7 @@ STATISTICS = {
 }
 
 CONVERT_START, CONVERT_SLOPE = 20.0, ONE
-"""TCVT, by elements of the wider type."""
+"""TCVT: start and cycles per element of the wider type."""
 CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
     pair
     for one, other in (
@@ -246,20 +246,25 @@ CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
     )
     for pair in ((one, other), (other, one))
 )
-"""Pairs that TCVT has; others go by way of a third (asc-devkit's table of Cast for A2 and A3, float8 for A5)."""
+"""Dtype pairs that TCVT converts directly (asc-devkit's table of Cast for A2 and A3, float8 for A5).
+
+Other conversions go through a third dtype.
+"""
 
 ROW_START, ROW_LINE, ROW_STEP = 30.0, 5.0, 2.0
-"""Row sums and maxima: cycles to start, of a row, and of each further 64 float32 of a row: .055 an element at 128
-columns (PTO-ISA)."""
+"""Row sums and maxima: cycles to start, per row, and per further 64 float32 elements of a row.
+
+This is 0.055 cycles per element at 128 columns (PTO-ISA).
+"""
 EXPAND_START, EXPAND_ROW = 30.0, 1.0
-"""Repeating one number of each row along it, before an instruction that reads it as second source."""
+"""Cycles to repeat one number of each row along the row, before an instruction that reads it as second source."""
 COLUMN_STEP = TWO
-"""Column sums and maxima add rows to each other."""
+"""Cycles per element of column sums and maxima, which add rows to each other."""
 SORT_START, SORT_SLOPE = 40.0, 1.2
-"""TSORT32, an element: fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles a row)."""
+"""TSORT32: start and cycles per element; fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles per row)."""
 MERGE_START, MERGE_SLOPE = 60.0, 1.4
-"""TMRGSORT, an element of one merge of up to four lists."""
+"""TMRGSORT: start and cycles per element of one merge of up to four lists."""
 GATHER_START, GATHER_SLOPE = 40.0, 0.25
-"""TGATHER, an element by index (assumed: a quarter of a cycle of 4-byte elements)."""
+"""TGATHER by index: start and cycles per element (assumed: a quarter of a cycle per 4-byte element)."""
 TRANSPOSE_START, TRANSPOSE_SLOPE = 40.0, 0.07
-"""TTRANS: 16 rows of 32 bytes at a time."""
+"""TTRANS: start and cycles per element; it processes 16 rows of 32 bytes at a time."""

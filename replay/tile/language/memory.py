@@ -51,8 +51,9 @@ def blocks(total: int, size: int) -> Iterator[Block]:
 
 
 def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Block, ...]]:
-    """Yield blocks of several dimensions, last one fastest, distributed round-robin to the cores. EACH: one at a
-    time.
+    """Yield blocks of several dimensions, last dimension fastest, distributed round-robin to the cores.
+
+    The size EACH yields one position at a time.
     """
     core = current()
     if len(shape) != len(sizes):
@@ -103,7 +104,7 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
 
 
 def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[Expr]:
-    """Return the block numbers by dimension, from the number of a core's iteration."""
+    """Return the block numbers by dimension, from the block's position in the order of all blocks."""
     if len(counts) == 1:
         return [number]
     each = [Expr(((Computed(whole_part, number, Expr((), n)), 1),)) for n in below]
@@ -111,7 +112,7 @@ def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[
 
 
 def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
-    """Yield blocks of a dimension that this core processes in sequence: a loop over K, over keys, over columns.
+    """Yield blocks of a dimension that this core processes in sequence, e.g. a loop over K, keys or columns.
 
     `total` may be (start, stop).
     """
@@ -157,14 +158,14 @@ class Half(Block):
 
     @property
     def index(self) -> int:
-        """0 or 1: the number of the vector core."""
+        """Number of the vector core: 0 or 1."""
         return self._index
 
 
 def vectors(rows: int) -> Iterator[Half]:
     """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on them.
 
-    If only the time is needed, both do the same and one is run.
+    If only the time is needed, only the first half is run, because both do the same.
     """
     core = current()
     if core.kind == "vector":
@@ -238,12 +239,15 @@ def _extent(memory: Memory) -> int:
 
 
 def _last(ref: Ref | Memory) -> int:
-    """Return the memory position of the last element."""
+    """Return the position of the last element in the memory."""
     return ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
-    """Return (runs, elements per run) of a reference in memory. Raises TileError if its elements do not form runs."""
+    """Return (number of contiguous runs, elements per run) of a reference in memory.
+
+    Raises TileError if its elements do not form runs.
+    """
     dims = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
     if not dims:
         return 1, 1
@@ -281,9 +285,9 @@ def load(
 ) -> Tile:
     """Copy a part of a tensor from GM to UB, or to L1 on the cube core.
 
-    `buffers` rotate at this line of the source: the n-th load waits for readers of the (n - buffers)-th. `shape` pads
-    the tile at the end of its dimensions, with `fill` if given; otherwise the padding must not be used. `rows` is a
-    tile of row numbers: row i of the tile is row rows[i] of `ref`.
+    `buffers` is the number of rotating buffers of this source line: the n-th load waits for readers of the (n -
+    buffers)-th load. `shape` pads the tile at the end of its dimensions, with `fill` if given; without `fill`, the
+    padding must not be used. `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
     """
     core = current()
     if not isinstance(ref, Ref):
@@ -316,10 +320,10 @@ def load(
 
 
 def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
-    """Read an integer from 0 to `most` in an input, for the program itself: a page, a row, a count.
+    """Read an integer from 0 to `most` from an input, for use by the program itself: a page, a row, a count.
 
-    The scalar unit reads it from GM, and everything after it on this core waits for it. If only the time is needed, it
-    is `expected`, otherwise `most`.
+    The scalar unit reads it from GM, and everything after it on this core waits for it. If only the time is needed, the
+    value is `expected` if given, otherwise `most`.
     """
     core = current()
     if not isinstance(ref, Ref) or prod(ref.shape) != 1:
@@ -348,7 +352,10 @@ def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
 
 
 def _load_place(core: Core, to: Place | None) -> Place:
-    """Return the memory that the core loads to: L1 of a cube core, UB of a vector core. Raises TileError for others."""
+    """Return the memory that the core loads to: L1 for a cube core, UB for a vector core.
+
+    Raises TileError if `to` is another memory.
+    """
     kind, reachable = ("cube", L1) if core.unit == "cube" else ("vector", UB)
     if to == L1 and core.kind == "vector":
         raise NeedsCube
@@ -362,12 +369,12 @@ def _load_place(core: Core, to: Place | None) -> Place:
 
 
 def _is_swapped(ref: Ref) -> bool:
-    """Check whether a matrix is stored column by column: the product reads it that way."""
+    """Check whether a matrix is stored in column-major order; the product reads it in that order."""
     return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
 
 
 def _check_turn(core: Core, memory: Memory) -> None:
-    """Raise TileError if the scratch memory's buffer was since reused for a later iteration."""
+    """Raise TileError if the scratch memory's buffer has since been reused for a later iteration."""
     last = core.rings.get((memory.place, memory.turn % memory.buffers), memory)
     if memory.role == "scratch" and last is not memory:
         raise fail(
@@ -397,7 +404,7 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
 
 
 def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
-    """Return the same as `runs_of`; rows selected by number are separate runs."""
+    """Return the result of `runs_of`; rows selected by number are separate runs."""
     if rows is None:
         return runs_of(ref)
     count, run = runs_of(Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset))
@@ -419,7 +426,7 @@ def check_numbers(at: Any, size: int, message: str) -> None:
 
 
 def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
-    """Return the path of a load, and its cycles in addition to those of its bytes."""
+    """Return the path of a load, and its cycles in addition to the time of its bytes."""
     pipes = core.device.pipes
     if to == L1:
         return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
@@ -427,7 +434,7 @@ def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float
 
 
 def _written_before(core: Core, ref: Ref) -> list[Buffer]:
-    """Return the buffers that a load must wait for, if this core writes the memory."""
+    """Return the buffers that a load must wait for if this core writes the memory."""
     memory = ref.memory
     if memory.role == "scratch":
         return [memory.buffer]
@@ -495,21 +502,21 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
 
 
 def _named(me: int) -> str:
-    """Return the name of a core and its number in the group: "core 3 (vec1)"."""
+    """Return the name of a core, with its name in the group: "core 3 (vec1)"."""
     return f"core {me // 3}" + (f" ({UNITS[me % 3]})" if me % 3 else "")
 
 
 def _unordered(core: Core, others: Any) -> Any:
-    """Return a mask of the cores without a defined order relative to this core: other groups, and the other half."""
+    """Return a mask of cores without a defined order relative to this core: other groups, and the other vector core."""
     return (others // 3 != core.number) | ((others % 3 > 0) & (others != core.me) & (core.me % 3 > 0))
 
 
 def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
     """Copy a tile from UB or L0C to a part of a tensor in GM with the same shape.
 
-    From L0C it is converted to the tensor's dtype on the way, with `relu` before. `add` adds to the existing values,
-    from all cores in any order; the result must be a `tile.Sum`. `rows` is a tile of row numbers: row i goes to row
-    rows[i].
+    A tile from L0C is converted to the tensor's dtype on the way, after `relu` if set. `add` adds to the existing
+    values, from all cores in any order; the result must be a `tile.Sum`. `rows` is a tile of row numbers: row i goes to
+    row rows[i].
     """
     core = current()
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):
@@ -574,11 +581,11 @@ def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
 
 
 OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", "float16", "int8")}
-"""Conversions on the way out of L0C."""
+"""Dtype in L0C → dtypes to which it can be converted on the way out."""
 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Check whether shapes are equal except for sizes of 1, or one is the other as rows of its last dimension."""
+    """Check whether shapes are equal except for sizes of 1, or after flattening one to rows of its last dimension."""
     wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
     if wanted_sizes == tile_sizes:
         return True
@@ -646,7 +653,7 @@ def _undefined(tile: Tile) -> str:
 
 
 def check_defined(tile: Tile, what: str) -> None:
-    """Raise TileError if an instruction over whole rows or columns would use padding."""
+    """Raise TileError if an instruction over whole rows or columns would use padding or unwritten elements."""
     if tile.defined is not None and not bool(tile.defined.all()):
         limit = "mask" if tile.why == "mask" else "unwritten"
         hint = "Load with fill=, or leave the padding out." if limit == "mask" else "Fill it first."

@@ -16,11 +16,11 @@ from opreplay.traces.errors import UsageError
 Place = Literal["GM", "UB", "L1", "L0A", "L0B", "L0C"]
 
 UB: Place = "UB"
-"""Of a vector core: what its instructions compute on."""
+"""Unified buffer: memory of a vector core, on which its instructions compute."""
 L1: Place = "L1"
-"""Of a cube core: operands of products wait here."""
+"""Memory of a cube core that holds the operands of products."""
 L0C: Place = "L0C"
-"""Of a cube core: where products add up."""
+"""Memory of a cube core in which products accumulate."""
 
 Limit = Literal[
     "UB",
@@ -42,11 +42,13 @@ Limit = Literal[
     "size",
     "program",
 ]
-"""What a program may break: a memory's size; a dtype that the pipe has no instruction for; shapes that do not fit; a
-path between memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of two
-cores or halves; a buffer that was loaded over; reading what nobody wrote; reading the padding of a partial tile;
-results that differ from the reference; what the program asks of cores; more work than is run; anything else that it
-raises."""
+"""Limits that a program can violate.
+
+They are: a memory's size; a dtype for which the pipe has no instruction; shapes that do not fit; a path between
+memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of two cores or halves;
+a buffer that was overwritten by a later load; reading unwritten data; reading the padding of a partial tile; results
+that differ from the reference; requirements on cores; too much work to run; and any other error of the program.
+"""
 
 DTYPE_BYTES: dict[str, int] = {
     "float32": 4,
@@ -64,15 +66,15 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e5m2": 1,
 }
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
-"""All cores move them; only those whose cube takes them convert and multiply them."""
+"""8-bit floating-point dtypes. All cores move them; only cubes that support them convert and multiply them."""
 BLOCK = 32
-"""Bytes that rows in UB are padded to."""
+"""Rows in UB are padded to a multiple of this many bytes."""
 FRACTAL = 16
-"""Rows and columns that operands of products are padded to."""
+"""Operands of products are padded to a multiple of this many rows and columns."""
 
 
 class TileError(UsageError):
-    """A limit that a program exceeds, with the program's line."""
+    """Raised if a program exceeds a limit; names the program's line."""
 
     def __init__(self, limit: Limit, message: str, where: tuple[str, int], *, hint: str = "") -> None:
         self.limit: Limit = limit
@@ -113,11 +115,11 @@ def where() -> tuple[str, int]:
 
 
 Spot = tuple[object, ...]
-"""A place of the source: code objects and instruction offsets from the program down to the call."""
+"""A place in the source: code objects and instruction offsets from the program down to the call."""
 
 
 def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
-    """Return the current place in the source, from the program's function down, with file and line."""
+    """Return the current place in the source, from the program's function down, and its file and line."""
     frame = user_frame()
     if frame is None:
         return (), ("program", 0)
@@ -135,12 +137,12 @@ def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
 
 
 def fail(limit: Limit, message: str, *, hint: str = "") -> TileError:
-    """Return the error for the program's current line."""
+    """Return an error for the program's current line."""
     return TileError(limit, message, where(), hint=hint)
 
 
 def capacity(place: Place, device: DeviceProfile) -> int:
-    """Return the bytes of one core's memory."""
+    """Return the size of one core's memory in bytes."""
     pipes = device.pipes
     sizes = {"UB": pipes.ub_bytes, "L1": pipes.l1_bytes, "L0A": pipes.l0a_bytes, "L0B": pipes.l0b_bytes}
     return int(sizes.get(place, device.l0c_bytes))
@@ -159,13 +161,13 @@ def up(n: int, step: int) -> int:
 
 @cache
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return a tile's shape as rows of its last dimension."""
+    """Return the shape of a tile flattened to two dimensions: rows of its last dimension."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 
 @cache
 def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
-    """Return the bytes that a tile takes: rows padded to 32 bytes; from L1 on, also to multiples of 16.
+    """Return the bytes that a tile takes: rows are padded to 32 bytes; in cube memories, also to multiples of 16.
 
     A single column is stored in UB as a row.
     """

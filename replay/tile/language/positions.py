@@ -1,8 +1,8 @@
 # pyright: strict
 """Positions of blocks as expressions over loop counters, and the conditions that a program evaluated on them.
 
-Python's own `if`, `min` and `range` work on them: each comparison is recorded with its outcome. Another iteration or
-block with the same outcomes does the same work, and need not be run.
+Python's own `if`, `min` and `range` work on positions: each comparison is recorded with its outcome. Another iteration
+or block with the same outcomes does the same work and need not be run.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Env = Mapping["Atom", Any]
-"""Numbers of loops: of one iteration as int, or of many at once as arrays."""
+"""Loop counters → values: integers for one iteration, or arrays for many iterations at once."""
 NEVER = 1 << 60
-"""Iterations, where a comparison holds for all that follow."""
+"""Number of iterations that represents "no limit", for a comparison that holds for all following iterations."""
 
 
 class NotKnown(Exception):
-    """The value of an expression cannot be determined from the given loop counters."""
+    """Raised if the value of an expression cannot be determined from the given loop counters."""
 
 
 class Atom:
-    """A variable in expressions: a loop's iteration number, or how often an iteration was skipped."""
+    """A variable in expressions: the iteration number of a loop, or how often an iteration was skipped."""
 
     __slots__ = ()
 
     def at(self, env: Env) -> Any:
-        """Return its value."""
+        """Return the value of the variable."""
         if self not in env:
             raise NotKnown
         return env[self]
 
     def free(self) -> frozenset[Atom]:
-        """Return the variables that it depends on."""
+        """Return the variables that the atom depends on."""
         return frozenset((self,))
 
 
@@ -61,7 +61,7 @@ class Expr:
     constant: Any = 0
 
     def at(self, env: Env) -> Any:
-        """Return its value."""
+        """Return the value of the expression."""
         total = self.constant
         for atom, times in self.parts:
             total = total + atom.at(env) * times
@@ -81,7 +81,7 @@ class Expr:
         return ZERO.plus(self, times)
 
     def free(self) -> frozenset[Atom]:
-        """Return the variables that it depends on."""
+        """Return the variables that the expression depends on."""
         return frozenset[Atom]().union(*(atom.free() for atom, _ in self.parts))
 
 
@@ -135,7 +135,7 @@ class Guard:
         raise NotImplementedError
 
     def free(self) -> frozenset[Atom]:
-        """Return the variables that it depends on."""
+        """Return the variables that the condition depends on."""
         raise NotImplementedError
 
     def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
@@ -149,7 +149,7 @@ class Compared(Guard):
 
     expr: Expr
     how: str
-    """"<", "<=" or "=="."""
+    """Comparison operator: "<", "<=" or "=="."""
     outcome: bool
 
     def holds(self, env: dict[Atom, Any]) -> Any:
@@ -188,7 +188,7 @@ class Compared(Guard):
 
 
 class Notes:
-    """The conditions recorded about positions while a core is run."""
+    """The conditions on positions that were recorded while a core was run."""
 
     __slots__ = ("guards",)
 
@@ -202,8 +202,9 @@ class Notes:
 
 
 class Position:
-    """An integer that depends on the current loop iterations. Comparing it, or converting it to a plain number, is
-    recorded.
+    """An integer that depends on the current loop iterations.
+
+    Comparisons and conversions to a plain number are recorded.
     """
 
     __slots__ = ("expr", "notes", "value")
@@ -331,12 +332,12 @@ class Skipped:
 
     first: Expr
     guards: tuple[tuple[Guard, ...], ...]
-    """By iteration of the period."""
+    """Guards of each iteration of the period."""
     times: Atom
     tail: int
-    """Iterations that are run at the end."""
+    """Number of iterations that are run at the end of the loop."""
     half: bool
-    """Half of them: one in the middle was run and compared."""
+    """Whether only half of the possible iterations were skipped, to run and compare one in the middle."""
 
 
 def lasting(guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any) -> Any:
@@ -373,11 +374,11 @@ class Trail(Guard):
     count: Expr
     parts: list[Explicit | Skipped] = field(default_factory=list[Explicit | Skipped])
     end: Expr = ZERO
-    """Number behind the last iteration."""
+    """Iteration number after the last one."""
     left_early: bool = False
-    """The program broke out of the loop."""
+    """Whether the program broke out of the loop."""
     sampled: bool = False
-    """What was left out may do other things."""
+    """Whether the skipped iterations may do different work, because only samples of them were run."""
 
     def holds(self, env: dict[Atom, Any]) -> Any:
         """Return whether all conditions are true, and store the counts of skipped iterations in `env`."""

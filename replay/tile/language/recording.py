@@ -1,7 +1,7 @@
 # pyright: strict
-"""Records a program's work on one core: its instructions, its buffers, and its accesses to GM.
+"""Record a program's work on one core: its instructions, its buffers, and its accesses to GM.
 
-Owns places of the source, buffers, capacity by liveness, repeating loops, and hazards. `vector`, `cube` and `memory`
+Owns places in the source, buffers, capacity by liveness, repeating loops, and hazards. `vector`, `cube` and `memory`
 own the costs of the language's functions.
 """
 
@@ -45,32 +45,32 @@ from opreplay.replay.tile.language.positions import (
 from opreplay.replay.tile.language.tiles import Memory, Tile
 
 Kind = Literal["vector", "cube"]
-"""Which cores blocks are dealt to: vector cores, or cube cores with two vector cores each."""
+"""Kind of cores that blocks are distributed to: vector cores, or cube cores with two vector cores each."""
 
 UNITS = ("cube", "vec0", "vec1")
 """Cores of a group."""
 LONGEST_PERIOD = 12
-"""Iterations that a loop's instructions may take to repeat: buffers take turns."""
+"""Maximum number of iterations after which a loop's instructions repeat; rotating buffers make it exceed 1."""
 TAIL = 2
 """Iterations at the end of a loop that are always run."""
 PROBED = 8
-"""Repetitions that are left out at once; of as many, an iteration in the middle is run and compared."""
+"""Minimum number of repetitions skipped at once for which an iteration in the middle is run and compared."""
 PROBES = 8
-"""Iterations, spread over those left out, that are run and compared where the body looks at positions."""
+"""Number of iterations, spread over the skipped ones, that are run and compared if the loop body inspects positions."""
 MOST_LOOKED = 2048
-"""Iterations of a loop each of which depends on its position that are all run; of more, `PROBES` are."""
+"""Maximum number of position-dependent iterations that are all run; in longer loops only `PROBES` are run."""
 FEWEST_SURVEYED = 3
-"""Blocks of a core from which on blocks are run by what they do, not by core."""
+"""Minimum number of blocks per core for which blocks are grouped by the work they do, instead of running each core."""
 MOST_SURVEYED = 64
-"""Blocks that are run to learn what all of them do; of more, each has to stand for another one at least."""
+"""Number of blocks that a survey runs in any case; beyond it, each must represent at least one other block."""
 MOST_INSTRUCTIONS = 3_000_000
-"""Of one core, as recorded."""
+"""Maximum number of recorded instructions of one core."""
 
 Item = TypeVar("Item")
 
 
 class Unsteady(Exception):
-    """A loop that seemed to repeat changes in the middle: the program is run again without skipping its iterations."""
+    """Raised if a loop that seemed to repeat changes in the middle; the program is run again without skipping it."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -78,15 +78,15 @@ class Unsteady(Exception):
 
 
 class Looked(Exception):
-    """The work of a block depends on its position: a survey of all blocks determines what each core does."""
+    """Raised if the work of a block depends on its position; a survey of all blocks then finds each core's work."""
 
 
 class Unsurveyed(Exception):
-    """A survey does not show what all cores do, so each core is run."""
+    """Raised if a survey cannot determine what all cores do; each core is then run."""
 
 
 class NeedsCube(Exception):
-    """A program assumed to run on vector cores only uses the cube core."""
+    """Raised if a program that was assumed to run on vector cores only uses the cube core."""
 
 
 @dataclass(slots=True)
@@ -95,24 +95,24 @@ class Recording:
 
     steps: list[Step] = field(default_factory=list[Step])
     lines: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """By place: file and line."""
+    """File and line of each place."""
     peaks: dict[Place, int] = field(default_factory=dict[Place, int])
-    """Most bytes in use at once."""
+    """Memory → maximum number of bytes in use at the same time."""
     deals: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...]]]
     )
-    """(sizes, block sizes) that were dealt out to cores."""
+    """(sizes, block sizes) of each loop that was distributed to cores."""
     longest: dict[int, int] = field(default_factory=dict[int, int])
-    """By place of a loop that a core runs in sequence: its largest number of iterations."""
+    """Place of a loop that a core runs in sequence → its largest number of iterations."""
     index_seen: bool = False
-    """What the program does depends on where its blocks lie, so that other cores may do other things."""
+    """Whether the program's work depends on where its blocks lie, so that other cores may do different work."""
     left_out: int = 0
-    """Iterations that repeat others and were not run."""
+    """Number of iterations that were not run because they repeat others."""
     looked: int = 0
-    """Of these, those of loops whose body looks at positions, so that it may do other things in one of them."""
+    """Number of these iterations in loops whose body inspects positions, so that an iteration may do different work."""
     kind: Kind = "vector"
     mixed: bool = False
-    """Both the cube core and vector cores of the group are used."""
+    """Whether both the cube core and vector cores of the group are used."""
 
 
 @dataclass(slots=True)
@@ -121,23 +121,23 @@ class Iteration:
 
     begin: int
     end: int
-    """Of its steps."""
+    """Number of the recording's steps at the end of the iteration."""
     uses: list[int]
-    """Of each place before it."""
+    """Uses of each place before the iteration."""
     counters: tuple[tuple[str, object], ...]
     guards: tuple[Guard, ...]
     cut: object
-    """Which sizes of its blocks are smaller."""
+    """Which sizes of the iteration's blocks are smaller than the block size."""
     relative: list[Step] | None = None
 
 
 @dataclass(slots=True)
 class Body:
-    """The common work of blocks that differ only in how often their repetitions run."""
+    """The common work of blocks that differ only in their repetition counts."""
 
     steps: list[Step]
     counts: list[tuple[Atom, int]]
-    """By repetition: its number, and what that was."""
+    """(variable, value) of the count of each repetition."""
     advance: Advance
 
 
@@ -147,15 +147,15 @@ class Survey:
 
     bodies: list[Body] = field(default_factory=list[Body])
     body_of: list[int] = field(default_factory=list[int])
-    """By block."""
+    """Index in `bodies` of each block's work."""
     times: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    """By block: how often its repetitions come."""
+    """Repetition counts of each block."""
     before: list[Step] = field(default_factory=list[Step])
-    """Of the program in front of its blocks."""
+    """Steps of the program before its loop over blocks."""
     uses: Advance = ()
-    """Of places by then."""
+    """Uses of each place before the loop over blocks."""
     behind: tuple[int, list[int]] = (0, [])
-    """Steps and uses when the blocks were over."""
+    """(number of steps, uses of each place) after the loop over blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,27 +164,27 @@ class Overflow:
 
     memory: Place
     used: int
-    """Bytes, the most of the program."""
+    """Maximum number of bytes used in the program."""
     there: int
     line: tuple[str, int]
-    """The first that does not fit."""
+    """First line that does not fit."""
     most_at: tuple[str, int]
     buffers: str
-    """The largest that are set aside then."""
+    """Description of the largest buffers reserved at that line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipping:
-    """Which work of a core is left out because it repeats other work."""
+    """Which work of a core is not run because it repeats other work."""
 
     every: bool = False
-    """Nothing is left out."""
+    """Whether everything is run and nothing is skipped."""
     unsteady: frozenset[Spot] = frozenset()
-    """Loops that do not repeat, so that all of their iterations are run."""
+    """Loops that turned out not to repeat, so that all of their iterations are run."""
     probing: bool = False
-    """Some iterations of those left out are run and compared."""
+    """Whether some of the skipped iterations are run and compared."""
     survey: Survey | None = None
-    """Blocks are run by what they do, not by core."""
+    """Survey in which blocks are run by the work they do, instead of by core; None to run a core's own blocks."""
 
 
 REPEATED = Skipping()
@@ -210,9 +210,9 @@ class Core:
         self.every, self.probing, self.survey = skipping.every, skipping.probing, skipping.survey
         self.notes = Notes()
         self.differs = self.stored_read = False
-        """What the program does depends on which core it is on; it loads what it stored."""
+        """Whether the program's work depends on which core it runs on; whether it loads data that it stored."""
         self.env: dict[Atom, Any] = {}
-        """The numbers of the loops that are being run."""
+        """Current values of the loop counters."""
         self._in_full = skipping.every
         self.unit = "vec0" if kind == "vector" else "cube"
         self.recording = Recording(kind=kind)
@@ -231,11 +231,11 @@ class Core:
         self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
         self._overflow: Overflow | None = None
         self.rings: dict[tuple[int, int], Memory] = {}
-        """By buffer of scratch memory: which of those that take turns there was stored to last."""
+        """Buffer of scratch memory → memory that was last stored to it."""
 
     @property
     def me(self) -> int:
-        """Number of the core, combined with its number in the group."""
+        """Unique number of the core, combined from its group's number and its number in the group."""
         return self.number * 3 + UNITS.index(self.unit)
 
     # Places and instructions
@@ -257,13 +257,13 @@ class Core:
         return self.recording.lines[place]
 
     def next_slot(self, place: int, slots: int) -> Buffer:
-        """Return the next buffer of a place with rotating buffers."""
+        """Return the next of a place's rotating buffers."""
         used = self._uses[place]
         self._uses[place] = used + 1
         return place, used, slots
 
     def uses(self, place: int) -> int:
-        """Return how often a place has been executed."""
+        """Return how often a place has been executed, including skipped iterations."""
         return self._uses[place] + self._left.get(place, 0)
 
     def emit(
@@ -277,7 +277,7 @@ class Core:
         writes: Sequence[Buffer] = (),
         moves: tuple[str, int, str] = ("", 0, ""),
     ) -> None:
-        """Add one instruction to the list; `moves` is (path, bytes, tensor) of what moves from or to GM."""
+        """Add one instruction to the recording; `moves` is the (path, bytes, tensor) of data moved from or to GM."""
         steps = self.recording.steps
         if len(steps) >= MOST_INSTRUCTIONS:
             raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Use larger tiles.")
@@ -302,10 +302,10 @@ class Core:
         self._check(self.unit, memory, self.line(place))
 
     def reserve_tile(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
-        """Reserve memory for a computed tile until nothing refers to it.
+        """Reserve memory for a computed tile until nothing refers to the tile.
 
-        It may reuse the memory of an operand that is not used again, except of `operands`, which are read while it is
-        written.
+        It may reuse the memory of an operand that is not used again, except for `operands`, which are read while the
+        tile is written.
         """
         self.check_reserved()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
@@ -316,14 +316,16 @@ class Core:
         self._unchecked = (self.unit, tile.place, tile.line, beside)
 
     def released(self, value: Tile) -> None:
-        """Free the memory of a computed tile to which nothing refers any more."""
+        """Free the memory of a computed tile that nothing refers to any more."""
         key = (value.unit, value.place)
         self._in_use[key] = self._in_use.get(key, 0) - value.reserved[0]
         value.reserved[0] = 0
 
     def check_reserved(self) -> None:
-        """Check the last instruction's reservations: tiles no longer referenced are free by now, except operands that
-        had to coexist with the result.
+        """Check the last instruction's reservations.
+
+        Tiles that are no longer referenced are free by now, except operands that had to exist at the same time as the
+        result.
         """
         if self._unchecked is not None:
             unit, place, line, beside = self._unchecked
@@ -364,8 +366,8 @@ class Core:
     def check_overflow(self, *, whole: bool) -> None:
         """Raise TileError if a memory was used beyond its capacity.
 
-        With `whole` the amount is that of the entire program; otherwise it is a lower bound, as another error stopped
-        it.
+        With `whole`, the reported amount is for the entire program; otherwise it is a lower bound, because another
+        error stopped the program.
         """
         overflow = self._overflow
         if overflow is None:
@@ -415,10 +417,9 @@ class Core:
         *,
         dealt: bool = False,
     ) -> Iterator[Item]:
-        """Yield the items of a loop; in time mode, iterations that repeat earlier ones are skipped, except for the
-        last.
+        """Yield the items of a loop; without values, iterations that repeat earlier ones are skipped, except the last.
 
-        `cut` says which block sizes of an iteration are smaller; `dealt` that other cores get other items.
+        `cut` returns which block sizes of an iteration are smaller; with `dealt`, other cores get other items.
         """
         place, notes = self.here("loop"), self.notes
         if not dealt:
@@ -453,9 +454,7 @@ class Core:
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
     def repeat(self, iteration: Iteration, times: int) -> Atom:
-        """Record that the steps from this iteration on are repeated `times` more times; the returned atom stands for
-        the count.
-        """
+        """Record that the steps since this iteration repeat `times` more times, and return the count's variable."""
         steps, advance, number = self.recording.steps, self.advance_since(iteration.uses), Atom()
         self._counts[len(steps)] = number
         steps.append(Repeat(len(steps) - iteration.begin, times, advance))
@@ -481,7 +480,7 @@ class Core:
         partial: Sequence[bool],
         placed: Callable[[Sequence[int], Sequence[Expr]], Item],
     ) -> Iterator[Item]:
-        """Yield the program's blocks that do other work than earlier ones; of equal blocks, some are run and compared.
+        """Yield the blocks that do different work than earlier ones; some of the equal blocks are run and compared.
 
         Raises Unsurveyed if these differ, or if a block depends on earlier blocks.
         """
@@ -497,7 +496,7 @@ class Core:
         self._end_of_scope()
 
     def run_block(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
-        """Run a block with these numbers of its dimensions, and return its work."""
+        """Run a block with these block numbers by dimension, and return its work."""
         begin, uses = len(self.recording.steps), list(self._uses)
         self.env.update(numbers)
         yield item
@@ -506,32 +505,32 @@ class Core:
         return Iteration(begin, len(self.recording.steps), uses, (), noted, None)
 
     def run_block_in_full(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
-        """Run a block like `run_block`, with all iterations of its loops."""
+        """Run a block like `run_block`, but with all iterations of its loops."""
         self._in_full = True
         iteration = yield from self.run_block(item, numbers)
         self._in_full = False
         return iteration
 
     def body_of(self, iteration: Iteration) -> Body:
-        """Return a block's work, for other blocks that do the same."""
+        """Return a block's work in a form that other blocks with the same work can share."""
         there = range(iteration.begin, iteration.end)
         counts = [(atom, self.env[atom]) for at, atom in self._counts.items() if at in there]
         return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
 
     def advance_since(self, uses: Sequence[int]) -> Advance:
-        """Return by how much the buffers of each place have moved on since the counts in `uses`."""
+        """Return by how much the buffers of each place have advanced since the counts in `uses`."""
         before = [*uses, *[0] * (len(self._uses) - len(uses))]
         return tuple(
             (at, now - then) for at, (now, then) in enumerate(zip(self._uses, before, strict=True)) if now > then
         )
 
     def spot_of(self, place: int) -> Spot:
-        """Return the source location of a loop, for `unsteady` in another run."""
+        """Return the source location of a place, for `unsteady` in a later run."""
         return self._spots[place]
 
 
 class _Turns(Generic[Item]):
-    """The iterations of a loop, while equal iterations are detected."""
+    """The iterations of a loop, detecting iterations that do the same work."""
 
     def __init__(
         self,
@@ -592,7 +591,7 @@ class _Turns(Generic[Item]):
         core.differs = core.differs or (dealt and bool(noted))
 
     def _lasting(self, body: list[Iteration], most: int) -> int:
-        """Return how many periods of the next iterations repeat the last one, at most `most`."""
+        """Return how many of the following periods repeat the last one, at most `most`."""
         period, i, variable = len(body), self._number, self._trail.variable
         if self._cut is not None:
             for k in range(most * period):
@@ -636,7 +635,7 @@ class _Turns(Generic[Item]):
         self._number += times * len(body)
 
     def _period(self) -> int:
-        """Return the number of iterations after which a loop repeats; 0 if it does not."""
+        """Return the period, in iterations, with which a loop repeats; 0 if it does not repeat."""
         history, last = self._history, self._history[-1]
         for period in range(1, LONGEST_PERIOD + 1):
             if len(history) < 2 * period:
@@ -661,7 +660,7 @@ class _Turns(Generic[Item]):
 
 
 class _Blocks(Generic[Item]):
-    """The blocks of a program, while equal blocks are detected."""
+    """The blocks of a program, detecting blocks that do the same work."""
 
     def __init__(
         self,
@@ -702,9 +701,7 @@ class _Blocks(Generic[Item]):
             self.bodies.append(body)
 
     def _next(self, block: int) -> int:
-        """Return the next block, if possible the one that follows on the same core, so that memory holds the same
-        data.
-        """
+        """Return the next block to run, if possible on the same core, so that memory holds the same data."""
         following = block + self._core.cores
         if block >= 0 and following < len(self.body_of) and self.body_of[following] < 0:
             return following
@@ -719,7 +716,7 @@ class _Blocks(Generic[Item]):
         return (yield from (self._core.run_block_in_full if in_full else self._core.run_block)(item, numbers))
 
     def _alike(self, iteration: Iteration, body: Body, block: int) -> Any:
-        """Return which blocks repeat this one's work; record their repetition counts."""
+        """Return which blocks repeat this block's work, and record their repetition counts."""
         alike, times = _alike(iteration.guards, dict(self._places), body)
         for each in self._cuts:
             alike = alike & (each == each[block])
@@ -731,7 +728,11 @@ class _Blocks(Generic[Item]):
         return alike
 
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
-        """Run one of the blocks assumed to be equal; one of them with all iterations of its frequent repetitions."""
+        """Run one of the blocks assumed to do the same work, and compare it.
+
+        If there is a block with many repetitions, it is run with all of their iterations. Raises Unsurveyed if the work
+        differs.
+        """
         repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
         repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}
         often = [m for m in members if max(self.times_of[m], default=0) >= PROBED]
@@ -749,7 +750,7 @@ class _Blocks(Generic[Item]):
 
 
 def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:
-    """Return the steps with buffers numbered from the place counts in `uses`."""
+    """Return the steps with buffers numbered relative to the place counts in `uses`."""
     there = len(uses)
 
     def since(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
@@ -799,7 +800,7 @@ def unrolled(steps: Sequence[Step]) -> list[Instruction]:
 
 
 def advance_of(steps: Sequence[Step], own: Advance) -> dict[int, int]:
-    """Return by how much the steps move on the buffers of each place: `own`, plus the repetitions among them."""
+    """Return by how much the steps advance the buffers of each place: `own`, plus the repetitions among the steps."""
     totals: list[dict[int, int]] = [{}]
     for step in steps:
         now = dict(totals[-1])
@@ -830,8 +831,9 @@ def _distinct(guards: Sequence[Guard]) -> tuple[Guard, ...]:
 
 
 def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[Any, list[Any]]:
-    """Return for which blocks the guards are true, and the repetition counts of each. Raises Unsurveyed if that is
-    unknown.
+    """Return for which blocks the guards are true, and the repetition counts of each block.
+
+    Raises Unsurveyed if that is unknown.
     """
     import numpy as np
 
@@ -847,9 +849,9 @@ def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[A
 
 
 def _counters() -> tuple[tuple[str, object], ...]:
-    """Return numbers, flags and list lengths among the variables of the function that runs a loop.
+    """Return the numbers, flags and list lengths among the local variables of the function that runs a loop.
 
-    A variable that changes between iterations may decide what a later iteration does.
+    A variable that changes between iterations may determine what a later iteration does.
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):

@@ -46,29 +46,29 @@ class Memory:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.role = role
-        """"in", "out", "inout" or "scratch"."""
+        """"in", "out", "inout", "sum" or "scratch"."""
         self.strides = tuple(strides) if strides is not None else contiguous_strides(self.shape)
         self.offset = 0
         self.data: Any = None
-        """torch tensor of the whole memory, where values are computed."""
+        """torch tensor of the whole memory, if values are computed."""
         self.writers: Any = None
-        """Which core wrote each element, -1 for none."""
+        """Core that wrote each element; -1 for none."""
         self.readers: Any = None
-        """Which core read each element of what is read and written: -1 none, -2 several."""
+        """Core that read each element of a memory that is read and written; -1 for none, -2 for several."""
         self.line_of: Any = None
         """Index into `lines` of the store that wrote each element."""
         self.lines: list[tuple[str, int]] = []
         self.place = -1
-        """Of scratch memory: the place of the source that made it."""
+        """For scratch memory: place in the source that allocated it."""
         self.turn = 0
-        """Of scratch memory: the how manieth of its place."""
+        """For scratch memory: how often its place had allocated before."""
         self.buffers = 1
         self.stored: dict[int, tuple[int, int]] = {}
-        """By place of a store: least and greatest element that it wrote on this core."""
+        """Place of a store → lowest and highest element that it wrote on this core."""
 
     @property
     def buffer(self) -> Buffer:
-        """For scratch memory: the rotating buffer that it is in."""
+        """For scratch memory: its rotating buffer."""
         return self.place, self.turn, self.buffers
 
 
@@ -76,12 +76,12 @@ class Where(NamedTuple):
     """The position of a block as an expression, for programs without values."""
 
     number: Expr = ZERO
-    """Of the block."""
+    """Number of the block."""
     first: Expr = ZERO
-    """Where its loop begins."""
+    """Start of the block's loop."""
     step: int = 1
     notes: Notes | None = None
-    """What the program asks of positions; None where they are numbers."""
+    """Records conditions on positions; None if positions are plain numbers."""
 
 
 NUMBERED = Where()
@@ -104,7 +104,7 @@ class Block:
     ) -> None:
         self._start, self._stop, self._index = start, stop, index
         self.drop = drop
-        """A single place whose dimension goes, as with a whole number."""
+        """Whether this is a single position whose dimension is removed, as with an integer index."""
         self._number, self._first, self._step, self._notes = where
         self._most = most
         # Where its loop ends; None where that is a position itself.
@@ -142,9 +142,7 @@ class Block:
         return operator.index(self.start)
 
     def span(self) -> tuple[int, int]:
-        """Return the first position, and the position after the last, for the language itself: no condition is
-        recorded.
-        """
+        """Return the first position and the position after the last, without recording a condition (internal)."""
         return self._start, self._stop
 
     def within(self, size: int) -> tuple[Any, int]:
@@ -154,7 +152,7 @@ class Block:
 
 
 Index = Any
-"""Block, slice without step, int, None of the rest: `...`."""
+"""A block, a slice without step, an int, or `...` for all remaining dimensions."""
 
 
 class Ref:
@@ -167,7 +165,7 @@ class Ref:
 
     @property
     def dtype(self) -> str:
-        """torch's name for the dtype."""
+        """Name of the dtype in torch."""
         return self.memory.dtype
 
     @property
@@ -258,12 +256,12 @@ def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
 
 
 def _whole(index: Any) -> Any:
-    """Return a position unchanged, anything else as int."""
+    """Return a position unchanged, and any other value as int."""
     return index if isinstance(index, Position) else int(index)
 
 
 class Computing(Protocol):
-    """The interface that a tile's operators need from the recording core."""
+    """The interface of the recording core that a tile's operators need."""
 
     def elementwise(self, name: str, first: Any, *others: Any) -> Tile: ...
     def convert(self, value: Tile, dtype: str) -> Tile: ...
@@ -273,12 +271,12 @@ class Computing(Protocol):
 
 
 class Operators:
-    """Python's operators as instructions of the table."""
+    """Python's operators, implemented by vector instructions."""
 
     __slots__ = ()
 
     def instruction(self, name: str, *others: Any) -> Self:
-        """Apply an instruction of the table by name."""
+        """Apply a vector instruction by name."""
         raise NotImplementedError
 
     def __add__(self, other: Any) -> Self:
@@ -347,17 +345,17 @@ class Tile(Operators):
         self.core, self.unit, self.shape, self.dtype, self.buffer = core, unit, shape, dtype, buffer
         self.place: Place = place
         self.data: Any = None
-        """torch tensor, where values are computed."""
+        """torch tensor, if values are computed."""
         self.defined: Any = None
-        """torch booleans of what holds data; None for all of it."""
+        """Boolean torch tensor of the elements that hold data; None if all do."""
         self.why = ""
-        """"mask" for padding, "unwritten" for memory that was only set aside."""
+        """Reason for elements without data: "mask" for padding, "unwritten" for memory that was only allocated."""
         self.reserved: list[int] = []
-        """Bytes that it keeps from others, 0 when it is gone; [] for loads, whose buffers stay, and for parts."""
+        """Reserved bytes as a one-element list, 0 once released; [] for loads, whose buffers persist, and parts."""
         self.generation = -1
-        """Of a load: the how manieth of its place."""
+        """For a load: the number of executions of its place before."""
         self.owner: Tile | None = None
-        """Of a part: the tile that it is of."""
+        """For a part of a tile: the whole tile."""
         self.line: tuple[str, int] = ("", 0)
 
     def __del__(self) -> None:
@@ -365,7 +363,7 @@ class Tile(Operators):
             self.core.released(self)
 
     def instruction(self, name: str, *others: Any) -> Tile:
-        """Apply an instruction of the table by name."""
+        """Apply a vector instruction by name."""
         return self.core.elementwise(name, self, *others)
 
     def to(self, dtype: Any) -> Tile:
@@ -389,7 +387,7 @@ class Tile(Operators):
 
     @property
     def T(self) -> Tile:
-        """In L1: the tile to be read transposed by the product, at no extra cost."""
+        """View of a tile in L1 that the product reads transposed, at no extra cost."""
         if self.place != "L1":
             raise fail("path", f"a tile in {self.place} has no transposed view", hint="Use tile.transpose(t).")
         transposed = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))

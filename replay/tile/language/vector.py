@@ -19,7 +19,7 @@ _WITH_NUMBER = {"add": "adds", "sub": "subs", "mul": "muls", "div": "divs", "max
 
 
 class TileCore(Core):
-    """A core whose tiles have operators."""
+    """A core whose tiles support operators."""
 
     def elementwise(self, name: str, first: Any, *others: Any) -> Tile:
         """Apply an elementwise instruction; the second source is broadcast along dimensions of size 1."""
@@ -42,7 +42,7 @@ class TileCore(Core):
         return tile
 
     def convert(self, value: Tile, dtype: str) -> Tile:
-        """Convert a tile to another dtype. TCVT."""
+        """Convert a tile to another dtype; instruction TCVT."""
         self.operand(value, "conversion")
         if dtype not in DTYPE_BYTES:
             raise fail("dtype", f"{dtype} is no dtype of tiles")
@@ -115,14 +115,14 @@ class TileCore(Core):
     # For the functions of this module
 
     def operand(self, value: Any, what: str) -> Tile:
-        """Return a tile with data in UB of this vector core. Raises TileError for anything else."""
+        """Check that a tile is in UB of this vector core and has data, and return it. Raises TileError otherwise."""
         self.in_ub(value, what)
         if value.why == "unwritten":
             check_defined(value, what)
         return value
 
     def in_ub(self, value: Any, what: str) -> None:
-        """Raise TileError for anything but a tile in UB of this vector core whose memory was not reused."""
+        """Raise TileError unless the value is a tile in UB of this vector core whose memory has not been reused."""
         if not isinstance(value, Tile):
             raise fail("program", f"{what} of {type(value).__name__}", hint="Use tile.load to bring tensors into UB.")
         if self.kind == "vector" and value.place != UB:
@@ -143,7 +143,7 @@ class TileCore(Core):
         self.check_fresh(value)
 
     def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
-        """Return a new tile for this place of the source, in memory other than that of the operands `beside`."""
+        """Return a new tile for this place in the source, in memory that does not overlap the operands `beside`."""
         place = self.here()
         tile = Tile(self, UB, self.unit, tuple(map(operator.index, shape)), dtype, self.next_slot(place, 2))
         tile.line = self.line(place)
@@ -211,8 +211,9 @@ def _broadcast(tiles: Sequence[Tile]) -> tuple[int, ...]:
 
 
 def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
-    """Return the elements that an instruction processes: rows that are not contiguous start new repeats of 256
-    bytes.
+    """Return the number of elements that an instruction processes.
+
+    Rows that are not contiguous start new repeats of 256 bytes.
     """
     rows, columns = rows_and_columns(shape)
     size = DTYPE_BYTES[tiles[0].dtype]
@@ -223,7 +224,7 @@ def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
 
 
 def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
-    """Mark the result's padding like that of the sources."""
+    """Mark the result's padding according to the padding of its sources."""
     import torch
 
     for source in tiles:
@@ -234,7 +235,7 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
 
 
 def _elementwise(name: str, first: Any, *others: Any) -> Tile:
-    """Apply an instruction of the table, to tiles of the program's kind."""
+    """Apply a vector instruction to tiles of either version of the language."""
     if isinstance(first, Operators):
         tile: Any = first.instruction(name, *others)
         return tile
@@ -268,12 +269,12 @@ def tanh(t: Tile) -> Tile:
 
 
 def maximum(a: Tile, b: Tile | float) -> Tile:
-    """Return the elementwise maximum. TMAX, TMAXS."""
+    """Return the elementwise maximum; instructions TMAX, TMAXS."""
     return _elementwise("max", a, b)
 
 
 def minimum(a: Tile, b: Tile | float) -> Tile:
-    """Return the elementwise minimum. TMIN, TMINS."""
+    """Return the elementwise minimum; instructions TMIN, TMINS."""
     return _elementwise("min", a, b)
 
 
@@ -288,7 +289,7 @@ def silu(t: Tile) -> Tile:
 
 
 def compare(a: Tile, how: str, b: Tile | float) -> Tile:
-    """Return a bool mask of `a how b`; `how` is <, <=, >, >=, == or !=. TCMP."""
+    """Return a bool mask of `a how b`; `how` is <, <=, >, >=, == or !=. Instruction TCMP."""
     if how not in table.COMPARE:
         raise fail("program", f"{how!r} compares nothing", hint=f"Use one of {' '.join(table.COMPARE)}.")
     on = core()
@@ -305,7 +306,7 @@ def compare(a: Tile, how: str, b: Tile | float) -> Tile:
 
 
 def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
-    """Return `a` where the mask is True, otherwise `b`. TSEL."""
+    """Return `a` where the mask is True, otherwise `b`; instruction TSEL."""
     on = core()
     if mask.dtype != "bool":
         raise fail("dtype", f"a mask of {mask.dtype}", hint="tile.compare makes a bool tile.")
@@ -314,7 +315,7 @@ def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
 
 
 def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
-    """Return a tile in UB filled with one number. TEXPANDS."""
+    """Return a tile in UB filled with one number; instruction TEXPANDS."""
     on = _on_vector("full")
     name = _named(dtype)
     tile = on.new_tile(shape, name)
@@ -330,7 +331,7 @@ def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
 
 
 def tril(shape: Sequence[int], dtype: Any = "float32", *, diagonal: int = 0) -> Tile:
-    """Return a tile in UB of ones where column <= row + `diagonal`, and zeros above."""
+    """Return a tile in UB with ones where column <= row + `diagonal`, and zeros elsewhere."""
     rows, columns = shape
     lower = compare(arange(columns, "float32"), "<=", arange(rows, "float32", start=diagonal).view(-1, 1))
     return where(lower, full((1, 1), 1.0), 0.0).to(dtype)
@@ -342,7 +343,7 @@ def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tile:
 
 
 def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
-    """Return start, start + 1, ... in one row of `count` elements. TCI."""
+    """Return start, start + 1, ... in one row of `count` elements; instruction TCI."""
     on = _on_vector("arange")
     name = _named(dtype)
     if name not in ("int32", "int16", "float32", "float16"):
@@ -358,7 +359,7 @@ def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
 
 
 def empty(shape: Sequence[int], dtype: Any = "float32") -> Tile:
-    """Return uninitialized memory in UB; `insert` writes parts of it."""
+    """Return uninitialized memory in UB; use `insert` to write parts of it."""
     on = _on_vector("empty")
     tile = on.new_tile(shape, _named(dtype))
     if on.values:
@@ -371,7 +372,7 @@ def empty(shape: Sequence[int], dtype: Any = "float32") -> Tile:
 
 
 def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
-    """Write a tile into a part of another one. TINSERT."""
+    """Write a tile into a part of another tile; instruction TINSERT."""
     on = core()
     on.operand(t, "insert")
     on.in_ub(into, "insert")
@@ -451,7 +452,7 @@ col_sum, col_max = _statistic("col_sum"), _statistic("col_max")
 
 
 def row_cumsum(t: Tile) -> Tile:
-    """Return the cumulative sum of each row: [r, c] to [r, c]. Adds the row shifted by 1, 2, 4 and so on."""
+    """Return the cumulative sum of each row: [r, c] to [r, c]. It adds the row shifted by 1, 2, 4 and so on."""
     on = core()
     on.operand(t, "row_cumsum")
     dtype = _common_dtype(VECTOR["exp"], [t])
@@ -465,7 +466,7 @@ def row_cumsum(t: Tile) -> Tile:
 
 
 def row_expand(t: Tile, columns: int) -> Tile:
-    """Repeat a column along rows: [r, 1] to [r, columns]. TROWEXPAND."""
+    """Repeat a column along rows: [r, 1] to [r, columns]. Instruction TROWEXPAND."""
     on = core()
     on.operand(t, "row_expand")
     if t.shape[-1] != 1:
@@ -481,7 +482,7 @@ def row_expand(t: Tile, columns: int) -> Tile:
 
 
 def col_expand(t: Tile, rows: int) -> Tile:
-    """Repeat a row: [1, c] to [rows, c]. TCOLEXPAND."""
+    """Repeat a row: [1, c] to [rows, c]. Instruction TCOLEXPAND."""
     on = core()
     on.operand(t, "col_expand")
     if prod(t.shape[:-1]) != 1:
@@ -495,7 +496,7 @@ def col_expand(t: Tile, rows: int) -> Tile:
 
 
 def transpose(t: Tile) -> Tile:
-    """Swap rows and columns of a matrix in UB. TTRANS."""
+    """Swap rows and columns of a matrix in UB; instruction TTRANS."""
     on = core()
     on.operand(t, "transpose")
     if len(t.shape) != 2:
@@ -513,8 +514,9 @@ def transpose(t: Tile) -> Tile:
 
 
 def gather(t: Tile, index: Tile) -> Tile:
-    """Return elements of each row by index: out[i, j] = t[i, index[i, j]]; one row of indices applies to all rows.
-    TGATHER.
+    """Return elements of each row by index: out[i, j] = t[i, index[i, j]]. Instruction TGATHER.
+
+    A single row of indices applies to all rows.
     """
     on = core()
     on.operand(t, "gather")
@@ -538,15 +540,15 @@ def gather(t: Tile, index: Tile) -> Tile:
 
 
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
-    """Sort runs of 32 in a row by descending key, each key with its number (int32). TSORT32.
+    """Sort each run of 32 keys in a row in descending order, with the keys' numbers (int32). Instruction TSORT32.
 
-    Takes a row of n keys; the last run may be shorter. `merge4` merges runs.
+    Takes a row of n keys; the last run may be shorter. `merge4` merges the runs.
     """
     return _sorted(keys, numbers, 32, "sort32", table.SORT_START, table.SORT_SLOPE)
 
 
 def merge4(keys: Tile, numbers: Tile, run: int) -> tuple[Tile, Tile]:
-    """Merge up to four neighbouring sorted runs of length `run` into one of 4 * run. TMRGSORT."""
+    """Merge up to four adjacent sorted runs of length `run` into one of 4 * run; instruction TMRGSORT."""
     on = core()
     if on.values and keys.data is not None:
         row = keys.data.reshape(-1)

@@ -1,4 +1,4 @@
-"""Kernels for serving: attention of one query to pages of keys (also latent ones), and combining of expert outputs."""
+"""Kernels for serving: attention of one query to pages of keys (also latent keys), and combining expert outputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from opreplay.replay import tile
 
 
 def _begun(rows, widths):
-    """Return the initial state of each half: row maxima of scores, sums of weights, and weighted sums by piece of
-    columns.
-    """
+    """Return the initial state of each half: row maxima, sums of weights, and weighted sums by column piece."""
     states = {}
     for half in tile.vectors(rows):
         states[half.index] = {
@@ -57,7 +55,7 @@ def _paged(q, k, v, table, lengths):
 
 
 def _in_pages(pages, table, lengths, size):
-    """Return pages in shuffled order, and lengths that end within pages."""
+    """Return page numbers in shuffled order, and lengths that end within pages."""
     order = torch.arange(table.numel()).mul(7).add(3).remainder(pages)
     ends = torch.arange(1, len(lengths) + 1).mul(37).remainder(table.shape[1] * size).add(1)
     return {"table": order.reshape(table.shape).to(table.dtype), "lengths": ends.to(lengths.dtype)}
@@ -77,7 +75,7 @@ def _in_pages(pages, table, lengths, size):
     dtypes=("float16", "bfloat16"),
 )
 def paged_decode(q, k, v, table, lengths, out: tile.Out):
-    """Attention of one query per sequence to keys and values in pages [pages, places, heads, channels].
+    """Compute attention of one query per sequence to keys and values in pages [pages, places, heads, channels].
 
     Query heads share key heads. table[b] lists the pages of sequence b, which uses lengths[b] of their places.
     """
@@ -120,9 +118,10 @@ def _latent(q, cache, table, lengths, rank=512, scale=192**-0.5):
     dtypes=("float16", "bfloat16"),
 )
 def mla_decode(q, cache, table, lengths, out: tile.Out, rank=512, scale=192**-0.5, *, heads=32, columns=128):
-    """Attention of one query per sequence to latent keys in pages; their first `rank` channels are the values too.
+    """Compute attention of one query per sequence to latent keys in pages.
 
-    Queries [sequences, heads, channels] are already in the latent space, followed by the rotary channels.
+    The keys' first `rank` channels are also the values. Queries [sequences, heads, channels] are already in the latent
+    space, followed by the rotary channels.
     """
     size = cache.shape[1]
     widths = [min(columns, rank - first) for first in range(0, rank, columns)]
@@ -162,7 +161,7 @@ def _combined(y, slots, weights):
     choices={"rows": (2, 4, 8), "columns": (512, 1024, 2048)},
 )
 def moe_combine(y, slots, weights, out: tile.Out, *, rows=4, columns=2048):
-    """Weighted sums of each token's expert outputs, which are stored by expert: row slots[token, j] of y."""
+    """Compute the weighted sum of each token's expert outputs, which are stored by expert: row slots[token, j] of y."""
     for r, c in tile.grid(out.shape, (rows, columns)):
         total = tile.zeros((r.size, c.size))
         for j in tile.steps(slots.shape[1], 1):

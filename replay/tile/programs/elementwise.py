@@ -1,4 +1,4 @@
-"""Elementwise kernels: add, cast, GELU, SwiGLU, rope; any rank, as one row or as rows of the last dimension."""
+"""Elementwise kernels (add, cast, GELU, SwiGLU, rope) for any rank, as one row or as rows of the last dimension."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _flat(*refs):
     when=lambda x, y, alpha=1: torch.is_tensor(y) and x.shape == y.shape and x.dtype == y.dtype and alpha == 1,
 )
 def add(x, y, out: tile.Out, *, n=4096, buffers=2):
-    """out = x + y."""
+    """Compute out = x + y."""
     first, second, result = _flat(x, y, out)
     for b in tile.blocks(result.shape[0], n):
         s, t = tile.load(first[b], buffers=buffers), tile.load(second[b], buffers=buffers)
@@ -36,7 +36,7 @@ def add(x, y, out: tile.Out, *, n=4096, buffers=2):
     choices={"n": (2048, 4096, 8192)},
 )
 def cast(x, out: tile.Out, dtype="float16", *, n=8192):
-    """x in another dtype."""
+    """Convert x to another dtype."""
     source, result = _flat(x, out)
     for b in tile.blocks(source.shape[0], n):
         t = tile.load(source[b])
@@ -52,7 +52,7 @@ def cast(x, out: tile.Out, dtype="float16", *, n=8192):
     choices={"n": (2048, 4096)},
 )
 def gelu(x, out: tile.Out, *, n=4096):
-    """GELU by its tanh approximation."""
+    """Compute GELU with the tanh approximation."""
     source, result = _flat(x, out)
     for b in tile.blocks(source.shape[0], n):
         t = tile.load(source[b]).float()
@@ -73,7 +73,7 @@ def _swiglu(x):
     choices={"rows": (1, 2, 4, 8), "columns": (1024, 2048, 4096)},
 )
 def swiglu(x, y: tile.Out, *, rows=2, columns=2048):
-    """silu(first half) * second half, of each row."""
+    """Compute silu(first half) * second half of each row."""
     half = x.shape[-1] // 2
     both, result = x.view(-1, 2 * half), y.view(-1, half)
     for r, c in tile.grid(result.shape, (rows, columns)):
@@ -100,7 +100,7 @@ def _rope(x, cos, sin):
     choices={"rows": (2, 4, 8, 16)},
 )
 def rope(x, cos, sin, y: tile.Out, *, rows=4):
-    """x * cos + (negated second half, first half) * sin for each row: rotary embedding of halves."""
+    """Compute the rotary embedding of halves for each row: x * cos + (negated second half, first half) * sin."""
     half = x.shape[-1] // 2
     for r in tile.blocks(x.shape[0], rows):
         for first in (True, False):

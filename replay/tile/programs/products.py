@@ -15,8 +15,9 @@ from opreplay.replay import tile
     reference=lambda a, b: (a.float() @ b.float()).to(a.dtype),
 )
 def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256, buffers=2):
-    """c = a @ b; either may be stored transposed. `bk` counts 2-byte numbers; with one buffer, products wait for
-    loads.
+    """Compute c = a @ b; either factor may be stored transposed.
+
+    `bk` is for 2-byte dtypes. With one buffer, products wait for loads.
     """
     bk = bk // 2 if a.dtype == "float32" else bk
     for m, n in tile.grid(c.shape, (bm, bn)):
@@ -46,7 +47,10 @@ def _grouped(x, w, counts=None):
     choices={"bm": (64, 128), "bn": (128, 256), "bk": (128, 256)},
 )
 def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
-    """Multiply groups of rows of x by one matrix each: the next counts[g] rows by w[g]; equal groups without counts."""
+    """Multiply groups of rows of x by one matrix each: the next counts[g] rows by w[g].
+
+    Without counts, all groups have the same size.
+    """
     bk = bk // 2 if x.dtype == "float32" else bk
     counts = counts or [x.shape[0] // w.shape[0]] * w.shape[0]
     blocks, row = [], 0
@@ -78,10 +82,10 @@ def _times_int4(a, w):
     dtypes=("float16",),
 )
 def matmul_int4(a, w, c: tile.Out, *, bm=128, bn=128, bk=64):
-    """a times a matrix of 4-bit integers: the low nibbles of w's bytes are its upper rows, the high nibbles the lower
-    rows.
+    """Multiply a by a matrix of 4-bit integers.
 
-    Vector cores unpack, the cube core multiplies.
+    The low nibbles of w's bytes are the matrix's upper rows, the high nibbles its lower rows. Vector cores unpack them,
+    and the cube core multiplies.
     """
     lower = w.shape[0]
     for m, n in tile.grid(c.shape, (bm, bn)):
@@ -116,7 +120,7 @@ def _convolved(x, w):
     dtypes=("float16", "bfloat16"),
 )
 def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
-    """Convolution with stride 1 of an already padded input: images, rows, columns, channels.
+    """Compute a convolution with stride 1 of an already padded input (images, rows, columns, channels).
 
     A block of rows is loaded to L1 once; products read it shifted by each window position, which is im2col.
     """
@@ -135,8 +139,9 @@ def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
 
 
 def _patch(height, width, limit):
-    """Return rows and columns of an image for a block of up to `limit` positions: fewest blocks, then closest to a
-    square.
+    """Return the rows and columns of an image for a block of up to `limit` positions.
+
+    The choice gives the fewest blocks, then the shape closest to a square.
     """
     shapes = [(rows, min(width, limit // rows)) for rows in range(1, min(height, limit) + 1)]
     return min(shapes, key=lambda s: (-(-height // s[0]) * -(-width // s[1]), (s[0] + 2) * (s[1] + 2)))
@@ -163,9 +168,9 @@ def _attention(q, k, v, scale=0.0, causal=False):
     dtypes=("float16", "bfloat16"),
 )
 def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, bkv=512, chunk=128, ahead=2):
-    """Attention over (heads, queries, channels) without storing the weight matrix: softmax is updated as keys arrive.
+    """Compute attention over (heads, queries, channels) without storing weights; softmax is updated as keys arrive.
 
-    The cube core multiplies weights by values `ahead` key blocks later, so that it and the vector cores work in
+    The cube core multiplies weights by values `ahead` key blocks later, so that cube core and vector cores work in
     parallel.
     """
     scale = scale or q.shape[2] ** -0.5
@@ -184,13 +189,13 @@ def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, 
 
 
 def _rows(half, size=16):
-    """Yield pieces of a half's rows that fit into UB with all keys of a block."""
+    """Return pieces of a half's rows that fit into UB together with all keys of a block."""
     first, last = half.span()
     return [slice(at, min(last, at + size)) for at in range(first, last, size)]
 
 
 def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
-    """Compute the unnormalized weights of a block of keys, and the factor by which earlier results shrink."""
+    """Compute the unnormalized weights of a block of keys, and the factor that rescales earlier results."""
     rows, columns = queries.shape[0], keys.shape[0]
     scores = tile.scratch((rows, columns), buffers=2 * ahead)
     for c in tile.steps(columns, chunk):
@@ -218,7 +223,7 @@ def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
 
 
 def _masked(s, row, column):
-    """Return the scores with those of later keys set far below all others."""
+    """Return the scores, with the scores of later keys set far below all others."""
     keys = tile.arange(s.shape[1], "float32", start=column)
     for i in range(s.shape[0]):
         later = tile.compare(keys, ">", row + i)
@@ -227,7 +232,7 @@ def _masked(s, row, column):
 
 
 def _divided(out, halves):
-    """Store the results: weighted sums of values divided by the sums of weights."""
+    """Store the results: the weighted sums of values divided by the sums of weights."""
     for half in tile.vectors(out.shape[0]):
         for i, r in enumerate(_rows(half)):
             state = halves[half.index][i]

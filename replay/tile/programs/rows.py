@@ -1,4 +1,4 @@
-"""Kernels along rows: softmax, layer and RMS norm, quantisation, transposition, top-k."""
+"""Kernels along rows: softmax, layer and RMS norm, quantization, transposition, top-k."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.replay import tile
     arguments=lambda self, dim=-1, half_to_float=False: {"x": self},
 )
 def softmax(x, y: tile.Out, *, rows=8):
-    """Softmax of each row of the last dimension."""
+    """Compute the softmax of each row of the last dimension."""
     source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
     for r in tile.blocks(source.shape[0], rows):
         h = tile.load(source[r]).float()
@@ -33,7 +33,7 @@ def softmax(x, y: tile.Out, *, rows=8):
     choices={"rows": (1, 2, 4, 8, 16)},
 )
 def rms_norm(x, w, y: tile.Out, eps=1e-6, *, rows=8):
-    """x divided by its root mean square, times w, for each row."""
+    """Divide each row of x by its root mean square, and multiply it by w."""
     source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
     g = tile.load(w).float()
     for r in tile.blocks(source.shape[0], rows):
@@ -51,7 +51,7 @@ def rms_norm(x, w, y: tile.Out, eps=1e-6, *, rows=8):
     choices={"rows": (1, 2, 4, 8)},
 )
 def layer_norm(x, w, b, y: tile.Out, eps=1e-5, *, rows=8):
-    """(x - mean) divided by the standard deviation, times w, plus b, for each row."""
+    """Compute (x - mean) divided by the standard deviation, times w, plus b, for each row."""
     source, result = x.view(-1, x.shape[-1]), y.view(-1, x.shape[-1])
     g, d = tile.load(w).float(), tile.load(b).float()
     for r in tile.blocks(source.shape[0], rows):
@@ -75,7 +75,7 @@ def _norm_backward(x, w, g, eps=1e-6):
     choices={"rows": (1, 2, 4)},
 )
 def rms_norm_backward(x, w, g, dx: tile.Out, dw: tile.Sum, eps=1e-6, *, rows=2):
-    """Gradients of `rms_norm` with respect to x, and to w: summed over all rows by all cores."""
+    """Compute the gradients of `rms_norm` for x and for w; that for w is summed over all rows by all cores."""
     weight, columns = tile.load(w).float(), x.shape[1]
     for r in tile.blocks(x.shape[0], rows):
         h, up = tile.load(x[r]).float(), tile.load(g[r]).float()
@@ -97,7 +97,7 @@ def _entropies(x, target):
     choices={"rows": (1, 2, 4), "columns": (1024, 2048)},
 )
 def cross_entropy(x, target, loss: tile.Out, *, rows=4, columns=2048):
-    """Loss of each row of logits for its class, in pieces of columns: maximum and sum are updated for each piece."""
+    """Compute the loss of each row of logits for its class, updating maximum and sum for each piece of columns."""
     for r in tile.blocks(x.shape[0], rows):
         wanted = tile.load(target[r]).to("int32").float().view(-1, 1)
         top, total = tile.full((r.size, 1), -1e30), tile.zeros((r.size, 1))
@@ -125,7 +125,7 @@ def _quantised(x):
     choices={"rows": (1, 2, 4)},
 )
 def quantise_rows(x, y: tile.Out, scale: tile.Out, *, rows=2):
-    """Each row as int8 with its scale, which is its largest magnitude divided by 127."""
+    """Quantize each row to int8; its scale is its largest magnitude divided by 127."""
     for r in tile.blocks(x.shape[0], rows):
         h = tile.load(x[r]).float()
         s = tile.maximum(tile.row_max(tile.abs(h)) / 127.0, 1e-12)
@@ -159,8 +159,9 @@ def _largest(x, k=8):
     dtypes=("float32", "float16"),
 )
 def topk(x, values: tile.Out, indices: tile.Out, k=8):
-    """The k largest values of each row with their columns, descending: runs of 32 are sorted, then merged four at a
-    time.
+    """Find the k largest values of each row with their columns, in descending order.
+
+    Runs of 32 are sorted, then merged four at a time.
     """
     columns = x.shape[1]
     numbers = tile.arange(columns)

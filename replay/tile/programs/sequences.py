@@ -14,7 +14,7 @@ from opreplay.replay import tile
     choices={"rows": (4, 8, 16), "columns": (512, 1024)},
 )
 def prefix_sum(x, y: tile.Out, *, rows=8, columns=512):
-    """Cumulative sums of each row, carried from block to block."""
+    """Compute the cumulative sum of each row, carried from block to block."""
     for r in tile.blocks(x.shape[0], rows):
         before = tile.zeros((r.size, 1))
         for c in tile.steps(x.shape[1], columns):
@@ -42,7 +42,7 @@ def _convolved(x, w):
     choices={"rows": (8, 16, 32), "columns": (128, 256)},
 )
 def causal_conv1d(x, w, y: tile.Out, *, rows=16, columns=256):
-    """Weighted sum of each position and the positions before it, by channel; zeros before the first."""
+    """Compute, by channel, the weighted sum of each position and those before it, with zeros before the first."""
     window = w.shape[0]
     for r, c in tile.grid(x.shape, (rows, columns)):
         total = tile.zeros((r.size, c.size))
@@ -64,7 +64,7 @@ def _counted(x, bins=16):
 
 @tile.kernel("tile::histogram", reference=_counted, cases=("x=f32[2048,4096]",), choices={"n": (2048, 4096, 8192)})
 def histogram(x, counts: tile.Sum, bins=16, *, n=4096):
-    """Count the elements in equal bins from -4 to 4; elements outside count in the outermost bins."""
+    """Count the elements in equal bins from -4 to 4; elements outside are counted in the outermost bins."""
     flat = x.view(-1)
     for b in tile.blocks(flat.shape[0], n):
         at = tile.floor((tile.load(flat[b]).float() + 4.0) * (bins / 8))

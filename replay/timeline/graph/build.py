@@ -1,5 +1,5 @@
 # pyright: strict
-"""Builds the execution graph of one step of a trace from threads, tasks and waits; owns no rule of its own."""
+"""Builds the execution graph of one step from threads, tasks and waits; the rules are in other modules."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.steps import Step, busy_steps
 
 _SKEW_US = 5.0
-"""Host and device clocks of one trace may differ by this much."""
+"""Maximum difference of host and device clocks in one trace."""
 _WOKEN_US = 1000.0
-"""A thread other than the main one that did nothing for longer than this was waiting to be woken."""
+"""A thread (except the main thread) that did nothing for longer than this was waiting to be woken."""
 
 
 def step_graph(trace: Trace, step: Step) -> StepGraph:
-    """Return the graph of one step. The trace must have been read with its activity. Raises TraceError if nothing ran
-    in it.
+    """Return the graph of one step of a trace that was read with its activity. Raises TraceError if nothing
+    ran in it.
     """
     if trace.activity is None:
         raise TraceError(
@@ -106,7 +106,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Another thread starts work at `at_us` because of a point on a thread; it was idle since `idle_us`."""
+    """Start of work on another thread at `at_us`, caused by a point on a thread; it was idle since `idle_us`."""
 
     track: int
     idle_us: float
@@ -114,7 +114,7 @@ class _Start:
     source: tuple[int, float]
     lag_us: float
     after_previous_us: float | None
-    """Lag from the end of its own work before, where that may bind as well."""
+    """Lag from the end of the thread's own previous work if it may delay the start, too; None if it cannot."""
     kind: int
     recorded: bool
 
@@ -128,7 +128,9 @@ class _Thread:
 def _between_threads(
     trace: Trace, step: Step, threads: list[HostEvents], end_us: float
 ) -> tuple[list[HostWait], list[_Start]]:
-    """Return waits of the main thread for other threads, and what started the other threads after they were idle."""
+    """Return waits of the main thread for other threads, and what caused the other threads to resume after
+    idle time.
+    """
     if not threads:
         return [], []
     main, others = threads[0], threads[1:]
@@ -145,7 +147,7 @@ def _starts_of(
     arrows: Mapping[tuple[int, float], tuple[int, float]],
     released: Mapping[tuple[int, float], Handover],
 ) -> Iterator[_Start]:
-    """Yield what made a thread resume after each time at which it was idle."""
+    """Yield what caused a thread to resume, for each time that it was idle."""
     begins, ends = top_level(events)
     latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)])[:-1]
     calls = [arrows.get((events.track, begin)) for begin in begins.tolist()]
@@ -169,9 +171,9 @@ def _starts_of(
 def _blocks(
     events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float | None, main: int
 ) -> Blocks:
-    """Return one thread split at its launches, its waits and the points for which others wait.
+    """Return one thread, split at its launches, at its waits and at the points for which others wait.
 
-    The main thread goes on until `end_us`, others until their last event.
+    The main thread continues until `end_us`, other threads until their last event.
     """
     points = tasks.launch_us[tasks.launch_track == events.track].tolist()
     points += [start.source[1] for start in starts if start.source[0] == events.track]
@@ -194,8 +196,7 @@ def _blocks(
 class _Parts:
     """The parts of a graph, with the node numbers of each part before sorting.
 
-    Nodes are first the blocks of all threads, then the tasks, then tasks of the previous step for which something
-    waits.
+    The order of nodes is: blocks of all threads, tasks, tasks of the previous step that something waits for.
     """
 
     threads: list[_Thread]
@@ -203,7 +204,7 @@ class _Parts:
     device: TaskEdges
     earlier: Earlier
     first_block: dict[int, int]
-    """Track → the node of its first block."""
+    """Track → node of its first block."""
     first_task: int
     first_earlier: int
     total: int
@@ -334,7 +335,7 @@ def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
 
 
 def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: EdgeList) -> None:
-    """Add edges for what threads wait for, and for what makes idle threads resume."""
+    """Add edges for the waits of threads, and for what causes idle threads to resume."""
     by_track = {thread.events.track: thread for thread in parts.threads}
     first = parts.first_block
     for wait in waits:
@@ -371,7 +372,7 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
-    """Add an edge from each block to the next one; a thread woken from idle does not wait for its own past."""
+    """Add an edge from each block to the next one; a thread woken from idle does not wait for its own previous work."""
     n = len(thread.blocks.start_us)
     if n < 2:
         return
@@ -395,7 +396,7 @@ def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:
 
 
 def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
-    """Return the last block that ends no later than a time, else the first block."""
+    """Return the last block that ends no later than a time; the first block if there is none."""
     return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
 
 

@@ -34,16 +34,16 @@ NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective
 HOST, KERNEL, COPY, SET, COLLECTIVE = range(5)
 
 NEVER = -1e15
-"""A lag that makes an edge bind nothing."""
+"""Lag of an edge that has no effect."""
 NO_OP = -1
-"""Owner of host time in which no recorded op or call ran: Python between ops."""
+"""Owner of host time outside all recorded ops and calls: Python between ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """One row per interval of a host thread between two relevant points, or per device task.
 
-    Rows are sorted so that each edge leads to a later row. Times are µs after the step's start.
+    Rows are sorted so that the target of each edge comes after its source. Times are µs after the step's start.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -53,15 +53,17 @@ class Nodes:
     start_us: Floats
     dur_us: Floats
     name: Ints
-    """Of a device task: index into `Trace.kernel_names`; -1 for the host."""
+    """Index into `Trace.kernel_names` for a device task; -1 for the host."""
     owner: Ints
-    """Of a device task: row in `Trace.ops` of the op that it belongs to, or -1."""
+    """Row in `Trace.ops` of the op that a device task belongs to, or -1."""
     row: Ints
-    """Of a device task: row in `Trace.kernels`; -1 for the host and for an NPU's whole collective."""
+    """Row in `Trace.kernels` for a device task; -1 for the host and for an NPU's whole collective."""
     collective: Ints
     """Index into `Activity.collectives`, or -1."""
     first_slice: Ints
-    """Of the host: its slices are `first_slice[i]` up to `first_slice[i] + slices[i]` of `StepGraph.slices`."""
+    """Index of a host node's first slice: it has slices `first_slice[i]` up to `first_slice[i] + slices[i]` of
+    `StepGraph.slices`.
+    """
     slices: Ints
 
     def __len__(self) -> int:
@@ -70,20 +72,20 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
-    """Row `target` cannot start before `lag_us` after the end of row `source`; sorted by target."""
+    """Dependencies: row `target` cannot start before `lag_us` after the end of row `source`; sorted by target."""
 
     source: Ints
     target: Ints
     lag_us: Floats
-    """May be negative: a task that is known to have started before the one before it on its stream had ended."""
+    """Lag in µs; negative if a task started before the previous task on its stream had ended."""
     kind: npt.NDArray[np.uint8]
     """Index into `EDGE_KINDS`."""
     recorded: npt.NDArray[np.bool_]
-    """The trace says so; else it was inferred from when things ran."""
+    """Whether the trace records the dependency; otherwise it was inferred from times."""
     unknown_us: Floats
-    """Part of `lag_us` that nothing recorded explains: kept as recorded, and no dependency that is known."""
+    """Part of `lag_us` that nothing recorded explains; it is kept as recorded, though no dependency is known for it."""
     possible_us: Floats
-    """Of a dependency that may exist and delayed nothing here: its lag if it does (`lag_us` is `NEVER`); NaN else."""
+    """Lag of a possible dependency, which delayed nothing here (its `lag_us` is `NEVER`); NaN for other edges."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -152,13 +154,13 @@ class EdgeList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """Host time by the innermost running event, in the order of the threads."""
+    """Host time by innermost running event, in the order of the threads."""
 
     dur_us: Floats
     op: Ints
-    """Row in `Trace.ops` of the op it is in, whatever else runs inside; `NO_OP` outside ops."""
+    """Row in `Trace.ops` of the innermost op, even if a call runs inside it; `NO_OP` outside ops."""
     call: Ints
-    """Row in `Activity.calls` where a call of a runtime ran; -1 else."""
+    """Row in `Activity.calls` of the running runtime call, or -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +169,14 @@ class Lane:
 
     device: bool
     name: str
-    """"thread 1234" or "stream 7" (with the device where there are several)."""
+    """Name: "thread 1234" or "stream 7"; with the device if there are several."""
     track: int = -1
-    """Of a thread: index into `Trace.tracks`."""
+    """Index into `Trace.tracks` for a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Dependencies on the previous step: node `node[i]` ends when `source[i]` of the previous step has ended."""
+    """Dependencies on the previous step: node `node[i]` ends when node `source[i]` of the previous step has ended."""
 
     node: Ints
     source: Ints
@@ -182,7 +184,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
-    """Recorded waiting that no dependency explains; re-timing leaves it unchanged."""
+    """Recorded waiting time that no dependency explains; rescheduling keeps it unchanged."""
 
     waits: int = 0
     us: float = 0.0
@@ -198,36 +200,38 @@ class StepGraph:
     slices: Slices
     lanes: tuple[Lane, ...]
     main_lane: int
-    """The thread that marks the step."""
+    """Lane of the thread that marks the step."""
     release_us: Floats
-    """Per node: it never starts before; 0 but for what runs on from before the step."""
+    """Earliest start of each node; 0 except for work that continues from before the step."""
     begin_us: float
-    """When the step before was done, where that is after this one's start on the host; 0 else."""
+    """Completion of the previous step, if it is after this step's start on the host; otherwise 0."""
     recorded_us: float
-    """Length of the step as recorded, by the rule of `schedule.step_length`."""
+    """Recorded length of the step, as `schedule.step_length` defines it."""
     host_us: float
-    """The marked range on the host alone."""
+    """Duration of the marked range on the host."""
     launch_latency_us: float
-    """Median from launch to start of a task whose stream was idle; 0 without device work."""
+    """Median time from launch to start of tasks whose stream was idle; 0 without device work."""
     stream_gap_us: float
-    """Median between tasks of a stream that had work waiting."""
+    """Median gap between tasks of a stream that had work waiting."""
     carried: Carried
-    """Empty where the trace marks no steps."""
+    """Dependencies on the previous step; empty if the trace marks no steps."""
     kernels_take_turns: bool = False
-    """Kernels of different streams run one at a time, that which was ready first before others."""
+    """Whether kernels of different streams run one at a time, in the order in which they became ready."""
     lost_beside_collectives: float = 0.0
-    """Share of its speed that a kernel loses while a collective runs, as steps of the trace tell; 0: none is known."""
+    """Share of its speed that a kernel loses while a collective runs, estimated from steps of the trace; 0 if
+    unknown.
+    """
     lost_bounds: tuple[float, float] = (0.0, 0.0)
-    """Of 90 % of that share; equal where no kernel ran beside a collective."""
+    """Bounds of the 90 % interval of `lost_beside_collectives`; equal if no kernel overlapped with a collective."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
-    """Host time in calls that wait for the device by their nature, of which nothing says for what."""
+    """Host time in calls that always wait for the device, if it is unknown what they waited for."""
     dropped_edges: int = 0
-    """Dependencies that contradict the recorded order of time, left out."""
+    """Number of dependencies dropped because they contradict the recorded times."""
 
     @property
     def on_device(self) -> bool:
-        """Whether a device worked; collectives that the host runs do not count."""
+        """Whether a device ran work; collectives that the host runs do not count."""
         return bool((self.nodes.row >= 0).any())
 
     def edge_counts(self) -> dict[str, tuple[int, int]]:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""List scheduling over a step's graph: when each node starts, what it waited for last, and its slack."""
+"""List scheduling of a step's graph: the start of each node, its last dependency, and its slack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, Floats, I
 
 MOST_COPIES = 8
 STEADY = 1e-3
-"""Copies of a step follow each other until two of them take the same time but for this share."""
+"""Copies of a step are scheduled until the lengths of two consecutive copies differ by at most this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,17 @@ class Schedule:
     start_us: Floats
     end_us: Floats
     cause: Ints
-    """The node that each node waited for last; -1: for none."""
+    """The node that each node waited for last; -1 if there is none."""
     cause_kind: Ints
-    """Index into `EDGE_KINDS` of that dependency."""
+    """Index into `EDGE_KINDS` of each node's last dependency."""
     step_us: float
-    """Length of the step, by `step_length`; of a step among others like it, from the completion of the one before."""
+    """Length of the step as in `step_length`; in steady state, the time from the completion of the previous step."""
     begin_us: float
-    """When the step before was done, where that is after this one's start on the host; 0 else."""
+    """Completion of the previous step, if it is after this step's start on the host; otherwise 0."""
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
-    """Return when the marking thread and all device work of the step are done."""
+    """Return when the marking thread and all device work of the step are complete."""
     nodes = graph.nodes
     if graph.main_lane < 0:
         return float(end_us.max(initial=0.0))
@@ -41,7 +41,7 @@ def completion(graph: StepGraph, end_us: Floats) -> float:
 
 
 def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the time that the marking thread needs, without waiting while the device worked on the previous step."""
+    """Return the time that the marking thread needs, without its waits for the device to finish the previous step."""
     main = np.flatnonzero(graph.nodes.lane == graph.main_lane)
     if graph.main_lane < 0 or not len(main):
         return 0.0
@@ -51,11 +51,11 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 
 
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the length of a step when identical steps follow each other, µs.
+    """Return the length of a step when identical steps follow each other, in µs.
 
-    It is the larger of two times: what the marking thread needs, without waiting while the device was still working on
-    the previous step (`begin_us`); and the time between the completion of that work and of this step's. Without
-    previous work it is the time until everything in the step has ended.
+    It is the larger of two times: the time that the marking thread needs, without its waits for the device to finish
+    the previous step (until `begin_us`); and the time from the completion of that work to the completion of this step.
+    Without previous work, it is the time until everything in the step has ended.
     """
     nodes = graph.nodes
     if not len(nodes):
@@ -80,12 +80,12 @@ class _Scheduler:
         self.kinds: list[int] = edges.kind.tolist()
 
     def schedule(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return starts, ends and last dependencies, by the scheduling rule of the device."""
+        """Return starts, ends and last dependencies; kernels run one at a time if they do so on this device."""
         return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
 
     def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return (starts, ends, node and edge kind of each node's last dependency): no node starts before its
-        release.
+        """Return (starts, ends, node and edge kind of each node's last dependency). No node starts before its release
+        time.
         """
         durations, lags, sources, bounds, kinds = self.durations, self.lags, self.sources, self.bounds, self.kinds
         start: list[float] = release_us.tolist()
@@ -102,7 +102,9 @@ class _Scheduler:
         return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
 
     def times_in_turns(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return the same as `times`, but with kernels running one at a time, in the order in which they are ready."""
+        """Return the same as `times`, but with kernels running one at a time, in the order in which they
+        become ready.
+        """
         graph = self.graph
         takes_turns = (graph.nodes.kind == KERNEL).tolist()
         start: list[float] = release_us.tolist()
@@ -135,10 +137,10 @@ class _Scheduler:
 
 
 def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Floats | None = None) -> Schedule:
-    """Return the schedule if each node takes `durations_us` (default: as recorded) and starts as early as possible.
+    """Return the schedule with durations `durations_us` (default: as recorded) and the earliest possible starts.
 
-    The state left by the previous step is that of the recording. `lags_us` replaces the lags of the edges. Shapes:
-    nodes, edges.
+    The device state after the previous step is as recorded. `lags_us` replaces the lags of the edges. Shapes: nodes,
+    edges.
     """
     scheduler = _Scheduler(graph, durations_us, lags_us)
     starts, ends, cause, kind = scheduler.schedule(graph.release_us)
@@ -155,8 +157,8 @@ def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Fl
 def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats | None = None) -> Schedule:
     """Return the schedule of a step in steady state: copies of the step are scheduled until their length is constant.
 
-    Each copy starts from the device state left by the previous copy, the first from the recorded state. For a trace
-    without marked steps it is `retimed`.
+    Each copy starts from the device state after the previous copy; the first starts from the recorded state. For a
+    trace without marked steps, the result is that of `retimed`.
     """
     carried = graph.carried
     schedule = retimed(graph, durations_us, lags_us=lags_us)
@@ -186,10 +188,10 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
 
 
 def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
-    """Return two sets of lags: without unexplained waiting, and with every possible dependency; `lags_us` if there are
-    none.
+    """Return the lags without unexplained waiting, and the lags with every possible dependency.
 
-    The gain of a change is between its gain with these and with `lags_us`.
+    Either is `lags_us` if there is nothing to change. The gain of a change is between its gains with these lags and
+    with `lags_us`.
     """
     edges = graph.edges
     possible = ~np.isnan(edges.possible_us)
@@ -201,8 +203,8 @@ def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
-    """Return (nodes from first to last, wait of each after the end of the previous node) that determine the last node's
-    end.
+    """Return (nodes from first to last, wait of each node after the end of the previous one) that determine when the
+    last node ends.
     """
     if not len(graph.nodes):
         return np.empty(0, np.int64), np.empty(0)
@@ -221,7 +223,9 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
 
 
 def slack_us(graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> Floats:
-    """Return how much longer each node could take without lengthening the step, with everything else as scheduled."""
+    """Return how much longer each node could take without lengthening the step, if everything else stays as
+    scheduled.
+    """
     edges = graph.edges
     finish = float(schedule.end_us.max(initial=0.0))
     latest = [finish] * len(graph.nodes)

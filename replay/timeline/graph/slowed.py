@@ -1,9 +1,8 @@
 # pyright: strict
-"""Slowdown of kernels during collectives, estimated from a recording of several steps, and their times at other
-overlap.
+"""Slowdown of kernels during collectives, estimated from several recorded steps, and kernel times for other overlaps.
 
-Different kernels of one name need not take the same time, so the estimate compares one kernel at its position in
-several steps: how much longer it took when more of it overlapped a collective.
+Kernels of the same name can take different times, so the estimate compares one kernel at its position in several steps:
+how much longer it took when more of it overlapped with a collective.
 """
 
 from __future__ import annotations
@@ -21,25 +20,27 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import busy_steps
 
 MOST_STEPS = 16
-"""Steps that are looked at, those nearest to the one in question."""
+"""Maximum number of steps to compare, starting with those nearest to the analysed step."""
 USUAL_LOST = 0.15
-"""Standard deviation of what kernels lose of their speed, before anything is known of them."""
+"""Standard deviation of the prior for the share of speed that kernels lose."""
 RESOLUTION_US = 0.2
-"""Times of kernels are known no better than this: steps that hardly differ tell nothing."""
+"""Resolution of kernel times: steps whose times differ by less give no information."""
 BOUND = 1.645
-"""Standard deviations from the mean to the bounds of 90 % of normal values."""
+"""Bounds of the 90 % interval of a normal distribution, in standard deviations from the mean."""
 MOST_LOST = 0.6
-"""More than this has another cause."""
+"""Maximum loss of speed; a larger one has another cause."""
 ROUNDS = 4
-"""Schedules that are looked at: what kernels lose moves what runs beside what."""
+"""Maximum number of schedules, because the slowdown of kernels changes what overlaps."""
 SETTLED = 1e-4
-"""Share of the step by which schedules differ that are taken for one."""
+"""Schedules that differ by at most this share of the step count as equal."""
 ALONE, BESIDE = 0.01, 0.99
-"""Shares of a kernel's time beside collectives that are none and all of it."""
+"""A kernel with at most the share ALONE of its time during collectives has no overlap; with at least BESIDE, full
+overlap.
+"""
 
 
 class Beside:
-    """Times at which a collective runs."""
+    """Intervals during which a collective runs."""
 
     def __init__(self, start_us: Floats, end_us: Floats) -> None:
         order = np.argsort(start_us, kind="stable")
@@ -50,13 +51,13 @@ class Beside:
         self._before: Floats = np.concatenate([[0.0], np.cumsum(self.ends - self.begins)])
 
     def until(self, time_us: Floats) -> Floats:
-        """Return how long collectives ran before each time."""
+        """Return the total time that collectives ran before each time."""
         at = np.searchsorted(self.begins, time_us, side="right")
         last_end = np.append(0.0, self.ends)[at]
         return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
 
     def lasting(self, start_us: float, work_us: float, lost: float) -> float:
-        """Return how long work takes from a start time if it runs at 1 - `lost` of its speed during collectives."""
+        """Return how long work takes from a start time, if it runs at 1 - `lost` of its speed during collectives."""
         now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
             begin, end = float(self.begins[at]), float(self.ends[at])
@@ -72,9 +73,9 @@ class Beside:
 
 
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
-    """Return the schedule for other durations, in which kernels slow down during collectives as in the recording.
+    """Return the schedule for other durations, with kernels slowed down during collectives as in the recording.
 
-    `durations_us` are for the recorded overlap of each kernel with collectives; `apart`: there is no slowdown.
+    `durations_us` apply to the recorded overlap of each kernel with collectives. `apart`: without slowdown.
     """
     nodes, lost = graph.nodes, graph.lost_beside_collectives
     talking = nodes.kind == COLLECTIVE
@@ -108,7 +109,7 @@ def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
-    """Return the graph with the smallest and the largest possible loss of kernels during collectives; () if it is
+    """Return the graph with the smallest and with the largest loss of kernels during collectives; () if the loss is
     certain.
     """
     low, high = graph.lost_bounds
@@ -116,9 +117,10 @@ def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
-    """Return (share of its overlapped time that a kernel loses, its bounds), estimated from the steps of the trace.
+    """Return (share of its overlapped time that a kernel loses, lower and upper bound), estimated from the steps of the
+    trace.
 
-    The prior loss is 0 with a standard deviation of `USUAL_LOST`; the bounds are those of 90 %.
+    The prior is a loss of 0 with the standard deviation `USUAL_LOST`; the bounds are those of the 90 % interval.
     """
     if not _runs_beside_collectives(graph):
         return 0.0, 0.0, 0.0
@@ -145,8 +147,8 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
-    """Return (loss, its standard error) by least squares over kernels at the same position in several steps; else
-    None.
+    """Return (loss, its standard error) by least squares over kernels at the same position in several steps,
+    or None.
     """
     if not len(took):
         return None
@@ -172,8 +174,8 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
     """Return (position, time, overlapped time) of kernels that ran in several steps at the same position in their
     stream.
 
-    A kernel that overlaps a collective at its end overlaps more because it takes longer, which proves nothing; a kernel
-    that overlaps completely counts if it ran without overlap in another step.
+    Kernels that overlap a collective only at their end are excluded: they overlap more because they take longer, which
+    proves nothing. A kernel with full overlap counts only if it ran without overlap in another step.
     """
     steps = sorted(busy_steps(trace), key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_STEPS]
     known: dict[tuple[tuple[int, int], tuple[int, ...]], int] = {}
@@ -211,7 +213,7 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
 
 
 def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, Beside]]:
-    """Yield each stream with kernels: its key, its tasks in order, and when collectives run on the device's other
+    """Yield, for each stream with kernels: its key, its tasks in order, and when collectives run on the device's other
     streams.
     """
     talking = tasks.kind == COLLECTIVE

@@ -27,42 +27,42 @@ from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
-"""A latency or a gap above the median by more than this (or four times the median) is waiting that asks for a cause."""
+"""A latency or a gap that exceeds the median by more than this (and four times the median) is a wait with a cause to
+find.
+"""
 _FEW = 5
-"""Gaps of a stream of which a median says something."""
+"""Minimum number of gaps of a stream for a meaningful median."""
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
-"""Tasks of a step that may have run, on other streams, before one that waited for work from before the step."""
+"""Maximum number of tasks on other streams that ran before a task that waited for work from before the step."""
 _EVENT_US = 2.0
-"""From the end of a task to the start of one on another stream that waited for it, at most; more is not that wait's."""
+"""Maximum delay from the end of a task to the start of a waiting task on another stream; the rest has another cause."""
 _FOLLOWS_US = 8.0
-"""A task that starts no later than this after another stream's task ended, and had been ready before, waited for it."""
+"""A task that was ready waited for another stream's task if it started within this time after that task ended."""
 _SKEW_US = 1.0
 _FEW_STREAMS = 4
-"""Of more streams than this, a wait of which only the call is recorded concerns those next launched on."""
+"""With more streams than this, a wait of which only the call is recorded concerns the streams of the next launches."""
 _NEAR = 32
-"""Launches around a wait among which these streams are looked for."""
+"""Number of launches around a wait that are searched for these streams."""
 _STREAM_WAITS = ("streamwaitevent",)
 _EVENT_RECORDS = ("eventrecord",)
 
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Edges into tasks. `launch_*` come from the thread at the task's launch; source ids are those of
-    `Earlier.number`.
-    """
+    """Dependencies of tasks. `launch_*` come from the launching thread; source ids are those of `Earlier.number`."""
 
     launch_lag_us: Floats
-    """Per task; NaN where no launch is known."""
+    """Lag of each task after its launch; NaN if the launch is unknown."""
     launch_unknown_us: Floats
-    """Per task: part of that lag which nothing explains."""
+    """Part of each launch lag that nothing explains."""
     edges: EdgeList = field(default_factory=EdgeList)
     latency_us: float = 0.0
     gap_us: float = 0.0
     kernels_take_turns: bool = False
     unexplained: Unexplained = field(default_factory=Unexplained)
     busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
-    """Stream → until when it must have been busy with work that the file does not hold."""
+    """Stream → time until which it must have been busy with work that is not in the file."""
 
 
 def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> TaskEdges:
@@ -141,7 +141,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
 
 
 def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, earlier: Earlier, out: TaskEdges) -> None:
-    """Handle streams whose first task starts long after its launch, while the device has no recorded work."""
+    """Mark streams as busy whose first task starts long after its launch, while the device has no recorded work."""
     for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
         launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
         if any(launch < until <= start + _SKEW_US for until in earlier.until_us.values()):
@@ -158,10 +158,10 @@ _BESIDE = 0.02
 
 
 def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
-    """Return a mask of kernels that were ready but started only as a kernel of another stream ended.
+    """Return a mask of kernels that were ready but started only when a kernel of another stream ended.
 
-    Empty if the device runs several kernels at once: it runs one at a time if some kernels waited this way, and kernels
-    hardly ever overlapped.
+    Empty if the device runs several kernels at once. It runs one at a time if some kernels waited in this way and
+    kernels hardly ever overlapped.
     """
     waited = np.zeros(len(tasks), bool)
     rows = np.flatnonzero(tasks.kind == KERNEL)
@@ -187,7 +187,7 @@ def _median(values: Floats) -> float:
 
 
 def _previous(tasks: Tasks) -> Ints:
-    """Return, for each task, the task that started before it on its stream, or -1."""
+    """Return, for each task, the previous task on its stream, or -1."""
     out = np.full(len(tasks), -1, np.int64)
     order = np.argsort(tasks.stream, kind="stable")
     same = tasks.stream[order][1:] == tasks.stream[order][:-1]
@@ -196,7 +196,9 @@ def _previous(tasks: Tasks) -> Ints:
 
 
 def _first_of_launch(tasks: Tasks) -> Bools:
-    """Return whether each task is the first of its launch: a captured graph launches many tasks at once."""
+    """Return a mask of tasks that are the first of their launch, because a captured graph launches many tasks
+    at once.
+    """
     _, first = np.unique(tasks.correlation, return_index=True)
     out = tasks.correlation < 0
     out[first] = True
@@ -204,7 +206,7 @@ def _first_of_launch(tasks: Tasks) -> Bools:
 
 
 class _StreamWaits:
-    """Streams that wait for events: recorded with the stream waited for, or recorded only as calls."""
+    """Waits of streams for events: recorded with the other stream, or recorded only as calls."""
 
     def __init__(
         self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
@@ -246,8 +248,8 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Add the edges of waits recorded only as calls: dependencies that the times show, else those that they
-        allow.
+        """Add the edges of waits recorded only as calls: dependencies that the times show, otherwise those that they
+        permit.
         """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])
@@ -268,9 +270,9 @@ class _StreamWaits:
     def add_unrecorded(self) -> None:
         """Add possible dependencies for a profile that records no waits, at most one per task.
 
-        Each is on the task that ended last among those last launched on the other streams, as far as the times allow.
-        They delay nothing, and count only in the ranges of what-ifs; if several tasks of a stream could wait for the
-        same task, the first one does.
+        Among the tasks last launched on the other streams, each is on the one that ended last, if the times permit it.
+        They delay nothing, and count only in the ranges of what-ifs. If several tasks of a stream could wait for the
+        same task, only the first one does.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
@@ -285,23 +287,23 @@ class _StreamWaits:
                 self.out.edges.add(before, after, lag_us, CROSS_STREAM, recorded=False, possible=True)
 
     def _calls(self, words: tuple[str, ...]) -> list[int]:
-        """Return the rows of calls whose names contain one of the words, by time."""
+        """Return the rows of calls whose names contain one of the words, sorted by time."""
         names = np.array([any(w in name.lower() for w in words) for name in self.activity.names] or [False])
         calls = self.activity.calls
         rows = np.flatnonzero(names[calls.name]) if len(calls) else np.empty(0, np.int64)
         return rows[np.argsort(self.call_us[rows], kind="stable")].tolist()
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
-        """Return (last task of a stream before the event was recorded, first task of another stream after the wait
-        call).
+        """Return pairs (last task of a stream before the event was recorded, first task of another stream after the
+        wait call).
         """
         before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
         after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
 
     def _near(self, time_us: float, direction: int) -> Sequence[int]:
-        """Return streams with the next launch after a time, or the last before it (`direction` -1); all if there are
-        few.
+        """Return the streams with the next launches after a time (`direction` -1: the last launches before it); all
+        streams if there are few.
         """
         count = len(self.tasks.streams)
         if count <= _FEW_STREAMS:
@@ -312,7 +314,7 @@ class _StreamWaits:
         return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
-        """Return the number of a stream's last task launched before a time, in the step or before it."""
+        """Return the id of a stream's last task launched before a time, in the step or before the step."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us)) - 1
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
@@ -330,26 +332,26 @@ class _StreamWaits:
         return min(max(self._delay_us(before, after), 0.0), _EVENT_US)
 
     def _in_order(self, before: int, after: int) -> bool:
-        """Check whether the times allow the dependency."""
+        """Check whether the times permit the dependency."""
         return self._delay_us(before, after) >= -_SKEW_US and (before >= len(self.tasks) or before < after)
 
     def _shown(self, before: int, after: int) -> bool:
-        """Check whether the later task was ready, but started only as the earlier one ended."""
+        """Check whether the later task was ready, but started only when the earlier one ended."""
         follows = self._delay_us(before, after) <= _FOLLOWS_US
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 
 
 class _LatestEnds:
-    """The last task launched on each stream so far, sorted by end, while tasks are processed in launch order."""
+    """The last task launched so far on each stream, sorted by end, while tasks are processed in launch order."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
         known = np.flatnonzero(~np.isnan(tasks.launch_us))
         self.order: list[int] = known[np.lexsort((known, tasks.launch_us[known]))].tolist()
-        """Tasks whose launch is known, in that order."""
+        """Tasks with known launch, in launch order."""
         self._launched = 0
         self._ends: list[tuple[float, int, int]] = []
-        """(end, stream, task or -1: one from before the step), by end."""
+        """Tuples (end, stream, task) sorted by end; the task is -1 if it is from before the step."""
         self._of_stream: dict[int, tuple[float, int, int]] = {}
         for stream in range(len(tasks.streams)):
             if (end_us := earlier.last_end_us(stream)) is not None:
@@ -363,9 +365,10 @@ class _LatestEnds:
         self._of_stream[entry[1]] = entry
 
     def before(self, task: int) -> int | None:
-        """Return the task of another stream, launched before this one, that ended last before it started; None if none.
+        """Return the task of another stream, launched before this task, that ended last before it started; None if
+        there is none.
 
-        Call it for tasks in launch order.
+        Must be called for tasks in launch order.
         """
         launch_us, stream = float(self.tasks.launch_us[task]), int(self.tasks.stream[task])
         while float(self.tasks.launch_us[self.order[self._launched]]) < launch_us:
@@ -381,7 +384,7 @@ class _LatestEnds:
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
-    """Make a collective on its own stream wait for what was launched before it: its input."""
+    """Make a collective on its own stream wait for what was launched before it, because that computes its input."""
     talking = np.flatnonzero((tasks.kind == COLLECTIVE) & ~np.isnan(tasks.launch_us))
     if len(tasks.streams) < 2:
         return
@@ -405,7 +408,7 @@ _LOOK_BACK = 200
 
 
 class _Ends:
-    """Ends of all tasks in order: candidates on other streams for which a late task may have waited."""
+    """Ends of all tasks in order, to find tasks on other streams for which a late task may have waited."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -413,7 +416,7 @@ class _Ends:
         self.sorted_us = tasks.end_us[self.finished]
 
     def just_before(self, task: int, ready_us: float) -> int:
-        """Return the task of another stream that ended just before a late start, or -1 if none did."""
+        """Return the task of another stream that ended just before a late start, or -1 if there is none."""
         start = float(self.tasks.start_us[task])
         at = int(np.searchsorted(self.sorted_us, start + _SKEW_US, side="right")) - 1
         cause, latest = -1, max(ready_us, start - _LATENCY_MARGIN_US)
@@ -430,8 +433,9 @@ class _Ends:
     def in_the_way(self, task: int, ready_us: float) -> int:
         """Return the task of another stream that kept the device busy while this task was ready, or -1.
 
-        Streams share one device: a kernel starts when blocks of another one finish, a little before that one's end.
-        Tasks of other streams must have filled most of the wait; the one that ended nearest to the start is returned.
+        Streams share one device: a kernel starts when blocks of another kernel finish, a little before that kernel
+        ends. Tasks of other streams must have filled most of the wait; the one that ended nearest to the start is
+        returned.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])
         first = int(np.searchsorted(self.sorted_us, ready_us))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device tasks of one step: which tasks it launched, from which thread and when; no dependencies."""
+"""Device tasks of one step: which tasks it launched, from which thread and when; without dependencies."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from opreplay.traces.times.communication import communication_rows
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COPY_NAMES = ("memcpy",)
-"""What an NPU's copies are called: its tasks have no category."""
+"""Parts of names that identify an NPU's copies, because its tasks have no category."""
 HOST_DEVICE = -(1 << 31)
-"""Device number of collectives that a thread of the host runs, and of no recorded device; its "stream" is that thread's
-track."""
+"""Device number of collectives that a host thread runs without a recorded device; their "stream" is the
+thread's track.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """Device work launched in a step, or running in it with unknown launch, sorted by start. Times in µs."""
+    """Device work launched in a step, or running in it without a known launch, sorted by start. Times in µs."""
 
     kind: Ints
     name: Ints
     row: Ints
-    """In `Trace.kernels`; -1 for a whole collective of an NPU."""
+    """Row in `Trace.kernels`; -1 for a whole collective of an NPU."""
     owner: Ints
     collective: Ints
     stream: Ints
     """Index into `streams`."""
     streams: tuple[tuple[int, int], ...]
-    """(device, stream)"""
+    """Pairs (device, stream)."""
     start_us: Floats
     end_us: Floats
     launch_us: Floats
-    """Start of the call that launched it; NaN where none is known."""
+    """Start of the call that launched each task; NaN if unknown."""
     launch_track: Ints
-    """Thread of that call (its home track), or -1."""
+    """Thread of the launching call (its home track), or -1."""
     correlation: Ints
 
     def __len__(self) -> int:
@@ -48,7 +49,7 @@ class Tasks:
 
     @property
     def on_device(self) -> Bools:
-        """Whether each task runs on a device and is not a collective on a host thread."""
+        """Return a mask of tasks that run on a device, i.e. that are not collectives on a host thread."""
         return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
 
     def by_launch(self) -> list[tuple[Floats, Ints]]:
@@ -60,9 +61,10 @@ class Tasks:
 
 
 class Earlier:
-    """Tasks launched before the step, by stream and by how many later tasks their stream had ("back").
+    """Tasks launched before the step, by stream and by the number of later tasks on their stream ("back").
 
-    Steps are assumed to be alike, so each stands for the step's task at the same distance from its stream's last task.
+    All steps are assumed to be alike, so each task corresponds to the step's task at the same distance from the last
+    task of its stream.
     """
 
     def __init__(
@@ -74,11 +76,11 @@ class Earlier:
         streams = {key: index for index, key in enumerate(tasks.streams)}
         self.tasks = tasks
         self.until_us = {streams[key]: us for key, us in until_us.items() if key in streams}
-        """Of streams on which such work still ran in the step: when it was done."""
+        """Stream → completion of earlier work that still ran in the step."""
         self._launches = {streams[key]: columns for key, columns in launches.items() if key in streams}
         self._numbers: dict[tuple[int, int], int] = {}
         self.asked: list[tuple[int, int]] = []
-        """(stream, back) in the order of their numbers."""
+        """Pairs (stream, back) in the order of their ids."""
 
     def number(self, stream: int, back: int = 0) -> int:
         """Return the id of an earlier task in edges; lower ids are positions in `Tasks`."""
@@ -95,13 +97,13 @@ class Earlier:
         return self.number(stream, len(launches[0]) - before)
 
     def last_end_us(self, stream: int) -> float | None:
-        """Return when a stream's last earlier task was done; None if none is known."""
+        """Return when a stream's last earlier task ended; None if unknown."""
         if stream in self.until_us:
             return self.until_us[stream]
         return float(self._launches[stream][1][-1]) if stream in self._launches else None
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of the step or before it was done; the lowest number if that is not recorded."""
+        """Return when a task of the step or an earlier task ended; `NEVER` if that is not recorded."""
         if number < len(self.tasks):
             return float(self.tasks.end_us[number])
         stream, back = self.asked[number - len(self.tasks)]
@@ -120,8 +122,9 @@ class Earlier:
 
 
 def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
-    """Return the step's device work, and work that was running before. `home` [tracks]: thread of each track, -1 if
-    foreign.
+    """Return the step's device work, and the tasks launched before it.
+
+    `home` [tracks]: thread of each track, -1 if it belongs to another process.
     """
     activity, kernels = trace.activity, trace.kernels
     assert activity is not None
@@ -199,8 +202,9 @@ def _by_stream(
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
-    """Return, per task, the start of the step's first task on its stream, else on its device; else the lowest
-    number.
+    """Return, for each task, the start of the step's first task on its stream, otherwise on its device.
+
+    Without either, it is the lowest integer.
     """
     first = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
@@ -213,7 +217,7 @@ def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints
 
 
 def _own_device(device: Ints, inside: Bools) -> Bools:
-    """Return whether tasks without a launch are on a device that the step launched on (all if it launched nothing)."""
+    """Return a mask of tasks on a device that the step launched work on (all tasks if it launched nothing)."""
     used = np.unique(device[inside])
     return np.isin(device, used) if len(used) else np.ones(len(device), bool)
 
@@ -221,8 +225,8 @@ def _own_device(device: Ints, inside: Bools) -> Bools:
 def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Return (time, thread) of the call that launched each task; thread -1 if it is unknown or of another process.
 
-    If several calls share a correlation id, the last one that started before the task counts: ids repeat in merged
-    files. An outer call is preferred to the driver's call inside it.
+    If several calls share a correlation id, the last one that started before the task counts, because ids repeat in
+    merged files. An outer call takes precedence over the driver call inside it.
     """
     activity = trace.activity
     assert activity is not None
@@ -258,16 +262,16 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Int
 
 _SLOW_LAUNCH_NS = 100_000
 _SKEW_NS = 5_000
-"""Host and device clocks of one trace may differ by this much."""
+"""Maximum difference of host and device clocks in one trace."""
 
 
 _REPEATED_NS = 50_000_000
-"""Calls of one correlation id further apart than this are not one inside the other."""
+"""Calls with the same correlation id that are further apart than this are not nested."""
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
-    """Return `home`, extended by threads of a process without ops (CANN's under another number), matched by thread
-    id.
+    """Return `home`, extended by threads of a process without ops (CANN's threads appear under another process),
+    matched by thread id.
     """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
@@ -279,7 +283,7 @@ def _home_of_launch(trace: Trace, home: Ints) -> Ints:
 
 
 def _kinds(trace: Trace, name: Ints, collective: Ints) -> Ints:
-    """Return the index into `NODE_KINDS` of each task, by its category and name."""
+    """Return the index into `NODE_KINDS` of each task, from its category and name."""
     category = trace.kernels.category.astype(np.int64)
     kind = np.full(len(name), COLLECTIVE, np.int64)
     kind[: len(category)] = _KIND_OF_CATEGORY[category]

@@ -17,13 +17,13 @@ from opreplay.traces.links.parents import innermost_of, nest
 from opreplay.traces.links.steps import Step
 
 _CANN = "CANN"
-"""Name of the process under which torch_npu records calls of the threads of another one."""
+"""Name of the process under which torch_npu records calls that belong to threads of another process."""
 _FRAMES = (CALL_KINDS.index("frame"), CALL_KINDS.index("python"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostEvents:
-    """Events on one thread within a step: ops and calls, an outer event before those inside it. µs after the step's
+    """Events on one thread within a step: ops and calls, outer events before inner ones. Times in µs after the step's
     start.
     """
 
@@ -31,14 +31,16 @@ class HostEvents:
     start_us: Floats
     end_us: Floats
     parent: Ints
-    """Position of the enclosing event here, or -1."""
+    """Position of the enclosing event in these arrays, or -1."""
     op: Ints
-    """Row in `Trace.ops`, or -1 where the event is a call."""
+    """Row in `Trace.ops`, or -1 if the event is a call."""
     call: Ints
-    """Row in `Activity.calls`, or -1 where the event is an op."""
+    """Row in `Activity.calls`, or -1 if the event is an op."""
 
     def enclosing_op(self) -> Ints:
-        """Return, per event, the row of the op that it is, or that is innermost around it; `NO_OP` if none."""
+        """Return, for each event, the row of the op that it is or that is innermost around it; `NO_OP` if there is
+        none.
+        """
         around = innermost_of(self.parent, self.op >= 0)
         return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
 
@@ -80,7 +82,7 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
 
 
 def _is_mark(trace: Trace, ops: Ints) -> Bools:
-    """Return whether ops are torch_npu's step marks, which are not work."""
+    """Return a mask of ops that are torch_npu's step marks, which are not work."""
     marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
     return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
 
@@ -95,7 +97,7 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 
 
 def homes(trace: Trace, main: int) -> Ints:
-    """Map each track to its track in the main process, or -1: CANN's threads appear under another process."""
+    """Map each track to its track in the main process, or -1, because CANN's threads appear under another process."""
     assert trace.activity is not None
     if main < 0:
         return np.full(len(trace.tracks), -1, np.int64)
@@ -111,10 +113,10 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """Return the thread that marks the step, else the one with the most time in ops outside autograd; -1 if there is
-    none.
+    """Return the thread that marks the step, otherwise the thread with the most time in ops outside autograd; -1 if
+    there is none.
 
-    If there are no ops, return the one with the most runtime calls.
+    If there are no ops, return the thread with the most runtime calls.
     """
     if step.track >= 0:
         return step.track
@@ -153,9 +155,10 @@ def blocks_of(
     points_us: Iterable[float],
     waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """Return the thread from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (from, until).
+    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (from,
+    until).
 
-    The last block has zero length, so that something can wait for the last point.
+    The last block has zero length, so that other nodes can wait for the last point.
     """
     bound, owner = _tiles(events, begin_us, end_us)
     waits = _merged(waits_us, begin_us, end_us)
@@ -189,7 +192,9 @@ def blocks_of(
 
 
 def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, Ints]:
-    """Return (starts of intervals with the same innermost event, position of that event or -1), from begin to end."""
+    """Return the intervals with the same innermost event as (starts, position of that event or -1), from
+    begin to end.
+    """
     n = len(events.start_us)
     position = np.flatnonzero(events.end_us > events.start_us)
     times = np.concatenate([[begin_us], events.start_us[position], events.end_us[position]])
@@ -202,7 +207,7 @@ def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, 
 
 
 def _merged(waits: Sequence[tuple[float, float]], begin_us: float, end_us: float) -> list[tuple[float, float]]:
-    """Return the waits within the range, in order, with overlapping ones merged."""
+    """Return the waits within the range, sorted, with overlapping waits merged."""
     out: list[tuple[float, float]] = []
     for start, end in sorted((max(a, begin_us), min(b, end_us)) for a, b in waits):
         if end <= start:

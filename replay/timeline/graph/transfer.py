@@ -1,5 +1,5 @@
 # pyright: strict
-"""Applies the durations of one step to the graph of another step of the same program, as a test of the graph."""
+"""Applies the durations of one step to the graph of another step of the same program, to test the graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, Floats, I
 
 
 def transferred(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
-    """Return (durations of `graph`'s nodes, lags of its edges) with the times of `other` in place of `graph`'s own.
+    """Return (durations of `graph`'s nodes, lags of its edges) with the times of `other` instead of the recorded ones.
 
-    Tasks take the times of matching tasks on their stream, in order and by kernel; tasks missing from `graph` are added
-    to the previous one. Host threads take the times between the launches of matched tasks. Unexplained waiting is that
-    of `other`; latencies and gaps are those of `graph`.
+    Tasks take the times of matching tasks on their stream, by kernel and order; the times of tasks missing from `graph`
+    are added to the previous task. Host threads take the times between the launches of matched tasks. Unexplained
+    waiting comes from `other`; latencies and gaps come from `graph`.
     """
     pairs = _matched_tasks(graph, other)
     durations = np.zeros(len(graph.nodes))
@@ -70,9 +70,7 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Return the durations of one thread's intervals: its work between launches of matched tasks is the other
-    graph's.
-    """
+    """Return the durations of one thread's intervals, with the other graph's work between launches of matched tasks."""
     ours, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
     points, their_points = _launches(graph, ours, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])
@@ -91,13 +89,13 @@ def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _work(graph: StepGraph, lane: int) -> tuple[Ints, Floats]:
-    """Return (the intervals of a thread in order, how long it had worked at the end of each)."""
+    """Return (the intervals of a thread in order, its total work at the end of each)."""
     nodes = np.flatnonzero(graph.nodes.lane == lane)
     return nodes, np.cumsum(graph.nodes.dur_us[nodes])
 
 
 def _launches(graph: StepGraph, stretches: Ints, done: Floats, tasks: Ints) -> Floats:
-    """Return, per task, how long the thread had worked when it launched it; NaN for tasks that it did not launch."""
+    """Return the thread's total work at the launch of each task; NaN for tasks that it did not launch."""
     edges = graph.edges
     launch = edges.kind == LAUNCH
     source_of = np.full(len(graph.nodes), -1, np.int64)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""What host threads wait for: synchronizing calls, blocking copies, full queues, other threads; rules based on times.
+"""Waits of host threads for synchronizing calls, blocking copies, full queues and other threads, by rules based on
+times.
 
-Each rule says whether the trace records the dependency or the times only suggest it.
+Each rule tells whether the trace records the dependency or the times only suggest it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import Step
 
 LONG_CALL_US = 30.0
-"""A call of the runtime that takes longer than this, and ends as a task does, is looked at as a wait."""
+"""A runtime call longer than this that ends when a task ends may be a wait."""
 BLOCKED_US = 1000.0
-"""A blocking call that takes longer than this, while the device works, waits for it."""
+"""A blocking call that takes longer than this while the device works waits for the device."""
 _RETURN_US = 25.0
-"""From the end of a task to the return of the call that waited for it, at most, where only time links them."""
+"""Maximum time from the end of a task to the return of the call that waited for it, if only the times link them."""
 _SKEW_US = 5.0
-"""Host and device clocks of one trace may differ by this much."""
+"""Maximum difference of host and device clocks in one trace."""
 _FULL_QUEUE = 500
-"""Launches ahead of the device from which a slow launch counts as held back by a full queue."""
+"""With at least this many launches ahead of the device, a slow launch counts as blocked by a full queue."""
 _GAP_US = 100.0
-"""A thread idle for longer than this while another one works may be waiting for it."""
+"""A thread that is idle for longer than this while another thread works may be waiting for it."""
 _BLOCKING_OPS = (
     "aten::_local_scalar_dense",
     "aten::item",
@@ -40,7 +41,7 @@ _BLOCKING_OPS = (
     "aten::masked_select",
     "aten::unique",
 )
-"""Ops that wait for the device by themselves, for traces that record no calls of the runtime."""
+"""Ops that always wait for the device, for traces that record no runtime calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,11 @@ class HostWait:
     start_us: float
     until_us: float
     tasks: tuple[int, ...] = ()
-    """Positions in `Tasks`, or numbers of `Earlier`."""
+    """Positions in `Tasks`, or ids of `Earlier`."""
     earlier: bool = False
-    """For what was launched before the step, when nothing else says when that was done: at `until_us`."""
+    """Whether the wait is for work launched before the step, whose end is otherwise unknown: it ended at `until_us`."""
     thread: tuple[int, float] | None = None
-    """(track, time) of the point waited for."""
+    """Point (track, time) on another thread that the wait is for."""
     kind: int
     recorded: bool
 
@@ -74,7 +75,7 @@ class Launched:
         self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of the step, or an earlier one, was done."""
+        """Return when a task of the step or an earlier task ended."""
         return self.earlier.ended_us(number)
 
     def last_on(self, stream: int, time_us: float) -> int:
@@ -94,7 +95,7 @@ class Launched:
         return self._order[at] if at >= 0 else -1
 
     def waiting(self, time_us: float) -> int:
-        """Return how many tasks were launched but had not started."""
+        """Return how many tasks were launched but not started at a time."""
         return bisect_right(self._all_launches, time_us) - bisect_right(self._all_starts, time_us)
 
 
@@ -119,9 +120,9 @@ class _Call:
     start: float
     end: float
     copied: int
-    """The task that it launched, or -1."""
+    """Task that the call launched, or -1."""
     stream: int | None
-    """The stream that the trace says it waits for; -1: all."""
+    """Stream that the call waits for according to the trace; -1: all streams."""
 
     @property
     def waits(self) -> bool:
@@ -135,7 +136,7 @@ class _Call:
 
 
 class _DeviceWaits:
-    """Waits for the device, thread by thread."""
+    """Waits for the device, collected thread by thread."""
 
     def __init__(self, trace: Trace, tasks: Tasks, earlier: Earlier) -> None:
         assert trace.activity is not None
@@ -217,7 +218,7 @@ def _wait_kind(name: str) -> int:
 
 
 def _within_device(name: str) -> bool:
-    """Check whether a copy's name excludes host memory: this kind of copy never blocks the host."""
+    """Check whether a copy's name excludes host memory, because such copies never block the host."""
     text = name.lower().replace(" ", "")
     return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
 
@@ -236,7 +237,7 @@ def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
 
 
 def _one_wait(call: _Call, launched: Launched) -> HostWait | None:
-    """Return the wait of one call, or None if it waited for nothing known."""
+    """Return the wait of one call, or None if no task that it waited for is known."""
     sources, recorded = _SOURCES[call.kind](call, launched)
     full = call.kind == _NONE and bool(sources) and launched.waiting(call.start) >= _FULL_QUEUE
     if call.kind == _NONE and not full and call.copied >= 0:
@@ -272,8 +273,8 @@ def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
 
 
 def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
-    """Return the tasks at whose end a call ended that is not a synchronization (cudaMalloc, cudaFree, cudaHostAlloc, a
-    launch).
+    """Return the task at whose end a call returned that is not a synchronization (cudaMalloc, cudaFree, cudaHostAlloc,
+    a launch).
     """
     last, tasks = launched.ended_by(call.end), launched.tasks
     if last < 0 or launched.ended_us(last) <= call.start or call.end - launched.ended_us(last) > _RETURN_US:
@@ -295,12 +296,12 @@ _SOURCES = {
     _COPY: _of_copy,
     _NEVER: _of_nothing,
 }
-"""Kind of call → the tasks that it may wait for, and whether the trace says so."""
+"""Kind of call → function that returns the tasks that it may wait for, and whether the trace records the wait."""
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
-    """Return the last task of the stream that a synchronization most likely waited for: it ended nearest the call's
-    end.
+    """Return the last task of the stream that a synchronization most likely waited for: it ended nearest to the end of
+    the call.
     """
     done = [task for task in launched.last_of_all(start) if launched.ended_us(task) <= end + _SKEW_US]
     return [max(done, key=launched.ended_us)] if done else []
@@ -309,9 +310,10 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
 def _waits_of_ops(
     trace: Trace, events: HostEvents, launched: Launched, known: list[float]
 ) -> tuple[list[HostWait], float]:
-    """Return waits in ops that are known to block, for a trace that does not record the blocking calls.
+    """Return waits in ops that always block, for a trace that does not record the blocking calls.
 
-    Also returns the µs in long ones during which no task ended. No wait is added if a `known` one ends inside the op.
+    Also returns the total µs of long ops during which no task ended. No wait is added if a `known` wait ends inside the
+    op.
     """
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures], bool)
     rows = np.flatnonzero(events.op >= 0)
@@ -333,7 +335,9 @@ def _waits_of_ops(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """The main thread is idle from `start_us` to `end_us` while another thread works from `first_us` to `last_us`."""
+    """An interval in which the main thread is idle (`start_us` to `end_us`) while another thread works (`first_us` to
+    `last_us`).
+    """
 
     track: int
     start_us: float
@@ -343,7 +347,8 @@ class Handover:
 
 
 def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_us: float) -> list[Handover]:
-    """Return gaps of the main thread that another thread's work fills: backward, run by autograd's own thread.
+    """Return gaps of the main thread that another thread's work fills, e.g. backward, which runs on autograd's own
+    thread.
 
     The other thread must be idle when the gap starts and idle again when it ends.
     """
@@ -382,11 +387,11 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
 
 _ASKED_US = 50.0
 _RESUMED_US = 500.0
-"""A thread goes on this long, at most, after the collective that it waited for: Python runs before its next op."""
+"""Maximum time until a thread resumes after the collective that it waited for: Python runs before its next op."""
 
 
 def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
-    """Return waits of idle threads that resume just after a host collective ends and had nothing else to do."""
+    """Return waits of idle threads that resume just after a host collective ends and that had no other work."""
     rows = np.flatnonzero(~tasks.on_device)
     rows = rows[np.argsort(tasks.end_us[rows], kind="stable")]
     ends = tasks.end_us[rows]
@@ -407,7 +412,7 @@ def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
 
 
 def as_wait(handover: Handover, main: int) -> HostWait:
-    """Return the main thread's wait in a handover."""
+    """Return the wait of the main thread in a handover."""
     return HostWait(
         track=main,
         start_us=handover.start_us,
@@ -419,7 +424,7 @@ def as_wait(handover: Handover, main: int) -> HostWait:
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
-    """Map (thread, start) of work taken from an NPU's task queue to (thread, time) at which it was queued."""
+    """Map (thread, start) of work taken from an NPU's task queue to the (thread, time) at which it was queued."""
     assert trace.activity is not None
     arrows = trace.activity.arrows
     rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))

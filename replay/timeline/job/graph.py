@@ -1,7 +1,8 @@
 # pyright: strict
 """Joins the graphs of one step on several ranks: a collective continues when all its known members have started.
 
-A collective's node becomes two: an arrival, when the rank starts to wait, and the transfer after the last arrival.
+Each node of a collective is split in two: the arrival, when the rank starts to wait, and the transfer after the last
+arrival.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class RankGraph:
     rank: int
     graph: StepGraph
     at_us: float
-    """Where the graph's zero is on the job's clock, µs after the job's zero."""
+    """Zero of the graph's clock, in µs after the zero of the job's clock."""
     node_of_call: Mapping[int, int]
     """Position of a collective among the rank's calls → its node in `graph`."""
 
@@ -47,26 +48,28 @@ class JobGraph:
     ranks: tuple[RankGraph, ...]
     whole: StepGraph
     rank: Ints
-    """[nodes]: index into `ranks`; -1 where the members of a collective meet."""
+    """[nodes]: index into `ranks`; -1 for the nodes at which the members of a collective meet."""
     local: Ints
-    """[nodes]: node in the rank's own graph; -1 for added ones."""
+    """[nodes]: node in the rank's own graph; -1 for added nodes."""
     edge_rank: Ints
     """[edges]: index into `ranks`, -1 for edges between ranks."""
     edge_local: Ints
     """[edges]: edge in the rank's own graph."""
     node: tuple[Ints, ...]
-    """By rank: node of `whole` of each of its own nodes; of a collective that others take part in the transfer."""
+    """Node in `whole` for each node of a rank, by rank; for a collective with other members, its transfer."""
     arrival: tuple[Ints, ...]
-    """By rank: node of `whole` at which each of its own nodes starts to wait: itself but for such collectives."""
+    """Node in `whole` at which each node of a rank starts to wait, by rank: the node itself, except for collectives
+    with other members.
+    """
     transfer_share: tuple[Floats, ...]
-    """By rank: share of each node's recorded time that is no waiting for other ranks."""
+    """Share of each node's recorded time that is not spent waiting for other ranks, by rank."""
     met: tuple[int, ...]
-    """Positions in `JobCollectives.matched` of those that hold ranks together in this step."""
+    """Positions in `JobCollectives.matched` of the collectives that synchronise ranks in this step."""
     dropped: int
-    """Of those: left out again, because they contradict the order of others."""
+    """Number of collectives in `met` that were dropped because they contradict the order of others."""
 
     def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
-        """Return the lags of all edges, from those of each rank's graph (default: recorded)."""
+        """Return the lags of all edges from the lags of each rank's graph (default: recorded)."""
         out = np.zeros(len(self.whole.edges))
         for index, rank in enumerate(self.ranks):
             mine = self.edge_rank == index
@@ -74,10 +77,10 @@ class JobGraph:
         return out
 
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
-        """Return the durations of all nodes, from those of each rank's graph (default: recorded).
+        """Return the durations of all nodes from the durations in each rank's graph (default: recorded).
 
-        For a collective with other members only the share without waiting counts; for collectives in `waitless` [by
-        rank, nodes, 1.0 or 0.0] all of it: their time is a prediction, which includes no waiting.
+        For a collective with other members, only the share without waiting counts. Collectives in `waitless` [by rank,
+        nodes, 1.0 or 0.0] count in full, because their time is a prediction, which includes no waiting.
         """
         out = np.zeros(len(self.whole.nodes))
         for index, rank in enumerate(self.ranks):
@@ -118,7 +121,7 @@ class JobGraph:
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """Return (starts, ends) of one rank's own nodes, on its own clock; a collective starts with its waiting."""
+        """Return (starts, ends) of one rank's own nodes, on its own clock; a collective starts when its wait starts."""
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
@@ -173,7 +176,7 @@ class _Joined:
         self.edge_local.append(-1)
 
     def meet(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
-        """Make the members of one collective wait for each other; members are (index of the rank, member)."""
+        """Make the members of one collective wait for each other. Members are (index of the rank, member)."""
         arrived: dict[int, int] = {}
         nodes: list[int] = []
         for index, member in members:
@@ -197,7 +200,7 @@ class _Joined:
             self.edge(meeting, node, recorded=recorded)
 
     def redirect(self) -> None:
-        """Move a collective's dependencies on its own rank to its arrival."""
+        """Redirect the dependencies of a collective on its own rank to its arrival."""
         self.target = [
             target if rank < 0 else self.arrival[target]
             for target, rank in zip(self.target, self.edge_rank, strict=True)
@@ -226,7 +229,7 @@ def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGra
 def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
     """Return (nodes in topological order, whether each edge is kept, number of dropped collectives).
 
-    Nodes are sorted by time as far as edges allow. If matches contradict each other, the earliest collective that
+    Nodes are sorted by time as far as the edges permit. If matches contradict each other, the earliest collective that
     blocks the order is dropped.
     """
     total = len(joined.rank)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A job's step with times measured in a run on this machine: ops of each rank, and collectives if they were
+"""A job's step with times measured in a run on this machine: the ops of each rank, and its collectives if they were
 measured.
 """
 
@@ -23,10 +23,9 @@ from opreplay.traces.links.collectives import RankCall
 def measured_job(
     job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], results: MeasuredOps
 ) -> JobMeasured:
-    """Return the job's step with measured times in place of recorded ones, by rank; waiting between ranks is
-    recomputed.
+    """Return the job's step with measured instead of recorded times, by rank; waits between ranks are recomputed.
 
-    A collective takes its measured transfer time, which includes no waiting; the recorded one if it was not measured.
+    A collective takes its measured transfer time, which includes no waiting; the recorded time if it was not measured.
     Raises TraceError for ranks with device work, and Unmatched if no op of any rank was measured.
     """
     durations: list[Floats] = []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`job_timeline`: analyses one step of a job from traces of several ranks: who waits for whom, and what-ifs."""
+"""Analysis of one step of a job from traces of several ranks: which rank waits for which, and what-ifs."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def job_timeline(
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
 ) -> JobStudy:
-    """Analyse one step of several ranks: (rank, trace read with its activity).
+    """Analyse one step of several ranks, given as (rank, trace read with its activity).
 
-    `plans` are those of each rank, for `devices`; `measured` has times of a run of one of the traces, or of a batch of
-    all. Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no collective;
-    TraceError as `timeline` does.
+    `plans` has the plan of each rank, for `devices`. `measured` has times from a run of one of the traces, or of a
+    batch of all traces. Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no
+    collective; TraceError as `timeline` does.
     """
     if len(traces) < 2:
         raise UsageError("a single rank waits for no other rank", hint="Give the traces of at least two ranks.")
@@ -99,7 +99,7 @@ def job_timeline(
 def _job(
     traces: Sequence[tuple[int, Trace]], step: int | None
 ) -> tuple[JobGraph, tuple[RankStudy, ...], JobCollectives, int]:
-    """Return (the step of all ranks, each rank, how their collectives match, ns at which the step starts)."""
+    """Return (the step of all ranks, each rank, the matches of their collectives, start of the step in ns)."""
     calls = [collectives_of(trace) for _, trace in traces]
     origins = _origins([trace for _, trace in traces])
     matches = _matched(
@@ -149,7 +149,9 @@ def _origins(traces: Sequence[Trace]) -> list[int]:
 
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
-    """Return the step of the first rank; for other ranks the step with that number, else the one at the same time."""
+    """Return the step of each rank: for other ranks than the first, the step with the same number, otherwise the one at
+    the same time.
+    """
     first = chosen_step(traces[0], number)
     out = [first]
     for trace, ahead in zip(traces[1:], moved_ns[1:], strict=True):
@@ -170,7 +172,7 @@ def _common(step: Step, step_ns: int, other: Step, other_ns: int) -> int:
 
 
 def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
-    """Map the position of each collective of the step among the rank's calls to its node."""
+    """Map the position of each of the step's collectives among the rank's calls to its node."""
     nodes = graph.nodes
     rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
     starts = {
@@ -210,7 +212,9 @@ def _predicted(
 
 
 def _waitless(predicted: Predicted) -> Floats:
-    """Return 1.0 for tasks with a prediction: a predicted collective includes only the transfer."""
+    """Return 1.0 for tasks with a prediction, because a predicted collective includes only the transfer; 0.0 for
+    others.
+    """
     out = np.zeros(len(predicted.durations_us))
     for us in predicted.families.values():
         out[us > 0.0] = 1.0
@@ -218,7 +222,7 @@ def _waitless(predicted: Predicted) -> Floats:
 
 
 def _on(job: JobGraph, predicted: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
-    """Return the job's schedule on one kind of simulated device, with changes of each rank's step."""
+    """Return the job's schedule on one kind of simulated device, with the changes to each rank's step."""
     durations = [rank.durations_us for rank in (predicted if changes is None else changes)]
     lags = [rank.lags_us for rank in (predicted if changes is None else changes)]
     return job.scheduled(job.durations(durations, [_waitless(rank) for rank in predicted]), lags_us=job.lags(lags))
@@ -318,7 +322,7 @@ def _collective(matched: Matched, zero_ns: int) -> StepCollective:
 
 
 def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us: float) -> list[RankPathPart]:
-    """Return what determines the end of the last rank, across ranks; longest first."""
+    """Return the critical path of the last rank's end, across ranks; longest parts first."""
     path, waits = critical_path(job.whole, schedule)
     us: defaultdict[tuple[int | None, str, str], float] = defaultdict(float)
     times: defaultdict[tuple[int | None, str, str], int] = defaultdict(int)
@@ -362,7 +366,7 @@ def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, st
 def _change(
     job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, predicted: dict[str, list[Predicted]]
 ) -> JobChange:
-    """Apply a change to every rank that it applies to; the result says that it matches nothing if there is none."""
+    """Apply a change to every rank that it matches; the result reports if it matches no rank."""
     edits = [_edited(rank.names, of_rank.graph, change) for rank, of_rank in zip(ranks, job.ranks, strict=True)]
     matching = [edit for edit in edits if edit.matched]
     step_us, gains = _gains(job, edits, before) if matching else (before, [0.0])
@@ -386,7 +390,7 @@ def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: 
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """Return the step length after a change, and its gains, also for other assumptions about unknown waits and
+    """Return the step length after a change and its gains, also under other assumptions about unknown waits and
     dependencies on all ranks.
     """
     durations_us = job.durations([rank.durations_us for rank in changed])
@@ -402,9 +406,10 @@ def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[flo
 
 
 def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | None = None) -> Edited:
-    """Return a rank's graph after a change; unchanged, with the reason as its note, if the change does not apply to it.
+    """Return a rank's graph after a change; unchanged, with the reason in its notes, if the change does not apply to
+    it.
 
-    Raises UsageError for a change that is only for a single rank.
+    Raises UsageError for a change that applies only to single ranks.
     """
     unchanged = Edited.unchanged(graph)
     if predicted is not None:
@@ -431,14 +436,14 @@ def _soc(job: JobGraph, predicted: Sequence[Predicted]) -> JobSoc:
 
 
 class _Apart(msgspec.Struct, frozen=True, kw_only=True):
-    """The two ranks whose host steps are farthest apart."""
+    """The two ranks whose steps on the host are furthest apart in time."""
 
     first: RankStudy
     last: RankStudy
     later_us: float
-    """How much later the second one's begins."""
+    """How much later the second rank's step starts."""
     common: float
-    """Share of the shorter one that both have in common."""
+    """Overlap of the two steps, as a share of the shorter step."""
 
 
 def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
@@ -454,7 +459,7 @@ def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
 
 
 def _apart_notes(apart: _Apart) -> list[str]:
-    """Return a note if ranks' steps hardly overlap: waiting between them then says nothing about the step."""
+    """Return a note if the ranks' steps hardly overlap, because waits between them then say nothing about the step."""
     if apart.common >= LEAST_COMMON:
         return []
     return [
@@ -478,7 +483,7 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, i
 
 
 def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> Iterator[str]:
-    """Yield notes on how the step's collectives were matched, and which ranks are missing."""
+    """Yield notes on how the step's collectives were matched and which ranks are missing."""
     ways = Counter(item.how for item in inside if item.how != "sequence")
     if ways:
         yield (
@@ -503,7 +508,7 @@ def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> It
 
 
 def _clock_notes(clocks: Sequence[Clock]) -> Iterator[str]:
-    """Yield notes on how far each rank's clock was shifted, and which ranks share no collective with the first."""
+    """Yield notes on the shift of each rank's clock, and on ranks that share no collective with the first rank."""
     for clock in clocks:
         if clock.corrected:
             yield (

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The result of `timeline --ranks` for one step of a job, as values; see docs/timeline.md."""
+"""Result of `timeline --ranks` for one step of a job, as values; see docs/timeline.md."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from opreplay.replay.timeline.timeline import EdgeCount
 from opreplay.traces.joins.matched import Clock, Disagreement
 
 SCHEMA_VERSION = 1
-"""Of the JSON form. Changes of format: 1 first version."""
+"""Version of the JSON form. 1: first version."""
 LEAST_COMMON = 0.5
-"""Of the shorter one of two ranks' steps, that both have in common where they are one step of the job."""
+"""Minimum overlap of two ranks' steps for one step of the job, as a share of the shorter step."""
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,30 +20,30 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     source: str
-    """Name of its trace."""
+    """Name of the rank's trace."""
     step: str
     recorded_step_us: float
     retimed_step_us: float
-    """With the other ranks."""
+    """Rescheduled step length, with waits for the other ranks."""
     structure_error: float
     begins_us: float
-    """Its step on the host, after the first rank's."""
+    """Start of its step on the host, relative to the start of the first rank's step."""
     categories_us: Categories
-    """Recorded; communication holds the waiting for other ranks."""
+    """Recorded times; communication includes the waits for other ranks."""
     waiting_us: float
-    """In collectives of this step, until the last known member had begun."""
+    """Waiting time in collectives of this step, until the last known member had started."""
     transfer_us: float
     late: int
-    """Collectives that waited for this rank."""
+    """Number of collectives that waited for this rank."""
     late_us: float
-    """How long they did after all others were there."""
+    """How long they waited after all other ranks had arrived."""
     unmatched: int
-    """Collectives of the whole trace without a counterpart on another rank given."""
+    """Number of collectives in the whole trace without a counterpart on another of the given ranks."""
     clock: Clock
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of one collective, µs after the start of the first rank's step."""
+    """One rank's part of a collective, in µs after the start of the first rank's step."""
 
     rank: int
     start_us: float
@@ -62,18 +62,20 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     elements: int | None
     dtype: str | None
     matched_by: str
-    """"sequence" is recorded; "order" in the group and "overlap" in time are inferred."""
+    """How the members were matched: "sequence" is recorded; "order" in the group and "overlap" in time are inferred."""
     skew_us: float
-    """From the first member's start to the last one's."""
+    """Time from the start of the first member to the start of the last one."""
     waiting_us: float
-    """Of all known members together."""
+    """Waiting time, summed over all known members."""
     transfer_us: float
-    """After the last known member had begun; median of the members."""
+    """Time after the last known member had started; median of the members."""
     late_rank: int
     late_us: float
-    """How long the others waited for it alone."""
+    """How long all others waited only for the late rank."""
     missing: int
-    """Members whose traces were not given: the latest may be among them, and its time is in `transfer_us`."""
+    """Number of members whose traces were not given; one of them may be the latest, then its time is part of
+    `transfer_us`.
+    """
     members: tuple[CollectiveMember, ...]
 
 
@@ -89,39 +91,41 @@ class RankPathPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSoc(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the job on simulated devices, one per rank."""
+    """The job's step on simulated devices, one per rank."""
 
     step_us: float
     by_rank_us: dict[str, float]
     waiting_us: float
-    """For other ranks, all ranks together."""
+    """Waiting time for other ranks, summed over all ranks."""
     notes: tuple[str, ...]
 
 
 class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the job with times measured in a run on this machine."""
+    """The job's step with times measured in a run on this machine."""
 
     step_us: float
     by_rank_us: dict[str, float]
     waiting_us: float
-    """For other ranks, all ranks together."""
+    """Waiting time for other ranks, summed over all ranks."""
     ops: int
-    """Calls of all ranks that took a measured time."""
+    """Number of calls on all ranks with a measured time."""
     collectives: int
-    """Members' collectives that took a measured transfer."""
+    """Number of collectives, counted per member, with a measured transfer time."""
     collectives_recorded: int
-    """That had none, and took the recorded one."""
+    """Number of collectives, counted per member, with the recorded time, because none was measured."""
     notes: tuple[str, ...]
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change on all ranks, with the resulting step length."""
+    """A change on all ranks, with the resulting step length."""
 
     change: str
     step_us: float
     low_us: float
     high_us: float
-    """Of `step_us`: without waiting that nothing explains, and with every dependency that may exist, on all ranks."""
+    """Upper end of the range of `step_us`, over two assumptions on all ranks: no unexplained waiting, and every
+    possible dependency.
+    """
     gain_us: float
     matched: int
     assumptions: tuple[str, ...]
@@ -133,31 +137,33 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = SCHEMA_VERSION
     world_size: int | None
-    """Ranks of the job; None where no trace says so."""
+    """Number of ranks of the job; None if no trace records it."""
     recorded_step_us: float
-    """The longest of the ranks."""
+    """Length of the longest step among the ranks."""
     retimed_step_us: float
-    """The graph of all ranks with recorded durations: ranks wait for each other as collectives make them."""
+    """Step length from the graph of all ranks with recorded durations, where ranks wait for each other in
+    collectives.
+    """
     structure_error: float
     categories_us: Categories
-    """Mean of the ranks, recorded."""
+    """Mean of the recorded times of all ranks."""
     without_waiting_us: float
-    """The step if no rank ever waited for another: each collective its transfer alone."""
+    """Length of the step if no rank waited for another: each collective takes only its transfer time."""
     waiting_us: float
-    """For other ranks, all ranks together."""
+    """Waiting time for other ranks, summed over all ranks."""
     ranks: tuple[RankStep, ...]
     collectives: tuple[StepCollective, ...]
-    """Of the step, that at least two of the ranks given take part in."""
+    """Collectives of the step with at least two of the given ranks."""
     disagreements: tuple[Disagreement, ...]
-    """`collective` is the position in all that were matched; of the whole traces."""
+    """Disagreements in the whole traces; `collective` is the position among all matched collectives."""
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
     least_common: float
-    """Of the two ranks' steps that lie farthest apart: the share of the shorter one that both have in common."""
+    """Overlap of the two ranks' steps that are furthest apart, as a share of the shorter step."""
     dropped_collectives: int
-    """That contradict the order of others."""
+    """Number of collectives dropped because they contradict the order of others."""
     measured: JobMeasured | None = None
-    """None where no measured times were given."""
+    """The step with measured times; None if none were given."""
     socs: dict[str, JobSoc] = {}
     what_if: tuple[JobChange, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Interface to the compiled reader of blocks, which fills the same tables; missing without a C compiler.
+"""Interface to the compiled reader of blocks, which fills the same tables; not available without a C compiler.
 
-Owns what the compiled part is given (categories, where names are interned) and how its rows reach the tables. It takes
-a block completely or leaves it completely to `decoding`, so that unusual input is judged in only one place.
+This module defines the compiled part's input (categories, where names are interned) and how its rows reach the tables.
+The compiled part reads a block completely or leaves it completely to `decoding`, so that unusual input is handled in
+only one place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 FLUSH_ROWS = 1 << 15
 MAX_REFUSED = 16
-"""Blocks refused in a row after which the rest of the file is left to the Python reader."""
+"""Number of consecutive refused blocks after which the Python reader reads the rest of the file."""
 
 _KINDS: tuple[type[Any], ...] = (
     fields.Skipped,
@@ -36,16 +37,16 @@ _KINDS: tuple[type[Any], ...] = (
     fields.Flow,
     fields.Note,
 )
-"""Kind of an event, by the number that the compiled half gives it (native/record.h)."""
+"""Struct of each event kind, indexed by the number that the compiled part uses for the kind (native/record.h)."""
 _TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes", None)
 _COLUMNS = (0, 7, 9, 4, 4, 4, 4, 6)
-"""Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
+"""Number of integers in a row of each kind; rows of ops end with the record function id and the sequence number."""
 _ROW_FORMAT = 3
-"""Number of this set of columns; the compiled half says which one it writes."""
+"""Version of this set of columns; the compiled part reports the version that it writes."""
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:
-    """Return the compiled scanner, or None if it was not built, or was built from sources with other columns."""
+    """Return the compiled scanner, or None if it was not built or was built with other columns."""
     try:
         from opreplay.traces.reading.native import _events
     except ImportError:
@@ -57,7 +58,7 @@ class CompiledBlocks:
     """Reads the blocks of one file into the tables of a collector."""
 
     def __init__(self, decoder: EventDecoder, collector: Collector, *, usable: bool = True) -> None:
-        """Create a reader; `usable` is False if columns are requested that the compiled part does not fill."""
+        """Create a reader; `usable` is False if requested columns are not supported by the compiled part."""
         self._decoder, self._collector = decoder, collector
         self._make = compiled_scanner() if usable else None
         self._scanner: EventScanner | None = None
@@ -66,8 +67,9 @@ class CompiledBlocks:
         self._refused = 0
 
     def read(self, data: bytearray, start: int, stop: int) -> bool:
-        """Add the events of data[start:stop], separated by commas; return False if nothing was done. Raises
-        TooLarge.
+        """Add the events of data[start:stop], separated by commas. Raises TooLarge.
+
+        Return False if the block was left to the Python reader.
         """
         scanner = self._ready()
         if scanner is None:
@@ -87,7 +89,10 @@ class CompiledBlocks:
         return True
 
     def flush(self) -> None:
-        """Transfer the rows read so far; needed before anything else adds rows, and at the end. Raises TooLarge."""
+        """Transfer the rows read so far to the tables. Raises TooLarge.
+
+        Must be called before anything else adds rows, and at the end.
+        """
         if self._scanner is None:
             return
         got = self._collector
@@ -128,7 +133,7 @@ class CompiledBlocks:
 
 
 class CompiledPlaces:
-    """Finds the position of each event of a block, and what decides whether it is copied."""
+    """Finds the position of each event of a block, and the fields that decide whether it is copied."""
 
     def __init__(self, kinds: Mapping[str, type[Any]], tracks: Tracks) -> None:
         """Create a scanner; `kinds` are the categories of device work, its launches and its arrows."""
@@ -148,8 +153,9 @@ class CompiledPlaces:
         )
 
     def read(self, text: bytes | memoryview, *, exact: bool) -> Array | None:
-        """Return columns track, start (ns), role, id, first and last byte of the events of a closed array; None if not
-        read.
+        """Return the columns track, start (ns), role, id, first and last byte of the events of a closed array.
+
+        Return None if the compiled part did not read the array.
         """
         if self._scanner is None or self._scanner.scan(text, 1, len(text) - 1, exact) is None:
             return None

@@ -16,29 +16,40 @@ from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
 
 MAX_EVICTED_BYTES = 64 << 20
-"""Most bytes of a cache that are flushed: flushing more would take longer than the op."""
+"""Maximum number of cache bytes to flush, because flushing more would take longer than the op."""
 LINE_BYTES = 64
 """Bytes of a cache line: reading one byte loads the line."""
 SECTOR_BYTES = 32
 """Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
 memory)."""
 CODE_BYTES = 1 << 20
-"""Most of the distance at which an op is called on other memory, so that its code is as near as in a step, in which the
-dispatcher and most kernels run again and again; a private cache holds more. Less where the step had it just before."""
+"""Maximum reuse distance at which the op is called on a copy of its arguments, to bring its code into the caches as in
+a step.
+
+In a step, the dispatcher and most kernels run again and again; a private cache holds more than this. The distance is
+shorter if the step had run the code more recently.
+"""
 TWIN_BYTES = 16 << 20
-"""Larger arguments are not copied for this: their times do not depend on the caching of code."""
+"""Maximum size of arguments that are copied for this; with larger ones, the time does not depend on the caching of
+code.
+"""
 GAUGE_NUMBERS = 1 << 14
-"""Small enough that torch uses one thread (at::internal::GRAIN_SIZE is 32,768): on a busy machine, waiting for a second
-thread can take a hundred times as long as the work."""
+"""Elements of the compute workload, few enough for torch to use one thread (at::internal::GRAIN_SIZE is 32,768).
+
+On a busy machine, waiting for a second thread can take a hundred times as long as the work.
+"""
 GAUGE_STEPS = 64
 GAUGE_PIECES = 16
-"""Pieces of 64 KiB per reading of the memory workload: 1 MiB read and written."""
+"""Number of 64 KiB pieces per reading of the memory workload: 1 MiB read and written."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
-"""Products, or passes over the buffer, per reading on an accelerator, whose events resolve half a microsecond."""
+"""Size of the matrices, and number of products or passes over the buffer, per reading on an accelerator.
+
+The accelerator's events have a resolution of half a microsecond.
+"""
 
 
 class Caches:
-    """The last-level cache of a device, and the buffer that flushes it; the buffer is allocated on first use."""
+    """The last-level cache of a device, and the buffer that flushes it, which is allocated on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -53,11 +64,11 @@ class Caches:
         self._whole().add_(1.0)
 
     def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
-        """Return a function that accesses a call's tensors as long ago as the step did, farthest first; None if
-        unknown.
+        """Return a function that accesses a call's tensors at the same reuse distances as in the step, farthest first;
+        None if unknown.
 
-        It reads other memory in place of what the step used in between. `spare_bytes` is the memory available for a
-        second set of arguments.
+        Between accesses it reads other memory instead of what the step used. `spare_bytes` is the memory available for
+        a second set of arguments.
         """
         tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
@@ -93,7 +104,7 @@ class Caches:
         return restore
 
     def _pass(self, size: int) -> None:
-        """Read this many bytes of otherwise unused memory; the caches need not write it back."""
+        """Read this many bytes of otherwise unused memory, which the caches need not write back."""
         whole = self._whole()
         remaining = max(0, size) // whole.element_size()
         while remaining > 0:
@@ -103,8 +114,8 @@ class Caches:
             self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
-        """Return the device's reference workloads; the memory workload uses the buffer, and needs a cache of known
-        size.
+        """Return the device's reference workloads; the memory workload uses the buffer, and needs a known
+        cache size.
         """
         return Gauge(_arithmetic(self._device), self._stream if self.evicted_bytes else None)
 
@@ -123,8 +134,8 @@ class Caches:
 
 
 def _arithmetic(device: torch.device) -> Callable[[], Any]:
-    """Return a function with some 0.2 ms of the same arithmetic in every run: on one core of a host, on all cores of an
-    accelerator.
+    """Return a function with about 0.2 ms of arithmetic, the same in every run: on one core of a host, or on all cores
+    of an accelerator.
     """
     if device.type != "cpu":
         rows = torch.ones(GAUGE_DEVICE_ROWS, GAUGE_DEVICE_ROWS, device=device)
@@ -171,8 +182,8 @@ def argument_bytes(call: partial[Any]) -> int:
 
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
-    """Return the call and `count` - 1 copies with separate tensor memory; arguments that shared memory still share
-    it.
+    """Return the call and `count` - 1 copies with separate tensor memory; arguments that share memory do so in each
+    copy.
     """
     calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
@@ -184,7 +195,7 @@ def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a value with separate tensor memory; `memo` keeps memory shared among its tensors shared."""
+    """Return a copy of a value with separate tensor memory; tensors that share memory still share it through `memo`."""
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo)
     if type(value) in (list, tuple):
@@ -193,7 +204,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _cache_bytes(device: torch.device) -> int:
-    """Return the size of the last-level cache: of the host from the system, of a GPU from torch; 0 if unknown."""
+    """Return the size of the last-level cache, from the system for a host and from torch for a GPU; 0 if unknown."""
     if device.type == "cpu":
         return environment.last_cache_bytes()
     if device.type != "cuda":

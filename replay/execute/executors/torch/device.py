@@ -1,4 +1,4 @@
-"""Runs plan ops through torch on the CPU or an accelerator; owns the lifetime of arguments, not their values or
+"""Runs plan ops through torch on the CPU or an accelerator; manages the lifetime of arguments, not their values or
 times.
 """
 
@@ -63,18 +63,25 @@ from opreplay.traces.dtypes import INTEGERS
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Consecutive calls after which an op that writes to its arguments may still have finite values."""
+"""Numbers of consecutive calls after which the values of an op that writes to its arguments are checked to be
+finite.
+"""
 PROBE_S = 0.1
-"""Wall time after which probing stops. Warm samples of the calls that were verified need no reset between them, after
-which the last cache takes some eight calls to hold the arguments again (16 MB of a cache of 32 MB, an AMD EPYC)."""
+"""Wall time after which probing stops.
+
+Warm samples within the verified number of calls need no reset in between. After a reset, the last-level cache needs
+about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD EPYC).
+"""
 
 VALUE_CALLS = 4
-"""Consecutive calls that show whether an op's time depends on the values that it has written."""
+"""Number of consecutive calls to determine whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""A larger ratio shows that it does: an in-place sort is several times faster on sorted numbers."""
+"""A larger ratio of times shows that they depend on the written values: an in-place sort is several times faster on
+sorted numbers.
+"""
 
 SETTLING_US = 1e6
-"""If the first call takes longer, no second call checks whether the op settles."""
+"""If the first call takes longer than this, no second call checks whether the op settles."""
 
 WARMUP_CALLS = 3
 """Calls on the stream of a graph capture, so that libraries initialize there, as torch's documentation requires."""
@@ -83,9 +90,9 @@ _OVERLAP = "single memory location"
 """Part of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
 
 OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
-"""How the recorded op's own implementation is called."""
+"""Returns how to call the recorded op's own implementation, or a check result if it cannot be called."""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
-"""Returns what to call for an op; raises NotReplayable."""
+"""Returns the function to call for an op; raises NotReplayable."""
 
 
 class TorchPrepared(Prepared):
@@ -107,8 +114,9 @@ class TorchPrepared(Prepared):
         """Whether later calls leave the same values in written arguments as the first call."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
-        """Return copies of the call; only the call itself for an op that writes to its arguments, as only saved
-        arguments can be reset.
+        """Return copies of the call.
+
+        For an op that writes to its arguments, return only the call itself, because only saved arguments can be reset.
         """
         room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.python_call, max(1, min(count, 1 + room)))
@@ -152,7 +160,7 @@ class TorchPrepared(Prepared):
 
     @property
     def moved_by_reset(self) -> bool:
-        """Whether a reset copies any data, and so changes the caches."""
+        """Whether a reset copies data, which changes the caches."""
         return bool(self._saved)
 
     def finite(self) -> bool:
@@ -163,25 +171,25 @@ class TorchPrepared(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What fills the arguments of ops."""
+    """Sources of the contents of ops' arguments."""
 
     registry: Registry | None = None
     """The initializers; None for the built-in ones."""
     values: RecordedValues | None = None
     check_work: bool = False
-    """Whether to report what the values make the op do."""
+    """Whether to report the work that the values cause."""
 
 
 INPUTS = Inputs()
 
 
 class ThreadChoice(NamedTuple):
-    """How a number of threads was chosen."""
+    """How the number of threads was chosen."""
 
     idle_cpus: float
-    """Processors that were idle."""
+    """Number of idle processors."""
     asked: bool
-    """Whether the user gave the number."""
+    """Whether the user specified the number."""
 
 
 class TorchExecutor(Executor):
@@ -245,7 +253,7 @@ class TorchExecutor(Executor):
     def prepare(self, op: ReplayOp, *, seed: int) -> TorchPrepared:
         """Resolve the op, check the budget, allocate and fill the arguments. Raises NotReplayable with the reason.
 
-        The same seed and op give the same bytes in every argument, whatever ran before.
+        The same seed and op give the same bytes in every argument, regardless of what ran before.
         """
         op, function, notes = self.resolve(op)
         try:
@@ -258,7 +266,9 @@ class TorchExecutor(Executor):
             return self._ready(self._within_budget(op, separate_args), function, seed, notes + assumptions)
 
     def resolve(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """Return the op as this device runs it, the function to call, and a list of changes. Raises NotReplayable."""
+        """Return the op as this device runs it, the function to call, and the changes made to the op. Raises
+        NotReplayable.
+        """
         if op.reason is not None:
             raise NotReplayable(op.reason)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
@@ -303,9 +313,9 @@ class TorchExecutor(Executor):
         )
 
     def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
-        """Wrap a layer without weights among its arguments, so that it can look up its assumed sizes when called.
+        """Wrap a layer that has no weights among its arguments, so that it can look up its assumed sizes when called.
 
-        Raises NotReplayable if the sizes are unknown and unbounded: each choice of size would give another time.
+        Raises NotReplayable if the sizes are unknown and unbounded, because the time would depend on the chosen size.
         """
         words = self._registry.options_of(self._registry[MoeRoutingInit.name]) if op.called in EXPERT_LAYERS else {}
         sizes = sizes_of(op, words)
@@ -320,7 +330,9 @@ class TorchExecutor(Executor):
     def _ready(
         self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
     ) -> TorchPrepared:
-        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
+        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called in a
+        row.
+        """
         filled = self.fill(op, function, seed, notes)
         op, args = filled.op, filled.args
         positional, by_name = op.in_call(args)
@@ -350,8 +362,8 @@ class TorchExecutor(Executor):
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """Make the first call; retry without gradients for arguments that torch has none for: running means, loss
-        weights.
+        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry without
+        it.
         """
         notes: tuple[Assumption, ...] = ()
         while True:
@@ -368,7 +380,9 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """Return the op with arguments that need more memory; raise NotReplayable if they exceed the budget."""
+        """Return the op with these arguments, which need more memory. Raises NotReplayable if they exceed the
+        budget.
+        """
         op = msgspec.structs.replace(op, args=args)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
@@ -443,7 +457,9 @@ class TorchExecutor(Executor):
         self._caches.evict()
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
-        """Return None on an accelerator, and if the call has other tensors than the recorded one."""
+        """Return the function from `Caches.as_in_step`; None on an accelerator, and if the call's tensors differ from
+        the recorded ones.
+        """
         return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
 
     def synchronize(self) -> None:
@@ -470,7 +486,7 @@ class TorchExecutor(Executor):
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
-        """Fill all tensors with plain values, then apply the op's own rule; return the rule's name and the
+        """Fill all tensors with default values, then apply the op's own rule; return the rule's name and the
         assumptions.
         """
         plain = DenseInit().initialize(context)
@@ -493,7 +509,7 @@ class TorchExecutor(Executor):
     def _supply(
         self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
     ) -> tuple[str, list[InitReport]]:
-        """Replace generated values by the user's values for this op; update name and reports accordingly."""
+        """Replace generated values by the user's values for this op, and return the updated name and reports."""
         if self._values is None:
             return name, reports
         try:
@@ -551,8 +567,8 @@ class TorchExecutor(Executor):
         prepared.reset()
 
     def _time_goes_by_values(self, prepared: TorchPrepared) -> bool:
-        """Check whether calls on values that the op has written take a different time than calls on the initial
-        values.
+        """Check whether calls on values that the op has written take a different time than calls on the
+        initial values.
         """
         first_us: list[float] = []
         for _ in range(VALUE_CALLS - 1):
@@ -606,7 +622,7 @@ def open_device(text: str) -> torch.device:
 
 
 def _backend(kind: str) -> Any:
-    """Return torch.cuda, torch.npu, torch.xpu, ...: they share the few functions used here."""
+    """Return torch.cuda, torch.npu, torch.xpu etc., which share the few functions used here."""
     return getattr(torch, kind)
 
 
@@ -617,7 +633,7 @@ def _hold(duration_us: float) -> None:
 
 
 def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport]) -> Filling | None:
-    """Return the description of the contents; `reports` starts with the report on plain values."""
+    """Return the description of the contents; the first of `reports` is about the default values."""
     if rule is not None:
         said = reports[1].summary
         return Filling(summary=said) if said else None
@@ -660,7 +676,7 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    """Return the position of a tensor in its storage: offset, shape, strides."""
+    """Return the layout of a tensor in its storage: offset, shape, strides."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
@@ -696,14 +712,14 @@ def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Calla
 
 
 def _load_compiler_for_users() -> None:
-    """Import torch's compiler if plugins registered custom ops, whose first call imports it, which takes some
-    seconds.
+    """Import torch's compiler if plugins registered custom ops, because their first call would import it, which takes
+    some seconds.
     """
     if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
         importlib.import_module("torch._dynamo")
 
 
 def _load_compiler_for(function: Callable[..., Any]) -> None:
-    """Import torch's compiler if this overload is a custom op, perhaps of a library that was just imported."""
+    """Import torch's compiler if this overload is a custom op, e.g. of a library that was just imported."""
     if isinstance(function, torch._ops.OpOverload) and function._schema.name in custom_ops.OPDEFS:
         importlib.import_module("torch._dynamo")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs one call of an op under torch.profiler: its kernels and child ops; its times are never reported as
+"""Runs one call of an op under torch.profiler to get its kernels and child ops; its times are never reported as
 measurements.
 """
 
@@ -18,22 +18,24 @@ from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
 EVENT_ROUNDS, EVENT_CALLS = 5, 200
-"""The child-op overhead is the minimum over this many rounds, since all disturbances add time."""
+"""Number of rounds, and of calls per round, to measure the overhead per child op as a minimum, since all disturbances
+add time.
+"""
 MAX_BELOW = 512
-"""Most nested ops that are reported."""
+"""Maximum number of nested ops that are reported."""
 
 
 def profiled(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
-    """Return torch's profiler as a context manager, for the host and, with `cuda`, the device.
+    """Return torch's profiler as a context manager, for the host and, if `device` is "cuda", the device.
 
-    It is the class that torch.profiler wraps: the wrapper imports torch._inductor, 1.7 s of CPU time.
+    It is the class that torch.profiler wraps, because the wrapper imports torch._inductor (1.7 s of CPU time).
     """
     use_device = "cuda" if device == "cuda" else None
     return profile(use_kineto=True, use_device=use_device, record_shapes=record_shapes, profile_memory=memory)
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
-    """Return what one call of the op `name` launches: the op's children, or all ops that a substitute for it calls.
+    """Return what one call of the op `name` launches: the op's children, or all ops of a substitute's call.
 
     Raises RuntimeError if the profiler cannot start.
     """
@@ -50,8 +52,8 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
 
 
 def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Return the names of the direct children of op `name`, or the top-level ops if it is missing, and of all ops below
-    it.
+    """Return the names of the direct children of op `name` (or of the top-level ops if it is missing) and of all nested
+    ops.
     """
     op_event = next((event for event in top if event.name == name), None)
     if op_event is None:
@@ -61,7 +63,7 @@ def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
-    """Return CUDA kernels by name: how often each ran, and its time in microseconds."""
+    """Return CUDA kernels by name, with the number of runs and the total time in microseconds."""
     times_us: defaultdict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.device_type.name == "CUDA":

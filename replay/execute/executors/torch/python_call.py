@@ -1,6 +1,7 @@
-"""Calls ATen ops as a Python program does: through torch's own binding.
+"""Calls ATen ops as a Python program does, through torch's own bindings.
 
-Calls through `torch.ops` box their arguments, which costs 1 to 4 us a call. Owns no tensor and no time.
+Calls through `torch.ops` box their arguments, which costs 1 to 4 us per call. Contains no tensors and measures no
+times.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NAMESPACES = ("_VariableFunctions", "TensorBase", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
-"""Where torch._C keeps the functions and methods that its Python modules call."""
+"""Attributes of torch._C with the functions and methods that torch's Python modules call."""
 
 _Spelling = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""What is called, with which arguments."""
+"""(function, positional arguments, named arguments)."""
 
 
 def python_call(call: partial[Any]) -> partial[Any]:
     """Return the same call through a torch binding, without arguments that have their default value.
 
-    `call` is an overload of torch.ops, perhaps inside `with_gradients`, with its arguments. A binding is used only if
-    it dispatches to the same overload with the same arguments; nothing is run to find out. Without a binding, e.g. for
-    ops outside ATen, the result is `call`.
+    `call` is an overload of torch.ops, possibly inside `with_gradients`, with its arguments. A binding is used only if
+    it dispatches to the same overload with the same arguments, which is checked without running anything. Without a
+    binding, e.g. for ops outside ATen, the result is `call`.
     """
     function, args, named = call.func, call.args, call.keywords
     gradients = function is with_gradients
@@ -45,7 +46,7 @@ def python_call(call: partial[Any]) -> partial[Any]:
 
 
 def _spellings(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
-    """Yield torch functions and methods with the op's name and their arguments, most common form first."""
+    """Yield torch functions and methods with the op's name, and their arguments; most common form first."""
     if overload is torch.ops.aten.slice.Tensor and len(args) == len(overload._schema.arguments):
         tensor, dim, start, end, step = args
         if dim >= 0:
@@ -83,7 +84,7 @@ def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
 def _without_defaults(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments without trailing positional and named ones that equal the schema's default."""
+    """Return the arguments without named arguments and trailing positional ones that equal the schema's defaults."""
     schema = overload._schema.arguments
     count = len(args)
     while count and _is_default(schema[count - 1], args[count - 1]):
@@ -101,7 +102,7 @@ def _is_default(argument: Any, value: Any) -> bool:
 
 
 def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
-    """Return the named arguments without new-tensor options that equal torch's defaults."""
+    """Return the named arguments without tensor-creation options that equal torch's defaults."""
     usual = {
         "dtype": torch.get_default_dtype(),
         "layout": torch.strided,
@@ -112,11 +113,11 @@ def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
 
 
 _Dispatched = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""An overload and its arguments."""
+"""(overload, positional arguments, named arguments)."""
 
 
 class _Stop(Exception):
-    """Raised in place of running the dispatched call."""
+    """Raised instead of running the dispatched call."""
 
     def __init__(self, dispatched: _Dispatched) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class _Stopper(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: keeping torch's compiler out would import it, which takes more than a second."""
+        """Return False, because excluding torch's compiler would import it, which takes more than a second."""
         return False
 
     def __torch_dispatch__(
@@ -180,7 +181,7 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 def require_gradients(values: Iterable[Any]) -> None:
-    """Enable gradients for every floating tensor among a call's arguments, including lists."""
+    """Enable gradients for every floating-point or complex tensor among a call's arguments, including lists."""
     for value in values:
         items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
         for tensor in items:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Operations on torch tensors for the passes of a sequence; owns no order and no lifetimes."""
+"""Operations on torch tensors for the passes of a sequence; order and lifetimes are managed elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHECKED_BYTES = 2
-"""torch has no check for floats of one byte, which hold no infinity in most formats."""
+"""Minimum bytes of a checked float: torch has no check for one-byte floats, most of whose formats have no infinity."""
 
 
 class TorchTools(Tools):
@@ -39,7 +39,7 @@ class TorchTools(Tools):
         return list(flattened(returned))
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
-        """Check whether a result is the expected tensor on this device: a scalar copied to the host does not count."""
+        """Check whether a result is the expected tensor on this device; a scalar copied to the host is not."""
         if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result.device != self._device:
             return False
         name = _NAMES.get(result.dtype)

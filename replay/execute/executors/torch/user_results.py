@@ -1,5 +1,7 @@
 # pyright: strict
-"""Checks the results of a user's executor against the op: a wrong number is an error, shared memory is a note."""
+"""Checks the results of a user's executor against the op: a wrong number of results is an error, shared memory is a
+note.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[Assumption, ...]:
     """Return notes on the results of a user's executor.
 
-    A note says if results share memory with an argument or each other without a schema that allows it: a copy would
-    take longer. Raises NotReplayable if a function (inputs, attrs) returns a different number of tensors than the
-    schema or the recording.
+    There is a note if results share memory with an argument or with each other and the schema does not allow it,
+    because a copy would take longer. Raises NotReplayable if a function (inputs, attrs) returns a different number of
+    tensors than the schema or the recording.
     """
     results = tensors_in(returned)
     returns = _returns(op)
@@ -56,7 +58,7 @@ def _returns(op: ReplayOp) -> Sequence[Any] | None:
 
 
 def _expected(op: ReplayOp, returns: Sequence[Any] | None) -> int | None:
-    """Return how many tensors the op returns; None if unknown or variable."""
+    """Return the number of tensors that the op returns; None if unknown or variable."""
     if returns is not None:
         return len(returns) if all(str(each.type) == "Tensor" for each in returns) else None
     return None if op.recorded_outputs is None else len(op.recorded_outputs)

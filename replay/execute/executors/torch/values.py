@@ -27,26 +27,27 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.int8: 1.0,
     torch.uint8: 1.0,
 }
-"""Element type → tolerance, relative to the element plus the root mean square.
+"""Element type → tolerance, relative to the sum of the element and the root mean square.
 
-It is about ten times the rounding of 16-bit types and a thousand times that of longer ones, since sums may be
-reordered; one step for 8-bit (quantised) integers. Other integers and bools must be equal."""
+It is about ten times the rounding error of 16-bit types and a thousand times that of longer types, since sums may be
+reordered. For 8-bit (quantised) integers, it is one step. Other integers and bools must be equal.
+"""
 EIGHT_BIT_FLOATS = 0.25
-"""Tolerance of float8 types, which round to an eighth."""
+"""Tolerance of float8 types, whose rounding error is an eighth."""
 
 
 class Verdict(NamedTuple):
     """The outcome of a comparison."""
 
     differs: str
-    """Position of the first difference, "" if none."""
+    """Position of the first difference; "" if there is none."""
     results: int
 
 
 def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function: Callable[..., Any]) -> ValueCheck:
     """Compare the results of `call`, which runs `op`, with those of `function`, the op's own implementation.
 
-    Both use the same arguments. Arguments that the call writes to keep what it wrote.
+    Both use the same arguments. Arguments that `call` writes to keep its values.
     """
     if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
         return not_compared("its results are random")
@@ -86,7 +87,9 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 
 def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Compare the results of the own implementation and of the replay, and pairs of what both wrote into arguments."""
+    """Compare results of the op's own implementation and of the replay, and the pairs of values that both wrote into
+    arguments.
+    """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):
         return Verdict(f"{len(actual_results)} of {len(expected_results)} results are returned", 0)
@@ -99,7 +102,7 @@ def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> 
 
 
 def difference(expected: Any, actual: Any) -> str:
-    """Describe how two results differ beyond the tolerance of their dtype; "" if they do not."""
+    """Describe how two results differ by more than the tolerance of their dtype; "" if they do not."""
     if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
         return f"{type(actual).__name__} in place of {type(expected).__name__}"
     if not isinstance(expected, torch.Tensor):

@@ -15,7 +15,7 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 CHUNK = 1 << 20
 """Elements filled or checked at a time, to limit memory."""
 LARGEST_SUM = 100
-"""Sums over all ranks stay below it, exact in bfloat16 and 8 bits."""
+"""Upper bound of sums over all ranks, which are then exact in bfloat16 and 8 bits."""
 PERIOD = 251
 """Period of the pattern along the elements: a prime, so that a misplaced part is detected."""
 REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
@@ -34,7 +34,7 @@ Issue = Callable[[bool], Any]
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
-    """Return the dtype used to move a message of `dtype`: its own if the back-end supports it, else one of the same
+    """Return the dtype for moving a message of `dtype`: the same if the back-end supports it, otherwise one of the same
     width.
     """
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
@@ -52,7 +52,7 @@ class Buffers:
         dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not know {share.dtype}"
-        """Differences from the recorded call."""
+        """Difference from the recorded call."""
         self.n = len(share.members)
         self._modulus = max(1, min(17, LARGEST_SUM // self.n))
         kind = share.kind
@@ -150,7 +150,7 @@ class Buffers:
         return lambda later: dist.scatter(output, parts, root, group=group, async_op=later)
 
     def _send(self) -> Issue:
-        """Return the call for either side of a send or receive: the first member sends."""
+        """Return the call for this member's side of a send and receive; the first member sends."""
         tensor, group, other = self.input, self.group, self.share.members[1 - self.me]
         move: Callable[..., Any] = dist.isend if self.me == 0 else dist.irecv
         return lambda later: _wait_all([move(tensor, other, group=group)], later)
@@ -173,7 +173,7 @@ class Buffers:
             self.output.fill_(LARGEST_SUM + 1)
 
     def wrong(self) -> str:
-        """Describe what is wrong after a call on filled buffers; "" if everything is correct."""
+        """Describe the first error in the results of a call on filled buffers; "" if everything is correct."""
         checked = self.output
         if self.share.kind == "barrier" or (self.share.kind in ("reduce", "gather") and self.me != self.share.root):
             return ""
@@ -241,7 +241,7 @@ def _wait_all(works: list[Any], later: bool) -> Any:
 
 
 class _Together:
-    """Several work handles combined in one."""
+    """Several work handles combined into one."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works

@@ -1,7 +1,8 @@
-"""A recorded step on one rank: calls in order, collectives issued and awaited at their recorded places; imports torch.
+"""A recorded step on one rank: calls in order, collectives issued and awaited at their recorded positions; imports
+torch.
 
-Passes of three kinds alternate: calls with overlapping collectives, calls alone, collectives alone. The time hidden by
-overlap, and the slowdown of each kind by the other, follow from passes that are adjacent in time.
+Three kinds of passes alternate: calls with overlapping collectives, only calls, only collectives. The time hidden by
+overlap, and how much each slows down the other, follow from passes that are adjacent in time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.results import stats
 
 MOST_STAMPS = 20_000
-"""Most stored times of collectives; a step with many collectives gets fewer passes."""
+"""Maximum number of stored times of collectives; a step with many collectives gets fewer passes."""
 Span = tuple[int, int]
 """(start, end) on the monotonic clock."""
 Groups = Mapping[tuple[int, ...], Any]
@@ -39,8 +40,8 @@ def run_step(
 ) -> SharedStepOutcome:
     """Run this rank's part of the step, with `op_bytes` for tensors of collectives.
 
-    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they have run
-    before.
+    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they have
+    succeeded before.
     """
     options = step.config.options
     executor = make_executor(step.config)
@@ -79,10 +80,10 @@ def run_step(
 
 
 class Raised(Exception):
-    """A call raised, on this or another rank, although it had run before."""
+    """Raised if a call raises, on this or another rank, although it had succeeded before."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
-        """`errors` are by index of the op in the task; empty if another rank's calls raised."""
+        """`errors` maps indices of ops in the task to errors; empty if another rank's calls raised."""
         super().__init__("a call raised on another rank")
         self.errors = errors
 
@@ -95,13 +96,13 @@ class _Flight:
     def __init__(self) -> None:
         self.asked_ns = self.issue_ns = self.ended_ns = 0
         self.left = 0
-        """Its works that have not ended yet."""
+        """Number of its work handles that have not ended."""
         self.work: Any = None
         self.buffers: Buffers | None = None
 
 
 class StepCollectives:
-    """The collectives of the step on this rank; called at each place of a pass to issue them and wait for them."""
+    """The collectives of the step on this rank; called at each position of a pass to issue them and wait for them."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class StepCollectives:
         device: str,
         budget_bytes: int,
     ) -> None:
-        """`places` gives the program's place for each place of the task; `at` gets the next op.
+        """`places` maps each position of the task to that of the program; `at` gets the next op.
 
         Raises NotReplayable if the tensors need more than `budget_bytes`.
         """
@@ -140,7 +141,7 @@ class StepCollectives:
         """Op → (microseconds in flight, starts, ends, microseconds until the call returned), one entry per call."""
 
     def __call__(self, place: int) -> None:
-        """Issue and await the collectives that are due before the call at this place."""
+        """Issue and await the collectives that are due before the call at this position."""
         for number in self._issue.get(place, ()):
             self._ask(number)
             if self._calls[number].at_once:
@@ -293,7 +294,7 @@ class StepCollectives:
 
 
 class _Passes:
-    """The passes of one rank; every rank makes the same number."""
+    """The passes of one rank. Every rank makes the same number."""
 
     def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: StepCollectives) -> None:
         self._run, self._program, self._timer, self._beside = run, program, timer, beside
@@ -304,13 +305,13 @@ class _Passes:
         self.refilled = 0
 
     def checked(self) -> None:
-        """Make a pass that does not count and check the results of collectives. Raises what a call raises."""
+        """Make a pass that does not count and check the results of collectives. Exceptions of calls pass through."""
         self._beside.begin(checking=True)
         self._program.run_pass(self._timer, self._run.at_call, self._beside)
         self._timer.end()
 
     def measured(self, options: MeasureOptions, time_s: float) -> None:
-        """Make rounds of one pass of each kind until all ranks have enough."""
+        """Make rounds with one pass of each kind until all ranks have enough."""
         max_passes = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
         with garbage_collection_off():
             self._round(counts=False)

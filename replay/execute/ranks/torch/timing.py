@@ -18,18 +18,18 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
 
 SAMPLE_US = 2000.0
-"""Target length of a sample."""
+"""Target duration of a sample."""
 MOST_CALLS = 1000
 STAMPED = 16
-"""Calls whose start and end each rank records."""
+"""Number of calls whose start and end each rank records."""
 OVERRUN = 3.0
 """Slow collectives may take this many times `op_time_s` for the minimum number of samples."""
 
 
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
-    """Return the reply with times of a collective that ran once already. `wait` returns when the device has finished.
+    """Return the reply with times of a collective that has run once. `wait` returns when the device has finished.
 
-    All ranks take the same number of calls and samples, by the slowest rank's estimate.
+    All ranks take the same number of calls and samples, from the slowest rank's estimate.
     """
     call_us = _agreed(_warm(buffers, options, wait), buffers)
     calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))

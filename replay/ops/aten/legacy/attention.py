@@ -1,4 +1,4 @@
-"""Attention of torch 1.13 under the names and with the results that it had then."""
+"""Attention ops of torch 1.13 with the names and results that they had in that version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def attention(
     need_attn_weights: bool = False,
     is_causal: bool = False,
 ) -> tuple[Tensor, Maybe]:
-    """[*, L, E], [*, S, E], [*, S, Ev] → [*, L, Ev], and the weights [*, L, S] if requested."""
+    """Compute attention: [*, L, E], [*, S, E], [*, S, Ev] → [*, L, Ev], and the weights [*, L, S] if requested."""
     if need_attn_weights:
         return torch.ops.aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal
@@ -30,5 +30,5 @@ def attention(
 
 
 def flash_attention(c: Call) -> Tensor:
-    """Attention of packed sequences [tokens, heads, E], with the sequence starts [n + 1]."""
+    """Return the attention of packed sequences [tokens, heads, E], with the sequence starts [n + 1]."""
     return flash_attention_forward(but(c, scale=None))[0]

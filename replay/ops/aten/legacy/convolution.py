@@ -1,5 +1,5 @@
 # pyright: strict
-"""Backward ops of convolutions under the names that torch used for each library and gradient until 1.10.
+"""Convolution backward ops as torch named them until 1.10: one per library and gradient.
 
 Each op calls `convolution_backward` with the gradient mask that its name implies. Arguments follow the old schemas
 (`legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], or [C, O / groups, *k] if
@@ -38,7 +38,7 @@ def _backward(
 
 
 def _shaped(like: Tensor, size: Sizes) -> Tensor:
-    """Return a tensor of which only the size is used, in the memory format of `like`."""
+    """Return an uninitialised tensor of the given size in the memory format of `like`; only its size is used."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
     channels_last = last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last)
     memory_format = torch.contiguous_format if not channels_last or last is None else last
@@ -52,7 +52,7 @@ def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ..
 def backward(c: Call) -> tuple[Maybe, ...]:
     """Return the gradients of input and weight, and of the bias if the mask has three entries.
 
-    With an output padding, the convolution is transposed.
+    The convolution is transposed if the call has an output padding.
     """
     extra = getattr(c, "output_padding", None)
     window = (c.stride, c.padding, c.dilation, c.groups)
@@ -60,7 +60,9 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """Same as `backward`, without groups; dilation only if the op has it; the forward's buffers are not read."""
+    """Same as `backward` without groups, and without dilation if the op has none; the forward's buffers are
+    not read.
+    """
     return backward(but(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
@@ -88,12 +90,12 @@ def to_weight_and_bias(c: Call) -> tuple[Maybe, Maybe]:
 
 
 def to_bias(grad_output: Tensor) -> Tensor:
-    """[N, O, *] → [O]."""
+    """Return the gradient of the bias: [N, O, *] → [O]."""
     return grad_output.sum([0, *range(2, grad_output.dim())])
 
 
 def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
-    """Return the output padding for which a transposed convolution of `x` has the size of `grad`."""
+    """Return the output padding with which a transposed convolution of `x` has the size of `grad`."""
     return [
         out - ((size - 1) * s - 2 * p + d * (k - 1) + 1)
         for out, size, k, s, p, d in zip(

@@ -1,11 +1,11 @@
 # pyright: strict
 """Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
-The schemas are facts, read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
+The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
 1.13.1. Ops that were only renamed, with all their overloads, are in `RENAMED`; functional forms that need more than a
 new name have a row here; ops without an equivalent are in `WITHOUT`, with the reason. `out=` variants of removed ops
-have no row: autograd and the public functions of these versions call the functional ones. torch is imported only when
-a row is used.
+have no row, because autograd and the public functions of these versions call the functional ones. torch is imported
+only when a row is used.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ class Legacy:
     """One overload that torch removed after some version, and its equivalent."""
 
     schema: str
-    """Without namespace. The overload is torch's own, or `until_1_10` where torch has another one of that name now."""
+    """Schema without the namespace. The overload name is torch's own, or `until_1_10` if torch now uses that name for
+    another one.
+    """
     via: str
-    """The op that does the work today; "plain torch" for a composition of several."""
+    """Op that does the work today; "plain torch" for a composition of several."""
     function: str = ""
-    """"module.function" of `ops.aten`, which takes the arguments of `schema`; "" calls `via` with those of its
-    arguments that `schema` has by name."""
+    """"module.function" in `ops.aten` that takes the arguments of `schema`; if "", `via` is called with the arguments
+    that both have, by name.
+    """
     given: tuple[tuple[str, Any], ...] = ()
-    """Arguments of `via` that the old form did not have."""
+    """Arguments of `via` that the old overload did not have, with their values."""
 
     @property
     def name(self) -> str:
-        """ "aten::op"."""
+        """Qualified op name, "aten::op"."""
         return "aten::" + self.schema.partition("(")[0].partition(".")[0]
 
     @property
@@ -55,9 +58,9 @@ class Legacy:
 
 @lru_cache(maxsize=256)
 def _by_name(row: Legacy) -> Callable[..., Any]:
-    """Return a function that calls the overload of `row.via` which accepts the given arguments.
+    """Return a function that takes the old schema's arguments and calls `row.via` with those that it shares.
 
-    The overload has all arguments that the old schema shares with it, and all arguments that the call gives.
+    The constants in `row.given` are added; arguments that `row.via` lacks are dropped.
     """
     import torch
 
@@ -94,7 +97,7 @@ RENAMED: dict[str, str] = {
     "aten::thnn_conv2d_forward": "aten::_slow_conv2d_forward",
     "aten::slow_conv2d_forward": "aten::_slow_conv2d_forward",
 }
-"""Ops that torch no longer has → what took their place with the same leading arguments."""
+"""Removed op → its replacement, which has the same leading arguments."""
 
 WITHOUT: dict[str, str] = {
     **dict.fromkeys(
@@ -116,7 +119,7 @@ WITHOUT: dict[str, str] = {
         "in one release only, or an internal helper"),
     **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
 }  # fmt: skip
-"""Ops of aten in torch 1.8 to 1.13 that have no equivalent here → why."""
+"""aten op of torch 1.8 to 1.13 that has no equivalent here → reason."""
 
 _CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool allow_tf32"
 _CUDNN_UP = _CUDNN.replace("int[] stride", "int[] output_padding, int[] stride", 1)

@@ -14,11 +14,11 @@ from torch.nn import functional
 Sizes = Sequence[int]
 Maybe = Tensor | None
 _MEAN = 1
-"""torch's number of the reduction "mean"."""
+"""Value of the reduction "mean" in torch."""
 
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """Gradient of softmax; `source`, the softmax's input, only gives the dtype: 16-bit input, 16-bit gradient."""
+    """Gradient of softmax in the dtype of `source`, the input of the softmax: 16-bit input, 16-bit gradient."""
     grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
@@ -32,7 +32,10 @@ def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, sou
 def batch_norm_elemt(
     grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, mean_dy: Tensor, mean_dy_xmu: Tensor
 ) -> Tensor:
-    """x [N, C, *], all others [C]; mean_dy is the mean gradient, mean_dy_xmu the mean of gradient · (x - mean)."""
+    """Return the gradient of x [N, C, *].
+
+    All other tensors are [C]; mean_dy is the mean gradient, mean_dy_xmu the mean of gradient · (x - mean).
+    """
     shape = [1, -1, *[1] * (x.dim() - 2)]
     scale = invstd if weight is None else invstd * weight
     projected = (x - mean.reshape(shape)) * (mean_dy_xmu * invstd.square()).reshape(shape)
@@ -45,7 +48,7 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def _resampled(op: str, corners: bool) -> Callable[..., Tensor]:
-    """Return the backward of a resampling op whose scales are a list, one per spatial dimension, or None."""
+    """Return the backward function of a resampling op whose scales are None or a list, one per spatial dimension."""
 
     def backward(grad: Tensor, output_size: Sizes | None, input_size: Sizes, *rest: Any) -> Tensor:
         scales = rest[-1]
@@ -84,7 +87,7 @@ def binary_cross_entropy_with_logits_backward(
     pos_weight: Maybe = None,
     reduction: int = _MEAN,
 ) -> Tensor:
-    """(sigmoid(x) - target) · gradient, with the positive class weighted if `pos_weight` is given."""
+    """Return (sigmoid(x) - target) · gradient, with the positive class weighted if `pos_weight` is given."""
     if pos_weight is None:
         grad = (x.sigmoid() - target).mul_(grad_output)
     else:
@@ -97,19 +100,19 @@ def binary_cross_entropy_with_logits_backward(
 def kl_div_backward(
     grad_output: Tensor, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False
 ) -> Tensor:
-    """-target, or -exp(target), times the gradient; 0 if the target is 0."""
+    """Return -target, or -exp(target), times the gradient; 0 if the target is 0."""
     if log_target:
         return _reduced(-target.exp() * grad_output, x, reduction)
     return _reduced(torch.where(target > 0, -target * grad_output, torch.zeros_like(target)), x, reduction)
 
 
 def l1_loss_backward(grad_output: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """sign(x - target) · gradient."""
+    """Return sign(x - target) · gradient."""
     return (x - target).sign_().mul_(_reduced(grad_output, x, reduction))
 
 
 def prelu_backward(grad_output: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x [N, C, *], weight [C] or [1]."""
+    """Return the gradients of x [N, C, *] and weight [C] or [1]."""
     shape = [1, -1, *[1] * (x.dim() - 2)] if weight.numel() > 1 else [1] * x.dim()
     wide = weight.reshape(shape)
     grad_x, each = torch.ops.aten._prelu_kernel_backward.default(grad_output, x, wide.expand_as(x))
@@ -117,14 +120,14 @@ def prelu_backward(grad_output: Tensor, x: Tensor, weight: Tensor) -> tuple[Tens
 
 
 def col2im_backward(grad: Tensor, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Tensor:
-    """[N, C, H, W] → [N, C k k, L]."""
+    """Gradient of col2im: [N, C, H, W] → [N, C k k, L]."""
     return torch.ops.aten.im2col.default(grad, kernel_size, dilation, padding, stride)
 
 
 def im2col_backward(
     grad: Tensor, input_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
 ) -> Tensor:
-    """[N, C k k, L] → [N, C, H, W]."""
+    """Gradient of im2col: [N, C k k, L] → [N, C, H, W]."""
     return torch.ops.aten.col2im.default(grad, input_size, kernel_size, dilation, padding, stride)
 
 
@@ -140,7 +143,7 @@ def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
 
 
 def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    """Sum the gradients per index of the input."""
+    """Return the sum of the gradients at each index of the input."""
     return torch.ops.aten.put_.default(torch.zeros_like(x), index, grad, True)
 
 
@@ -155,13 +158,13 @@ max_unpool3d_backward = partial(_unpooled, space=3)
 
 
 def linear_to_input(input_size: Sizes, grad_output: Tensor, weight: Tensor) -> Tensor:
-    """[*, O] and [O, I] → [*, I]."""
+    """Return the gradient of the input: [*, O] and [O, I] → [*, I]."""
     del input_size
     return torch.matmul(grad_output, weight)
 
 
 def linear_to_weights(grad: Tensor, x: Tensor, weight: Tensor, bias_defined: bool) -> tuple[Tensor, Maybe]:
-    """[*, O] and [*, I] → [O, I], and [O] if there is a bias."""
+    """Return the gradients of the weight and bias: [*, O] and [*, I] → [O, I], and [O] if there is a bias."""
     rows = grad.reshape(-1, weight.shape[0])
     return rows.t().mm(x.reshape(-1, weight.shape[1])), rows.sum(0) if bias_defined else None
 

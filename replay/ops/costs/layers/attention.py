@@ -18,7 +18,7 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 FROM_FIRST_KEY = 1
-"""xformers' and torch's number for a causal mask that starts at the first key; 2 is one that ends at the last."""
+"""`custom_mask_type` of xformers and torch for a causal mask aligned to the first key; 2 is aligned to the last key."""
 
 
 def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
@@ -49,7 +49,7 @@ def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window
     """Return the number of visible (query, key) pairs of one head and sequence.
 
     A causal mask is aligned to the first key or, with `from_end`, to the last key; `window` is the maximum number of
-    keys that a query sees.
+    keys that a query attends to.
     """
     both = queries * keys
     if causal:
@@ -62,7 +62,7 @@ def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window
 
 
 def _window(op: OpView) -> float | None:
-    """Return the maximum number of keys that a query sees, or None without a sliding window."""
+    """Return the maximum number of keys that a query attends to, or None without a sliding window."""
     keys_before = op.integer("window_size_left", "window_left", default=-1)
     keys_after = op.integer("window_size_right", "window_right", default=-1)
     if keys_before < 0:
@@ -72,7 +72,7 @@ def _window(op: OpView) -> float | None:
 
 
 def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Attention of query (B, H, S, D); torch's causal mask is aligned to the first key."""
+    """Return attention of query (B, H, S, D); torch's causal mask is aligned to the first key."""
     q, k, v = _three(op, at)
     rows = prod(q.shape[:-1])
     queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
@@ -91,7 +91,7 @@ def _fix_ups(op: OpView, tensors: Iterable[TensorMeta]) -> list[KernelCall]:
 
 
 def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Attention of query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
+    """Return attention of query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
     q, k, v = _three(op, at)
     mask = op.integer("custom_mask_type", default=0)
     causal = op.flag("is_causal", "causal") or mask > 0
@@ -124,7 +124,7 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
     """
 )
 def heads_second(op: OpView) -> Iterable[KernelCall]:
-    """(B, H, S, D) forward."""
+    """Return forward attention in layout (B, H, S, D)."""
     return () if op.op.name.endswith("_fused_sdp_choice") else _heads_second(op, "FlashAttentionScore")
 
 
@@ -137,7 +137,7 @@ def heads_second(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
-    """(B, H, S, D) backward; the gradient is the first argument."""
+    """Return backward attention in layout (B, H, S, D); the gradient is the first argument."""
     return _heads_second(op, "FlashAttentionScoreGrad", at=1)
 
 
@@ -148,23 +148,23 @@ def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def heads_third(op: OpView) -> Iterable[KernelCall]:
-    """(B, S, H, D) or packed, forward."""
+    """Return forward attention in layout (B, S, H, D) or packed."""
     return _heads_third(op, "FlashAttentionScore")
 
 
 @costs("aten::_flash_attention_backward aten::_efficient_attention_backward")
 def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
-    """(B, S, H, D) or packed, backward."""
+    """Return backward attention in layout (B, S, H, D) or packed."""
     return _heads_third(op, "FlashAttentionScoreGrad", at=1)
 
 
 def npu_training(op: OpView) -> Iterable[KernelCall]:
-    """torch_npu's training attention; the layout ("BSH", "SBH", ...) is a string, which traces do not record."""
+    """Return torch_npu's training attention; the layout ("BSH", "SBH", ...) is a string, which traces do not record."""
     return [_npu(op, "FlashAttentionScore")]
 
 
 def npu_training_backward(op: OpView) -> Iterable[KernelCall]:
-    """Backward of torch_npu's training attention."""
+    """Return the backward of torch_npu's training attention."""
     return [_npu(op, "FlashAttentionScoreGrad")]
 
 
@@ -190,7 +190,10 @@ def _npu(op: OpView, kind: str) -> KernelCall:
 
 @costs("aten::_native_multi_head_attention aten::_transformer_encoder_layer_fwd")
 def whole_layer(op: OpView) -> Iterable[KernelCall]:
-    """A torch.nn layer: matrix products around its attention; encoder layers add both norms and feed-forward."""
+    """Return the kernels of a torch.nn layer: attention with its matrix products.
+
+    An encoder layer adds both norms and the feed-forward.
+    """
     x, weight = op.need("query", "src", at=0, rank=3), op.need("qkv_weight", rank=2)
     heads, width, rows = max(1, op.integer("num_head", "num_heads", default=1)), x.shape[-1], prod(x.shape[:-1])
     q = TensorMeta(shape=(x.shape[0], heads, x.shape[1], max(1, width // heads)), dtype=x.dtype)

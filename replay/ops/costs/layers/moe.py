@@ -13,13 +13,13 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
-"""Experts per token where a trace does not say."""
+"""Experts per token if the trace does not record it."""
 INT4_IN_INT32 = 8
 ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
 def gating(op: OpView) -> Iterable[KernelCall]:
-    """MoeGatingTopK over the router logits, which are the widest two-dimensional float tensor."""
+    """Return MoeGatingTopK over the router logits, which are the widest two-dimensional float tensor."""
     metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")]
     metas = metas or [t for t in op.tensors if t.shape]
     if not metas:
@@ -32,7 +32,7 @@ def gating(op: OpView) -> Iterable[KernelCall]:
 
 
 def routing(op: OpView) -> Iterable[KernelCall]:
-    """MoeInitRouting: sort tokens by expert and, if hidden states are given, copy them in that order."""
+    """Return MoeInitRouting: sort tokens by expert and, if hidden states are given, copy them in that order."""
     index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
     hidden = next((t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("bfloat16", "float16", "float32")), None)
     n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
@@ -42,7 +42,9 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def re_routing(op: OpView) -> Iterable[KernelCall]:
-    """MoeReRouting of tokens (T, H) from rank order to expert order; each (rank, expert) pair is one block of rows."""
+    """Return MoeReRouting of tokens (T, H) from rank order to expert order; each (rank, expert) pair is one block of
+    rows.
+    """
     tokens = op.need("tokens", at=0, rank=2)
     out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
     size = elements(tokens) * itemsize(tokens.dtype)
@@ -51,7 +53,7 @@ def re_routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def combining(op: OpView) -> Iterable[KernelCall]:
-    """MoeFinalizeRouting: weighted sum of the experts' outputs per token."""
+    """Return MoeFinalizeRouting, the weighted sum of the experts' outputs per token."""
     source = op.widest()
     width = source.shape[-1] if source.shape else 1
     return [combining_call(elements(source) // max(1, width), width, source.dtype)]
@@ -77,8 +79,8 @@ def grouped(
 ) -> KernelCall:
     """Return GroupedMatmul with rows spread evenly over the experts, and the busiest expert's row count if it is known.
 
-    `fixed`: the contents determine the distribution of rows over experts, not the number of rows. `weight_bits`: bits
-    per weight element in memory, if the weights are packed.
+    `fixed`: the recorded contents determine how rows are distributed over experts, but not the number of rows.
+    `weight_bits`: bits per weight element in memory, if the weights are packed.
     """
     loads = op.contents.expert_rows if op.contents is not None else None
     if loads is not None and fixed and sum(loads):
@@ -104,7 +106,10 @@ def grouped(
 
 
 def fused_experts(op: OpView) -> Iterable[KernelCall]:
-    """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
+    """Return MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul and MoeFinalizeRouting.
+
+    Weights are w1 (E, 2I, H) and w2 (E, H, I).
+    """
     weights = [t for t in op.tensors if len(t.shape) == 3][:2]
     hidden = op.meta("hidden_states", "hidden", "input", at=0)
     if len(weights) < 2 or hidden is None or not hidden.shape:
@@ -130,10 +135,10 @@ def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
 
 
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
-    """A whole MoE layer whose weights are not arguments of the op: hidden states (T, H), router logits (T, E).
+    """Return the kernels of an MoE layer whose weights are not arguments: hidden states (T, H), router logits (T, E).
 
     The experts' sizes come from the user; otherwise they are the largest that the recorded time allows
-    (`expert_sizes`). If neither is known, nothing is predicted.
+    (`expert_sizes`). Without either, nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
@@ -173,7 +178,7 @@ def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str
 
 @costs("aten::_grouped_mm aten::_scaled_grouped_mm aten::_scaled_grouped_mm_v2")
 def grouped_product(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
+    """Return GroupedMatmul of rows (T, K) with weights (E, K, N)."""
     weights = [t for t in op.tensors if len(t.shape) == 3]
     flat = [t for t in op.tensors if len(t.shape) == 2]
     if len(weights) > 1 and not flat:
@@ -193,7 +198,7 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
 
 
 def adapters(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in)."""
+    """Return GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in)."""
     x = op.need("inputs", "x", rank=2)
     name = next((name for name in ADAPTER_WEIGHTS if name in op.args), None)
     if name is None:
@@ -209,7 +214,7 @@ def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCal
 
 
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
-    """Weight gradients (M, T) @ (T, N): one product per group; the offsets give the number of groups."""
+    """Return weight gradients (M, T) @ (T, N), one product per group; the offsets give the number of groups."""
     offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
     op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
@@ -226,7 +231,9 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """
 )
 def distributed(op: OpView) -> Iterable[KernelCall]:
-    """MoeDistributeDispatch or -Combine: send each token to the ranks of its top-k experts, or back."""
+    """Return MoeDistributeDispatch or MoeDistributeCombine: send each token to the ranks of its top-k
+    experts, or back.
+    """
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)
     if hidden is None or len(hidden.shape) < 2:
@@ -244,7 +251,10 @@ def distributed(op: OpView) -> Iterable[KernelCall]:
 
 
 def stages(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul over each token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
+    """Return GroupedMatmul over each token's slots.
+
+    Stage 1 multiplies (T, H) by w1 (E, 2I, H) and applies SwiGlu; stage 2 multiplies (T, k, I) by w2.
+    """
     first = "stage1" in op.op.name
     hidden = op.meta("hidden_states" if first else "inter_states", at=0)
     weight = op.meta("w1" if first else "w2", at=1 if first else 2)

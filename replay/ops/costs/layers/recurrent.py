@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of recurrent layers and cells: one product for all inputs, then one product and the gates per step."""
+"""Lowering of recurrent layers and cells: one product for all inputs, then one product and the gates for each step."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _layers(op: OpView, *, factor: int) -> list[KernelCall]:
     """
 )
 def layers(op: OpView) -> Iterable[KernelCall]:
-    """All layers, directions and steps of the forward."""
+    """Return the forward kernels of all layers, directions and steps."""
     return _layers(op, factor=1)
 
 
@@ -95,7 +95,7 @@ def layers(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def layers_backward(op: OpView) -> Iterable[KernelCall]:
-    """Twice the forward's products: gradients of the inputs and of the weights."""
+    """Return twice the forward's products, for the gradients of the inputs and of the weights."""
     return _layers(op, factor=2)
 
 
@@ -107,7 +107,7 @@ def layers_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def cell(op: OpView) -> Iterable[KernelCall]:
-    """One step: the products with input and state, and the gates."""
+    """Return one step: the products with input and state, and the gates."""
     gates = _mode_gates(op)
     source, weight = op.meta("input", at=0), op.meta("w_ih", at=2)
     if source is None or weight is None or len(weight.shape) != 2:
@@ -127,7 +127,7 @@ def cell(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
-    """Only the gates of a cell, without its products: every tensor is read or written once."""
+    """Return only the gates of a cell, without its products: every tensor is read or written once."""
     if not op.tensors:
         raise DoesNotFit("gates need tensors")
     inputs = [op.packed(t) for t in op.tensors]

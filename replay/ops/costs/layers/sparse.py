@@ -12,9 +12,9 @@ from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_CHOSEN = 2048
-"""Keys a query attends to where no argument tells: as DeepSeek's indexer chooses them."""
+"""Number of keys that a query attends to if no argument gives it; DeepSeek's indexer selects this many."""
 LATENT = 512
-"""Width of MLA's latent."""
+"""Width of the MLA latent."""
 
 
 def _is_heads_second(op: OpView) -> bool:
@@ -32,7 +32,9 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Attention of each query to the keys, or blocks of keys, in its row of indices; keys are read row by row."""
+    """Return attention of each query to the keys, or blocks of keys, in its row of indices; keys are read row
+    by row.
+    """
     q = op.need("query", "q", at=0, rank=3)
     k = op.need("key", "ori_kv", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)
@@ -57,7 +59,9 @@ def chosen_keys(op: OpView) -> Iterable[KernelCall]:
 
 
 def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCall]:
-    """Return the kernels that prepare tensors: Slice separates the rotary part, Transpose moves tokens first."""
+    """Return the kernels that prepare tensors: Slice separates the rotary part, Transpose makes the token dimension
+    first.
+    """
     parted = [t for t in operands if _value_in_key(t, size)]
     turned = [t for t in operands if _is_heads_second(op) and len(t.shape) == 4 and min(t.shape[1:3]) > 1]
     slices = [kernel("Slice", [t], [t]) for t in parted if op.meta("query_rope", "key_rope") is None]
@@ -65,12 +69,14 @@ def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCal
 
 
 def _value_in_key(tensor: TensorSpec, size: int) -> bool:
-    """Check whether the latent and its rotary part share one row, e.g. 512 + 64 = 576."""
+    """Check whether a row holds both the latent and its rotary part, e.g. 512 + 64 = 576."""
     return size >= LATENT and tensor.shape[-1] > size
 
 
 def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
-    """Indexer: weighted sum of all heads' scores, then top-k per query: a product on the cube and TopKV2."""
+    """Return the indexer's kernels: a product on the cube for the heads' weighted scores, and TopKV2 for each query's
+    top-k keys.
+    """
     q, k = op.need("query", at=0, rank=3), op.need("key", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)
     queries = rows // heads
@@ -88,10 +94,10 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
 
 
 def latent_projections(op: OpView) -> Iterable[KernelCall]:
-    """MLA's four products before attention in one kernel: query to latent, latent to query, into key space, key to
-    latent.
+    """Return MLA's four products before attention as one kernel.
 
-    For so few tokens the weights dominate: each weight is read once.
+    The products are query to latent, latent to query, into key space, and key to latent. Each weight is read once,
+    because the weights dominate with so few tokens.
     """
     x = op.need("token_x", at=0, rank=2)
     down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)

@@ -16,7 +16,9 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """A multiply-add per tap, and the activation: x (..., D, L), weight (D, taps), or both transposed on NPUs."""
+    """Return a multiply-add per tap, and the activation: x (..., D, L), weight (D, taps), or both transposed
+    on NPUs.
+    """
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
     tap_count = max(1, min(weight.shape[-2:]))
     op.assume(f"{PASSES} of {tap_count} taps")
@@ -26,7 +28,9 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:
-    """Per state, a decay, a product with the input and a product with the output: u (..., D, L), A (D, states)."""
+    """Return a decay, a product with the input and a product with the output per state: u (..., D, L), A (D,
+    states).
+    """
     u, decay = op.need("u", at=0, rank=2), op.need("A", rank=2)
     states = max(1, decay.shape[-1])
     op.assume(f"{PASSES} of {states} states")
@@ -35,11 +39,11 @@ def selective_scan(op: OpView) -> Iterable[KernelCall]:
 
 
 CHUNK = 64
-"""Tokens that a chunk of the delta rule has."""
+"""Tokens per chunk of the delta rule."""
 
 
 def delta_rule(op: OpView) -> Iterable[KernelCall]:
-    """Gated delta rule, recurrent or chunked.
+    """Return the gated delta rule, recurrent or chunked.
 
     Recurrent: every sequence's state is read and written at each step. Chunked: products within each chunk and with the
     states between chunks, at the speed of attention.
@@ -69,7 +73,7 @@ def delta_gates(op: OpView) -> Iterable[KernelCall]:
 
 
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
-    """Hyper-connections: mix streams (..., n, D) into one, or spread one over them; one pass per tensor."""
+    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over them, with one pass per tensor."""
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)

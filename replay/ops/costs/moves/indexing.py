@@ -36,7 +36,9 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """GatherV2: whole rows; rows shorter than a block are picked in the cores' memory, as GatherElements does."""
+    """Return GatherV2 of whole rows; rows shorter than a block are picked in the cores' memory, as by
+    GatherElements.
+    """
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
     picked = index[0].shape if index else (1,)
@@ -56,7 +58,7 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::gather aten::take_along_dim aten::take")
 def single_elements(op: OpView) -> Iterable[KernelCall]:
-    """GatherElements: single elements of rows.
+    """Return GatherElements, which reads single elements of rows.
 
     For a dimension other than the last, the data is transposed before and after, unless fewer blocks are read than the
     table has.
@@ -84,25 +86,32 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
 
 
 def _turned(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
-    """Return the transpose that makes `dim` innermost (or restores it), if cores cannot load single elements."""
+    """Return the transpose that makes `dim` innermost, or with `back` restores it, for cores that cannot load single
+    elements.
+    """
     pair, sizes = [tensor, _innermost(tensor, dim)], (tensor.shape[dim], prod(tensor.shape[dim + 1 :]))
     before, after = reversed(pair) if back else pair
     return kernel("Transpose", [before], [after], forward=True, swapped=sizes[::-1] if back else sizes)
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """Return the sizes of the indexed dimension and those inside it; the flat table's size if there is none."""
+    """Return the sizes of the indexed dimension and the dimensions inside it, or the flat table's size if there are
+    none.
+    """
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
     return table.shape[op.integer("dim", default=0) % len(table.shape) :]
 
 
 BLOCK = 32
-"""Bytes that memory gives a core at once."""
+"""Bytes that a core reads from memory at once."""
 TOGETHER, IN_CORE = 64, 4096
-"""Single elements within a core's memory that count as one access: assumed; and of those that GatherElements and
-ScatterElements move, which take little longer than their bytes (gather of 8 and scatter_reduce of 33.5 million elements
-on a 910B2, hicann/cann-bench)."""
+"""Single elements within a core's memory that count as one access: in general (assumed), and for GatherElements and
+ScatterElements.
+
+The latter take little longer than moving their bytes (gather of 8 and scatter_reduce of 33.5 million elements on a
+910B2, hicann/cann-bench).
+"""
 
 
 def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
@@ -116,7 +125,7 @@ def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
 
 
 def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
-    """Return the number of elements that an index picks along its dimension; all elements if the table counts as
+    """Return the number of elements that an index picks along its dimension, or all elements if the table counts as
     flat.
     """
     along = _along(op, table)
@@ -125,8 +134,9 @@ def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
 
 
 def _span(along: int, picks: int, dtype: str) -> int:
-    """Return how many elements of a dimension a core must hold to reach `picks` of them: the elements of their blocks,
-    at most the dimension's length.
+    """Return how many elements of a dimension a core must hold to reach `picks` of them.
+
+    These are all elements of the blocks that are read, at most the dimension's length.
     """
     return min(along, picks * max(1, BLOCK // itemsize(dtype)))
 
@@ -140,17 +150,17 @@ class _Picked(NamedTuple):
     """Elements of a table that an indexed call picks."""
 
     rows: int
-    """Places that it picks."""
+    """Number of picked positions."""
     inner: int
-    """Elements at each of them."""
+    """Number of elements at each position."""
     nonzeros: list[KernelCall]
-    """What turns masks into numbers."""
+    """Kernels that convert masks to indices."""
     numbers: list[TensorSpec]
-    """The indices that the kernel gets."""
+    """Indices that the kernel receives."""
 
 
 def _picked(op: OpView, table: TensorMeta) -> _Picked:
-    """Return the number of picked positions and the elements at each. A mask covers as many dimensions as it has."""
+    """Return the picked positions and the elements at each. A mask covers as many table dimensions as it has itself."""
     arg = op.args.get("indices")
     places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
     covered = _covered(places)
@@ -175,7 +185,7 @@ def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
 
 
 def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
-    """Return the number of True mask elements, from the result or the values; otherwise assume and note half."""
+    """Return the number of True mask elements, from the result or the values; otherwise assume half, and add a note."""
     moved = op.op.outputs[0] if op.op.outputs else None
     if "values" in op.args:
         values = op.meta("values")
@@ -188,7 +198,7 @@ def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
 
 @costs("aten::index aten::_unsafe_index aten::_index")
 def index(op: OpView) -> Iterable[KernelCall]:
-    """Index: advanced indexing; boolean masks go through NonZero first."""
+    """Return Index (advanced indexing), after NonZero for boolean masks."""
     table = op.need("self", at=0)
     picked = _picked(op, table)
     out = op.output(spec((picked.rows, picked.inner), table.dtype))
@@ -204,7 +214,7 @@ def index(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def index_put(op: OpView) -> Iterable[KernelCall]:
-    """IndexPutV2: write values at the indices."""
+    """Return IndexPutV2, which writes values at the indices."""
     table = op.need("self", at=0)
     picked = _picked(op, table)
     moved = picked.rows * picked.inner * itemsize(table.dtype)
@@ -216,7 +226,7 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
 
 
 def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
-    """Return the copy that an out-of-place op makes of the tensor it writes to; empty for in-place ops."""
+    """Return the copy that an out-of-place op makes of its target tensor; empty for in-place ops."""
     in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
     return [] if in_place else [kernel("TensorMove", [table], [table])]
 
@@ -227,7 +237,7 @@ def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
-    """ScatterElements: write single elements at an index; the rest of the table is not touched."""
+    """Return ScatterElements, which writes single elements at an index; the rest of the table is not touched."""
     table = op.need("self", at=0)
     index = _indices(op, "index")
     source = op.meta("src", "source", "value", "updates")
@@ -247,7 +257,7 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::index_add aten::index_copy aten::index_fill aten::index_reduce")
 def rows_put(op: OpView) -> Iterable[KernelCall]:
-    """ScatterUpdate: write rows along a dimension at an index; the rest of the table is not touched.
+    """Return ScatterUpdate, which writes rows along a dimension at an index; the rest of the table is not touched.
 
     Rows shorter than a block are written one element at a time. If that takes as many blocks as the table has, the
     table is transposed instead, so that each row is contiguous.
@@ -279,8 +289,8 @@ def rows_put(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::masked_scatter")
 def masked_scatter(op: OpView) -> Iterable[KernelCall]:
-    """Find the mask's True elements and write the source elements there, on AI CPUs: AI cores have no kernel for
-    this.
+    """Find the mask's True elements and write the source elements there, on AI CPUs, because AI cores have no kernel
+    for this.
     """
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
@@ -335,7 +345,7 @@ def embedding_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_embedding_bag aten::embedding_bag aten::_embedding_bag_forward_only")
 def embedding_bag(op: OpView) -> Iterable[KernelCall]:
-    """EmbeddingBag: gather and sum rows."""
+    """Return EmbeddingBag, which gathers and sums rows."""
     table = op.need("weight", at=0)
     index = _index(op, "indices")
     width = table.shape[-1] if table.shape else 1
@@ -349,7 +359,7 @@ def embedding_bag(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_embedding_bag_per_sample_weights_backward")
 def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
-    """For each index, the dot product of a row with its bag's gradient."""
+    """Return, for each index, the dot product of a row with its bag's gradient."""
     grad, index = op.need("grad", at=0), _index(op, "indices")
     rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
     moved = elements(rows) * itemsize(rows.dtype)
@@ -360,7 +370,7 @@ def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::topk aten::sort aten::argsort aten::msort")
 def sort(op: OpView) -> Iterable[KernelCall]:
-    """Sort or TopKV2 along one dimension; a dimension that is not innermost is transposed first."""
+    """Return Sort or TopKV2 along one dimension; a dimension that is not innermost is transposed first."""
     source = op.packed(op.need("self", "input", at=0))
     rank = max(1, len(source.shape))
     dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
@@ -381,7 +391,7 @@ def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
 
 @costs("aten::nonzero aten::argwhere aten::masked_select aten::nonzero_static aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
-    """NonZero; the number of nonzeros depends on the contents: half is assumed."""
+    """Return NonZero; half of the elements are assumed nonzero, because the number depends on the contents."""
     source = op.need("self", at=0)
     n = elements(source)
     op.note("number of nonzeros not recorded: half of the elements assumed")
@@ -392,7 +402,7 @@ def nonzero(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::one_hot")
 def one_hot(op: OpView) -> Iterable[KernelCall]:
-    """OneHot."""
+    """Return the OneHot kernel."""
     source = op.need("self", at=0)
     classes = max(1, op.integer("num_classes", default=128))
     return [kernel("OneHot", [spec(source.shape, source.dtype)], [op.output(spec((*source.shape, classes), "int64"))])]

@@ -29,7 +29,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
     """
 )
 def cat(op: OpView) -> Iterable[KernelCall]:
-    """ConcatD."""
+    """Return the ConcatD kernel."""
     metas = op.metas("tensors")
     if not metas:
         return []
@@ -47,7 +47,7 @@ def cat(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::stack aten::_stack aten::dstack")
 def stack(op: OpView) -> Iterable[KernelCall]:
-    """Pack."""
+    """Return the Pack kernel."""
     metas = op.metas("tensors")
     if not metas:
         return []
@@ -64,7 +64,7 @@ def stack(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def pad(op: OpView) -> Iterable[KernelCall]:
-    """PadV3."""
+    """Return the PadV3 kernel."""
     source = op.dense("self", at=0)
     if source is None:
         return []
@@ -86,7 +86,7 @@ def pad_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::repeat aten::tile aten::expand_copy aten::repeat_interleave")
 def repeat(op: OpView) -> Iterable[KernelCall]:
-    """Tile."""
+    """Return the Tile kernel."""
     source = op.dense("self", "repeats", at=0)
     if source is None:
         return []
@@ -171,7 +171,7 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
-    """Copy a view: Transpose for permuted dimensions, Slice for a part."""
+    """Return a copy of a view: Transpose for permuted dimensions, Slice for a part."""
     meta = op.meta("self", at=0)
     if meta is None:
         return []
@@ -191,7 +191,7 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
 
 
 def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
-    """Return the view with the permuted dimensions of the call, or None for other kinds of views."""
+    """Return the view with the dimensions permuted as in the call, or None for other kinds of views."""
     kind, rank = op.op.name.partition(".")[0].removeprefix("aten::"), len(meta.shape)
     order = list(range(rank))
     if kind == "t_copy":
@@ -214,12 +214,12 @@ def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
 
 @costs("aten::_foreach_clone")
 def clones(op: OpView) -> Iterable[KernelCall]:
-    """One copy per tensor."""
+    """Return one copy per tensor."""
     return [kernel("TensorMove", [tensor], [tensor]) for tensor in map(op.packed, op.metas("self"))]
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
-    """Write new keys and values to their slots of the cache: one row per token, whatever the cache size."""
+    """Write new keys and values to their cache slots: one row per token, independent of the cache size."""
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []
@@ -229,7 +229,7 @@ def cache_write(op: OpView) -> Iterable[KernelCall]:
 
 
 def slices_written(op: OpView) -> Iterable[KernelCall]:
-    """Scatter, or ScatterNdUpdate: write contiguous slices into a tensor at the indices.
+    """Return Scatter or ScatterNdUpdate, which writes contiguous slices into a tensor at the indices.
 
     Out of place, the tensor is copied first; in place, the rest of the tensor is not touched.
     """
@@ -249,7 +249,7 @@ def slices_written(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:
-    """Move blocks within or between caches; the size is the smallest operand's, as block lists are contents."""
+    """Move blocks within or between caches; the smallest operand gives the size, because block lists are contents."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
     if not metas:
         return []

@@ -43,7 +43,7 @@ _VIEWS = """
     sparse_resize_and_clear can_cast promote_types is_vulkan_available _nnpack_available _use_cudnn_rnn_flatten_weight
     get_gradients _print
 """
-"""aten ops that are free of cost on the device."""
+"""aten ops that take no device time."""
 
 
 @costs(
@@ -53,5 +53,5 @@ _VIEWS = """
 )
 @costs_like(r"prim::")
 def view(op: OpView) -> Iterable[KernelCall]:
-    """No device kernel."""
+    """Return no kernels."""
     return ()

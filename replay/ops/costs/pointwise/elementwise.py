@@ -22,11 +22,11 @@ from opreplay.replay.ops.op_view import (
 from opreplay.replay.ops.table import Cost, costs, costs_by_kernel
 
 ROW = 4096
-"""Elements of a row that a long vector is cut into."""
+"""Elements per row when a long vector is reshaped to rows."""
 
 
 def one_kernel(kind: str, *, boolean: bool = False) -> Cost:
-    """Return a rule for one kernel that reads all tensors once and writes their broadcast shape."""
+    """Return a cost rule for one kernel that reads all tensors once and writes their broadcast shape."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         inputs = [op.packed(t) for t in op.tensors]
@@ -91,7 +91,7 @@ def host_copy(op: OpView, source: TensorSpec, target: TensorSpec) -> list[Kernel
 
 
 def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | None) -> list[KernelCall]:
-    """Return a dtype cast, a layout change, or a plain copy."""
+    """Return the kernels of a dtype cast, a layout change, or a plain copy."""
     meta = op.meta(*source_name, at=0)
     if meta is None:
         return []
@@ -107,7 +107,7 @@ def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | N
 
 
 _HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)|Copy(HostToDevice|DeviceToHost)|memcpy_?(h2d|d2h)", re.IGNORECASE)
-"""Names of copies from and to the host in traces of NVIDIA's and AMD's devices."""
+"""Kernel names of copies from and to the host in traces of NVIDIA and AMD devices."""
 
 CASTS = {
     "Byte": "uint8",
@@ -119,7 +119,7 @@ CASTS = {
     "Float": "float32",
     "Double": "float64",
 }
-"""What follows aten::_cast_ → dtype."""
+"""Suffix of aten::_cast_* → dtype."""
 
 
 def _wanted_dtype(op: OpView) -> str | None:
@@ -170,7 +170,7 @@ def copy(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::clone aten::contiguous aten::reshape aten::ravel")
 def clone(op: OpView) -> Iterable[KernelCall]:
-    """A copy; no kernel if a view is enough."""
+    """Return a copy, or no kernel if a view is enough."""
     meta = op.meta("self", "input", at=0)
     if meta is None or (op.op.name != "aten::clone" and is_contiguous(meta)):
         return []
@@ -190,13 +190,14 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
 
 
 BLOCK_BYTES = 32
-"""A block of a vector core's memory, which rows are padded to."""
+"""Size of a block in a vector core's memory; rows are padded to whole blocks."""
 
 
 def swiglu(op: OpView) -> Iterable[KernelCall]:
-    """SwiGlu on a tensor whose halves are gate and value.
+    """Return SwiGlu on a tensor whose halves are gate and value.
 
-    A 910B runs a Slice first if the halves are rows that do not fill blocks (hicann/cann-bench names it).
+    A 910B runs a Slice first if the halves are rows that do not fill whole blocks (kernels listed in
+    hicann/cann-bench).
     """
     (glu,) = _halves(op, "SwiGlu")
     source, half = glu.inputs[0], glu.outputs[0]
@@ -209,13 +210,13 @@ def swiglu(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::glu")
 def geglu(op: OpView) -> Iterable[KernelCall]:
-    """GeGluV2."""
+    """Return the GeGluV2 kernel."""
     return _halves(op, "GeGluV2")
 
 
 @costs("aten::glu_backward")
 def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
-    """SwiGluGrad or GeGluGradV2."""
+    """Return the SwiGluGrad or GeGluGradV2 kernel."""
     if not op.tensors:
         raise DoesNotFit("no tensor was recorded")
     inputs = [op.packed(t) for t in op.tensors]
@@ -224,13 +225,13 @@ def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def vendor_activation(op: OpView) -> Iterable[KernelCall]:
-    """An activation under a vendor's name."""
+    """Return an activation that a vendor's op computes."""
     source = op.packed(op.need(at=max(0, len(op.tensors) - 1)))
     return [kernel("Gelu" if "gelu" in op.op.name else "Swish", [source], [source])]
 
 
 def rope(op: OpView) -> Iterable[KernelCall]:
-    """Rotary embedding of queries and, if given, keys: one kernel each."""
+    """Return the rotary embedding of queries and, if given, keys: one kernel each."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32") and len(t.shape) >= 2]
     named = [t for t in (op.meta("query", "q", "self", "x"), op.meta("key", "k")) if t is not None]
     turned = named or metas[:2]
@@ -258,7 +259,7 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
     """
 )
 def quantize(op: OpView) -> Iterable[KernelCall]:
-    """AscendQuantV2 with a given scale."""
+    """Return AscendQuantV2 with a given scale."""
     source = _wide_float(op)
     return [kernel("AscendQuantV2", [source], [spec(source.shape, "int8")])]
 
@@ -271,24 +272,27 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
-    """DynamicQuant: compute a scale per row, and quantise."""
+    """Return DynamicQuant, which computes a scale per row and quantises."""
     source = _wide_float(op)
     return [kernel("DynamicQuant", [source], [spec(source.shape, "int8"), spec(source.shape[:-1], "float32")])]
 
 
 FP8_CODES = {35: "float8_e5m2", 36: "float8_e4m3fn"}
-"""What torch_npu's `dst_type` means → dtype; 40 and 41 are numbers of 4 bits, two in a byte."""
+"""torch_npu's `dst_type` code → dtype; codes 40 and 41 are 4-bit numbers, two per byte."""
 FP4_CODES = frozenset({40, 41})
 NO_HALF_TO_FP4 = 5.0
-"""What an element of float16 costs on its way to 4 bits, over others: it has no conversion to them and goes through
-float32 and bfloat16. 1 to 17 million elements take 0.6 cycles each on a core of a 950PR, of bfloat16 0.12
-(npu_dynamic_mx_quant_with_dual_axis, hicann/cann-bench)."""
+"""Relative cost of converting a float16 element to 4 bits.
+
+float16 has no direct conversion to 4 bits and goes through float32 and bfloat16. For 1 to 17 million elements, a core
+of a 950PR takes 0.6 cycles per float16 element and 0.12 per bfloat16 element (npu_dynamic_mx_quant_with_dual_axis,
+hicann/cann-bench).
+"""
 MX_BLOCK = 32
-"""Elements that share a scale in OCP's microscaling formats."""
+"""Elements per scale in OCP's microscaling formats."""
 
 
 def quantised(op: OpView, source: TensorSpec) -> TensorSpec:
-    """Return the quantised output, in the dtype of the argument `dst_type`."""
+    """Return the quantised output in the dtype that the argument `dst_type` selects."""
     code = op.integer("dst_type", default=36)
     if code in FP4_CODES and source.shape:
         return spec((*source.shape[:-1], -(-source.shape[-1] // 2)), "uint8")
@@ -301,12 +305,14 @@ def mx_quantised(op: OpView, source: TensorSpec) -> tuple[TensorSpec, TensorSpec
 
 
 BOTH_ROWS, BOTH_COLUMNS = 64, 256
-"""A tile that is quantised along both of its dimensions: times of 17 shapes go in whole rounds of such tiles on 64
-cores (950PR, hicann/cann-bench)."""
+"""Tile size for quantising along both dimensions.
+
+The times of 17 shapes grow in whole rounds of these tiles on 64 cores (950PR, hicann/cann-bench).
+"""
 
 
 def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
-    """DynamicMxQuantWithDualAxis: quantise along rows and along columns, tile by tile."""
+    """Return DynamicMxQuantWithDualAxis, which quantises along rows and along columns, tile by tile."""
     meta = op.need("input", "x", at=0, rank=2)
     source = spec(meta.shape, meta.dtype)
     height, width = meta.shape[-2:]
@@ -325,7 +331,7 @@ def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
-    """Return the number of row groups and the rows of the largest group, from the argument or with equal groups."""
+    """Return the number of row groups and the rows of the largest group, from the argument or assuming equal groups."""
     ends = op.integers("group_list")
     if ends:
         counted = op.integer("group_list_type", default=0) != 0
@@ -336,7 +342,9 @@ def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
 
 
 def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
-    """GroupedDynamicBlockQuant: a core takes the block columns of a group and iterates over its block rows."""
+    """Return GroupedDynamicBlockQuant: each core takes the block columns of a group and iterates over its
+    block rows.
+    """
     meta = op.need("x", "input", at=0, rank=2)
     groups, rows = _row_groups(op, meta.shape[-2])
     height, width = op.integer("row_block_size", default=1), op.integer("col_block_size", default=128)
@@ -367,6 +375,8 @@ def _wide_float(op: OpView) -> TensorSpec:
 
 
 def in_rows(tensor: TensorSpec) -> TensorSpec:
-    """Return a long vector reshaped to rows: row kernels without per-row values split a vector over all cores."""
+    """Return a long vector reshaped to rows, because row kernels without per-row values split a vector over
+    all cores.
+    """
     n = prod(tensor.shape)
     return spec((-(-n // ROW), ROW), tensor.dtype) if len(tensor.shape) == 1 and n > ROW else tensor

@@ -14,7 +14,7 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 NO_REDUCTION = 0
-"""torch's number for losses that keep their elements; 1 averages them, 2 adds them."""
+"""Value of `reduction` in torch for an unreduced loss; 1 is the mean, 2 the sum."""
 
 
 def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
@@ -31,7 +31,7 @@ def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
     """
 )
 def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
-    """An elementwise difference and its mean or sum, unless the loss is unreduced."""
+    """Return an elementwise difference and, unless the loss is unreduced, its mean or sum."""
     inputs = [op.packed(t) for t in op.tensors]
     full = _full(op, inputs)
     kernels = [kernel("Sub", inputs, [full])]
@@ -48,7 +48,7 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """All elements' gradients in one kernel, after the loss gradient is broadcast to every element."""
+    """Return the gradients of all elements in one kernel, after the loss gradient is broadcast to every element."""
     inputs = [op.packed(t) for t in op.tensors]
     kind, full = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub", op.output(_full(op, inputs))
     if "mse_loss" in op.op.name:
@@ -63,7 +63,9 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """NLLLoss reads one score per sample, margin losses read all scores; the accumulator is cleared first."""
+    """Return NLLLoss, which reads one score per sample, or all scores for margin losses; the accumulator is cleared
+    first.
+    """
     x = op.need("self", at=0)
     samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)
     labels, loss = spec((samples,), "int64"), spec((), x.dtype)
@@ -75,8 +77,10 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 READ_TOGETHER = 128
-"""Bytes that are read for one score: samples of few classes share them (a million of two classes take a 950PR 42 us,
-8192 of 16384 classes 13, hicann/cann-bench)."""
+"""Bytes that are read for one score; samples with few classes share them.
+
+A million samples of two classes take 42 us on a 950PR, 8192 samples of 16384 classes 13 us (hicann/cann-bench).
+"""
 
 
 def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -> KernelCall:
@@ -102,11 +106,10 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cross_entropy_loss")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxV2 over the classes and NLLLoss of labels, or the sum of the products with probabilities.
+    """Return LogSoftmaxV2 over the classes, then NLLLoss for labels or the sum of products for probabilities.
 
-    For labels, weights of 1 are written; for images, the class dimension is moved last (the kernels that
-    hicann/cann-bench names). Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of
-    PyTorch).
+    For labels, weights of 1 are written; for images, the class dimension is moved last (kernels listed in
+    hicann/cann-bench). Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
     """
     x, target, weight = op.need("self", "input", at=0), op.meta("target", at=1), op.meta("weight")
     source, smoothing = spec(x.shape, x.dtype), op.number("label_smoothing")
@@ -135,14 +138,14 @@ def cross_entropy(op: OpView) -> Iterable[KernelCall]:
 
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """CrossEntropyLoss: read (N, C) scores once, write their log-softmax."""
+    """Return CrossEntropyLoss, which reads (N, C) scores once and writes their log-softmax."""
     x = op.need("input", "self", at=0)
     source = spec(x.shape, x.dtype)
     return [kernel("CrossEntropyLoss", [source], [source])]
 
 
 def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
-    """CrossEntropyLossGrad."""
+    """Return the CrossEntropyLossGrad kernel."""
     x = op.widest()
     source = spec(x.shape, x.dtype)
     return [kernel("CrossEntropyLossGrad", [source], [source])]
@@ -150,7 +153,7 @@ def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cosine_similarity aten::pairwise_distance aten::dist aten::linalg_vecdot")
 def row_distance(op: OpView) -> Iterable[KernelCall]:
-    """A product or difference of two tensors, reduced along one dimension."""
+    """Return a product or difference of two tensors, reduced along one dimension."""
     inputs = [op.packed(t) for t in op.tensors]
     full = _full(op, inputs)
     return [kernel("Mul", inputs, [full]), kernel("ReduceSum", [full], op.outputs(spec(full.shape[:-1], full.dtype)))]

@@ -26,7 +26,7 @@ FOREACH: dict[str, tuple[str, ...]] = {
          "sinh", "tan"), ("ForeachExp",) * 2,
     ),
 }  # fmt: skip
-"""What follows aten::_foreach_ → CANN type with a second list, and with scalars."""
+"""Suffix of aten::_foreach_* → CANN types for a second list and for scalars."""
 
 
 def _foreach(name: str, kinds: tuple[str, ...]) -> Cost:
@@ -47,7 +47,7 @@ for _name, _kinds in FOREACH.items():
 
 @costs("aten::_foreach_norm aten::_foreach_max aten::_foreach_powsum")
 def foreach_norm(op: OpView) -> Iterable[KernelCall]:
-    """One norm per tensor."""
+    """Return one norm per tensor."""
     return [kernel("LpNormV2", [spec(t.shape, t.dtype)], [spec((), "float32")]) for t in op.metas("self")]
 
 
@@ -60,7 +60,7 @@ def unscale(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_fused_adamw aten::_fused_adam aten::_fused_adagrad npu::npu_apply_adam_w")
 def adam(op: OpView) -> Iterable[KernelCall]:
-    """ApplyAdamWV2 for each parameter: parameter, gradient and both moments."""
+    """Return ApplyAdamWV2 for each parameter, with parameter, gradient and both moments."""
     params = op.metas("self") if "self" in op.args else op.tensors[:1]
     kernels: list[KernelCall] = []
     for t in params:
@@ -71,6 +71,6 @@ def adam(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_fused_sgd")
 def sgd(op: OpView) -> Iterable[KernelCall]:
-    """ApplyMomentum for each parameter."""
+    """Return ApplyMomentum for each parameter."""
     params = [spec(t.shape, t.dtype) for t in op.metas("self") or op.tensors[:1]]
     return [kernel("ApplyMomentum", [p, p, p], []) for p in params]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of generated tensors: constants, ranges, random numbers and dropout."""
+"""Lowering of ops that generate tensors: constants, ranges, random numbers and dropout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _made(op: OpView) -> TensorSpec:
     """
 )
 def zeros(op: OpView) -> Iterable[KernelCall]:
-    """ZerosLike."""
+    """Return the ZerosLike kernel."""
     out = _made(op)
     return [kernel("ZerosLike", [out], [out])]
 
@@ -39,7 +39,7 @@ def zeros(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def full(op: OpView) -> Iterable[KernelCall]:
-    """Fill."""
+    """Return the Fill kernel."""
     out = _made(op)
     return [kernel("Fill", [], [out])]
 
@@ -51,7 +51,7 @@ def full(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def ranged(op: OpView) -> Iterable[KernelCall]:
-    """Range."""
+    """Return the Range kernel."""
     end, start = op.number("end", "n", "steps"), op.number("start")
     length = max(1, whole((end or 1) - (start or 0)))
     return [kernel("Range", [], [op.output(spec((length,), "int64"))])]
@@ -70,10 +70,10 @@ RANDOM: dict[str, str] = {
     "_sobol_engine_draw": "RandomUniform", "_sobol_engine_scramble": "RandomUniform",
     "_sobol_engine_ff": "RandomUniform", "_sobol_engine_initialize_state": "RandomUniform",
 }  # fmt: skip
-"""aten op → CANN type."""
+"""Random op of aten → CANN type."""
 
 SHAPED = frozenset({"self", "generator"})
-"""Arguments that a normal or Bernoulli distribution with parameters of its own fills, and does not read."""
+"""Arguments that a normal op, or a Bernoulli op with argument `p`, fills and does not read."""
 
 
 def _parameters(op: OpView, name: str) -> list[TensorSpec]:
@@ -95,9 +95,10 @@ def _parameters(op: OpView, name: str) -> list[TensorSpec]:
 
 @costs(*(f"aten::{name}" for name in RANDOM))
 def random(op: OpView) -> Iterable[KernelCall]:
-    """Random numbers: the drawing kernel reads probabilities or rates; means and deviations are applied afterwards.
+    """Return the kernel that draws random numbers.
 
-    A Dirichlet distribution consists of gammas divided by their sum.
+    The kernel reads probabilities or rates; means and deviations are applied afterwards. A Dirichlet distribution
+    consists of gammas divided by their sum.
     """
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
     kind = RANDOM[name]
@@ -115,7 +116,7 @@ def random(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_dropout aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout")
 def dropout(op: OpView) -> Iterable[KernelCall]:
-    """DSAGenBitMask (one bit per element) and DropOutDoMask; no kernel outside training."""
+    """Return DSAGenBitMask (one bit per element) and DropOutDoMask; no kernel outside training."""
     meta = op.meta("input", "self", at=0)
     training = op.value("train", "training")
     if meta is None or training is False or op.number("p") == 0:
@@ -126,6 +127,6 @@ def dropout(op: OpView) -> Iterable[KernelCall]:
 
 
 def dropout_backward(op: OpView) -> Iterable[KernelCall]:
-    """DropOutDoMask on the gradient."""
+    """Return DropOutDoMask on the gradient."""
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]
     return [kernel("DropOutDoMask", tensors, tensors[:1])]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of rarer elementwise functions, each to a CANN kernel of similar work; see `elementwise` for common ones."""
+"""Lowering of rarer elementwise functions, each to a CANN kernel of similar cost; `elementwise` has the common ones."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _pair(op: OpView, *, rank: int = 1) -> tuple[TensorMeta, TensorMeta]:
 
 @costs("aten::addr")
 def outer_sum(op: OpView) -> Iterable[KernelCall]:
-    """A + x y^T: an elementwise product of a column and a row, and a sum."""
+    """Return A + x y^T: an elementwise product of a column and a row, and a sum."""
     x, y = op.need("vec1", at=1), op.need("vec2", at=2)
     column, row = spec((prod(x.shape), 1), x.dtype), spec((1, prod(y.shape)), y.dtype)
     out = spec((prod(x.shape), prod(y.shape)), x.dtype)
@@ -37,7 +37,9 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
-    """A @ B, dense: these cores have no sparse products, so zeros are multiplied as well."""
+    """Return a dense A @ B; sparse operands are multiplied with their zeros, because these cores have no sparse
+    products.
+    """
     a, b = _pair(op)
     if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
         op.note("no sparse products on this SoC: costed as a dense one")
@@ -51,7 +53,7 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def sparse_sum(op: OpView) -> Iterable[KernelCall]:
-    """C + A @ B with a sparse operand, as a dense product."""
+    """Return C + A @ B with a sparse operand, as a dense product."""
     op.note("no sparse products on this SoC: costed as a dense one")
     metas = [t for t in op.tensors if len(t.shape) == 2]
     out = op.outputs()
@@ -70,13 +72,18 @@ def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
 
 
 EXPONENTIAL_PRODUCTS = 9
-"""Products of a matrix exponential: five of a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019, as PyTorch
-has it) and four squarings, which depend on contents and are assumed."""
+"""Products of a matrix exponential: five for a Taylor polynomial of degree 18, and four squarings.
+
+The polynomial is that of Bader, Blanes and Casas 2019, which PyTorch uses. The number of squarings depends on contents
+and is assumed.
+"""
 
 
 @costs("aten::matrix_exp aten::linalg_matrix_exp aten::matrix_exp_backward")
 def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
-    """Products of the matrix with itself; the gradient is a block of the exponential of a matrix of twice the size."""
+    """Return products of the matrix with itself; the gradient is a block of the exponential of a matrix of twice the
+    size.
+    """
     source = op.need("self", at=0, rank=2)
     size = source.shape[-1] * (2 if "backward" in op.op.name else 1)
     op.assume("how often the matrix is squared depends on its contents: four times assumed")
@@ -86,7 +93,7 @@ def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::einsum")
 def einsum(op: OpView) -> Iterable[KernelCall]:
-    """Pairwise products from left to right, with sizes from the equation if it is known."""
+    """Return pairwise products from left to right, with sizes from the equation if it is recorded."""
     equation = op.value("equation")
     metas = op.metas("tensors" if "tensors" in op.args else "operands")
     if not isinstance(equation, str) or "." in equation:
@@ -114,7 +121,7 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::tensordot")
 def tensordot(op: OpView) -> Iterable[KernelCall]:
-    """One product over the given dimensions, or over the dimension derived from the result's shape."""
+    """Return one product over the given dimensions, or over the dimension derived from the result's shape."""
     a, b = _pair(op, rank=0)
     dims = [dim for dim in op.integers("dims_self") if -len(a.shape) <= dim < len(a.shape)]
     if not dims and op.outputs():
@@ -125,7 +132,10 @@ def tensordot(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::bilinear")
 def bilinear(op: OpView) -> Iterable[KernelCall]:
-    """One product of (N, I) and weights (O, I, J); the result (N, O, J) times (N, 1, J), summed over J."""
+    """Return one product of (N, I) with weights (O, I, J), and the sum over J of its result times the second input.
+
+    The result of the product is (N, O, J); the second input is (N, 1, J).
+    """
     a, b, weight = op.need("input1", at=0, rank=1), op.need("input2", at=1), op.need("weight", at=2, rank=3)
     rows, (out, inner, other) = prod(a.shape[:-1]), weight.shape[:3]
     full, result = spec((rows, out, other), a.dtype), spec((rows, out), a.dtype)
@@ -135,7 +145,7 @@ def bilinear(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
-    """One product of the first two operands: shared leading sizes are the batch, inner sizes are summed over."""
+    """Return one product of the first two operands: equal leading sizes are the batch, inner sizes are summed over."""
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
@@ -153,7 +163,7 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::chain_matmul aten::linalg_multi_dot")
 def chain(op: OpView) -> Iterable[KernelCall]:
-    """The products of a chain, from left to right."""
+    """Return the products of a chain from left to right."""
     metas = [t for t in op.tensors if t.shape]
     if not metas:
         raise DoesNotFit("a chain needs matrices")
@@ -166,7 +176,7 @@ def chain(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::matrix_power aten::linalg_matrix_power")
 def power(op: OpView) -> Iterable[KernelCall]:
-    """Repeated squaring."""
+    """Return the products of repeated squaring."""
     a = op.need("self", at=0)
     exponent = abs(op.integer("n", default=2))
     count = max(1, exponent.bit_length() - 1 + bin(exponent).count("1") - 1)
@@ -175,7 +185,7 @@ def power(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::matmul_backward")
 def matmul_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients of both operands."""
+    """Return the products for the gradients of both operands."""
     grad, a, b = op.meta("grad", at=0), op.meta("self", at=1), op.meta("other", at=2)
     if grad is None or a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
         raise DoesNotFit("a gradient and two matrices are needed")
@@ -191,14 +201,14 @@ def _turned(meta: TensorMeta) -> TensorMeta:
 
 @costs("aten::_foreach_mm")
 def list_of_products(op: OpView) -> Iterable[KernelCall]:
-    """One product per pair of two lists."""
+    """Return one product per pair of two lists."""
     lhs, rhs = op.metas("self"), op.metas("mat2")
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
 @costs("aten::_euclidean_dist")
 def euclidean(op: OpView) -> Iterable[KernelCall]:
-    """All distances between two sets of rows: one product, plus the sums of squares."""
+    """Return all distances between two sets of rows: one product, plus the sums of squares."""
     batch, m, n, k, dtype = _rows_compared(op)
     out = spec((*((batch,) if batch > 1 else ()), m, n), dtype)
     return [_gemm(batch, m, n, k, dtype), kernel("Sqrt", [out, out], [out])]
@@ -206,7 +216,7 @@ def euclidean(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cdist aten::_cdist_forward aten::pdist aten::_pdist_forward")
 def distances(op: OpView) -> Iterable[KernelCall]:
-    """Cdist: write out all pairs of rows of the two sets, then sum the differences."""
+    """Return Cdist: write out all pairs of rows of the two sets, then sum the differences."""
     batch, m, n, k, dtype = _rows_compared(op)
     pairs = spec((batch, m, n, k), dtype)
     return [*_pairs_written(op, pairs), kernel("ReduceSum", [pairs, pairs], [spec((batch, m, n), dtype)])]
@@ -214,7 +224,7 @@ def distances(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
-    """Write out all pairs of rows as for the forward, then sum the pairs' gradients over the rows of one set."""
+    """Write out all pairs of rows as in the forward pass, then sum the pairs' gradients over the rows of one set."""
     batch, m, n, k, dtype = _rows_compared(op, at=1)
     pairs, gradient = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
     product_of_pairs = kernel("Mul", [pairs, pairs], [pairs])

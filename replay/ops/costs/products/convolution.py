@@ -30,7 +30,9 @@ FORWARD = (
 
 
 def c0_of(dtype: str) -> int:
-    """Return the channels per block of the cube's layout: 32 bytes, but 16 for 2-byte floats and 8 for float32."""
+    """Return the channels per block of the cube's layout: 32 for 8-bit integers, 16 for 2-byte floats, 8 for
+    float32.
+    """
     return 16 if dtype in HALF else 32 if dtype in ("int8", "uint8") else 8
 
 
@@ -39,7 +41,7 @@ def _pad(values: tuple[int, ...], n: int, default: int) -> tuple[int, ...]:
 
 
 class Sizes:
-    """Sizes of a convolution as a 2-D one: (N, C, H, W), other ranks folded into these four dimensions."""
+    """Sizes of a convolution expressed as 2-D: (N, C, H, W), with other ranks folded into these four dimensions."""
 
     def __init__(self, op: OpView, source: TensorMeta, weight: TensorMeta, grad: TensorMeta | None = None) -> None:
         space = len(weight.shape) - 2
@@ -64,7 +66,9 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Return the groups; without that argument (depthwise ops), image channels / channels of one filter."""
+        """Return the number of groups; depthwise ops lack the argument and use image channels / channels of
+        one filter.
+        """
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 
     def _extent(self, op: OpView, extent: tuple[int, ...], space: int) -> tuple[int, ...]:
@@ -80,7 +84,7 @@ class Sizes:
         return tuple((x + 2 * p - d * (k - 1) - 1) // max(1, s) + 1 for x, k, s, p, d in rows)
 
     def plain(self, shape: tuple[int, ...]) -> TensorSpec:
-        """Return a feature map in torch's layout, depth folded into the batch and length into the width."""
+        """Return a feature map in torch's layout, with depth folded into the batch and a single length as the width."""
         n, c, *extent = shape
         if len(extent) == 3:
             return spec((n * extent[0], c, extent[1], extent[2]), self.dtype, "NCHW")
@@ -110,13 +114,13 @@ def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
 
 
 def _for_forward(source: TensorSpec, target: TensorSpec) -> KernelCall:
-    """Return a layout conversion for a forward convolution; cubes that read plain layouts do not need it."""
+    """Return a layout conversion for a forward convolution; cubes that read plain layouts skip it."""
     return kernel("TransData", [source], [target], forward=True)
 
 
 @costs(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
-    """TransData of input and weight, the convolution, TransData of the result; the bias adds no kernel."""
+    """Return TransData of input and weight, the convolution, and TransData of the result; the bias adds no kernel."""
     source, weight = op.need("input", "self", "grad_output", at=0), op.need("weight", at=1)
     sizes = Sizes(op, source, weight)
     bias = op.meta("bias")
@@ -147,7 +151,7 @@ TO_INPUT = tuple(
         "miopen_convolution_transpose",
     )
 )
-"""One gradient alone, as torch had them until 1.10."""
+"""Ops for the input gradient only, as torch had them until 1.10."""
 TO_WEIGHT = tuple(name.removesuffix("_input") + "_weight" for name in TO_INPUT if "mkldnn" not in name)
 BACKWARD = (
     "aten::convolution_backward", "aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
@@ -164,13 +168,13 @@ BACKWARD = (
 
 
 def _of_size(op: OpView, name: str, like: TensorMeta | None) -> TensorMeta | None:
-    """Return a tensor that a single-gradient op describes only by its size, or None without a size."""
+    """Return a tensor that a single-gradient op describes only by its size, or None if no size is given."""
     sizes = op.integers(name)
     return TensorMeta(shape=sizes, dtype=like.dtype) if sizes and like is not None else None
 
 
 def _wanted(op: OpView) -> tuple[bool, bool, bool]:
-    """Return whether the gradients of input, weight and bias are computed."""
+    """Return whether to compute the gradients of input, weight and bias."""
     name = op.op.name
     if name in TO_INPUT:
         return True, False, False
@@ -185,7 +189,7 @@ def _wanted(op: OpView) -> tuple[bool, bool, bool]:
 
 @costs(*BACKWARD, *TO_INPUT, *TO_WEIGHT)
 def backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients of input, weight and bias, as `output_mask` or the op's name requests."""
+    """Return the gradients of input, weight and bias that `output_mask` or the op's name requests."""
     grad = op.meta("grad_output", "grad")
     source = op.meta("input", "self") or _of_size(op, "self_size", grad)
     weight = op.meta("weight") or _of_size(op, "weight_size", grad) or _of_size(op, "weightsize", grad)
@@ -222,7 +226,7 @@ def backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::conv_tbc")
 def time_batch_channels(op: OpView) -> Iterable[KernelCall]:
-    """Convolution of (T, B, C) with (K, C, O): one product over the time steps per window position."""
+    """Return the convolution of (T, B, C) with (K, C, O): one product over all time steps per window position."""
     source, weight = op.meta("self", at=0), op.meta("weight", at=1)
     if source is None or weight is None or len(source.shape) != 3 or len(weight.shape) != 3:
         raise DoesNotFit("a sequence and a weight are needed")

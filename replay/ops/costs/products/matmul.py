@@ -32,7 +32,7 @@ def operand(op: OpView, meta: TensorMeta) -> tuple[TensorSpec, bool]:
 
 
 def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight: bool = False) -> KernelCall:
-    """Return the kernel for A @ B, or A @ B^T if B is a layer's `weight`; shapes broadcast over leading dimensions."""
+    """Return the kernel for A @ B, or A @ B^T if B is a layer's `weight`; leading dimensions are broadcast."""
     a_spec, ta = operand(op, a)
     b_spec, tb = operand(op, b)
     m = prod(a.shape[-2:-1])
@@ -58,7 +58,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
 
 @costs("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::vdot aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
-    """A @ B, for `inner` over both last dimensions; for two vectors the vector cores sum the products (Dot)."""
+    """Return A @ B, or A @ B^T for `inner`; for two vectors the vector cores sum the products (Dot)."""
     a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
     if len(a.shape) == len(b.shape) == 1:
         dtype = promote([a.dtype, b.dtype])
@@ -68,7 +68,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::addmm aten::addmv aten::baddbmm aten::addbmm aten::_addmm_activation aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
-    """beta * C + alpha * A @ B: a one-dimensional C is the kernel's bias, any other C is added afterwards."""
+    """Return beta * C + alpha * A @ B: a one-dimensional C is the kernel's bias, any other C is added afterwards."""
     a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
     c = op.meta("self", at=0)
     one_dim = c is not None and len(c.shape) == 1 and len(b.shape) == 2
@@ -87,7 +87,7 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def layer(op: OpView) -> Iterable[KernelCall]:
-    """x @ W^T + b, W stored as (out features, in features)."""
+    """Return x @ W^T + b; W is stored as (out features, in features)."""
     a, b = op.need("input", "x", "XQ", "A", "in_a", at=0), op.need("weight", "WQ", "B", "in_b", at=1)
     if a.shape and b.shape and a.shape[-1] != b.shape[-1] and len(a.shape) >= 2 and a.shape[0] == b.shape[-1]:
         # LLMM1 and wvSplitK name the weight first.
@@ -98,7 +98,7 @@ def layer(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::linear_backward aten::mps_linear_backward aten::mkldnn_linear_backward")
 def layer_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients of the input and of the weight."""
+    """Return the products for the gradients of the input and of the weight."""
     grad, weight = op.need("grad_output", "grad", at=1, rank=1), op.need("weight", at=2, rank=1)
     source = op.need("self", "input", at=0)
     rows, outs, ins = prod(grad.shape[:-1]), grad.shape[-1], weight.shape[-1]
@@ -111,7 +111,7 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_scaled_mm aten::_scaled_mm_v2 aten::_int_mm")
 def quantized(op: OpView) -> Iterable[KernelCall]:
-    """Products of 8-bit operands; 8-bit floats, which these SoCs lack, are costed at the int8 rate."""
+    """Return the product of 8-bit operands; 8-bit floats, which these SoCs lack, are costed at the int8 rate."""
     metas = [t for t in op.tensors if len(t.shape) >= 2 and t.dtype not in ("float32", "bfloat16", "float16")]
     operands = [t for t in (*metas, *op.tensors) if len(t.shape) >= 2]
     if len(operands) < 2:

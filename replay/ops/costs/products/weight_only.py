@@ -1,5 +1,6 @@
 # pyright: strict
-"""Lowering of products with only the weights quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed weights.
+"""Lowering of products in which only the weights are quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed
+weights.
 
 The weights are read packed; the vector cores unpack them to the dtype of the activations in parallel with the product.
 """
@@ -21,18 +22,18 @@ WEIGHT = (
 COLUMNS = ("size_n", "n", "N", "out_features", "output_size_per_partition")
 SCALES = ("b_scales", "b_gptq_scales", "_scaling_factors", "weight_scale", "group_scales", "s_ch")
 USUAL_BITS = 4
-"""Of a packed weight, where neither the result's columns nor an argument tell."""
+"""Bits per packed weight if neither the result's columns nor an argument gives them."""
 MARLIN_ROWS = 16
-"""Rows of K that Marlin lays into one row of packed weights."""
+"""Rows of K in one row of Marlin's packed weights."""
 
 
 def bits_of(weight: TensorMeta, unpacked: int) -> int:
-    """Return the bits per element of packed weights that represent `unpacked` elements."""
+    """Return the bits per element of packed weights that hold `unpacked` elements."""
     return max(1, round(8 * elements(weight) * itemsize(weight.dtype) / max(1, unpacked)))
 
 
 def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
-    """Return the result's columns: from an argument, the result, the scales, or the size of the weights."""
+    """Return the number of result columns: from an argument, the result, the scales, or the size of the weights."""
     said = op.integer(*COLUMNS, default=0)
     if said > 0:
         return said
@@ -52,13 +53,13 @@ def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
     """
 )
 def weight_only(op: OpView) -> Iterable[KernelCall]:
-    """WeightQuantBatchMatmulV2: x (M, K) with packed weights of (K, N)."""
+    """Return WeightQuantBatchMatmulV2 of x (M, K) with packed weights of (K, N)."""
     x, weight = op.need(at=0, rank=1), op.need(*WEIGHT, at=1)
     return [packed_product(op, x, weight, x.dtype)]
 
 
 def four_by_eight(op: OpView) -> Iterable[KernelCall]:
-    """WeightQuantBatchMatmulV2 with 8-bit activations: the cube multiplies int8."""
+    """Return WeightQuantBatchMatmulV2 with 8-bit activations; the cube multiplies int8."""
     return [packed_product(op, op.need("a", at=0, rank=1), op.need("b_q_weight", at=1), "int8")]
 
 
@@ -78,7 +79,7 @@ def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) ->
 
 
 def experts_product(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of all tokens' slots with the packed weights of all experts."""
+    """Return GroupedMatmul of all tokens' slots with the packed weights of all experts."""
     x, weight = op.need("input", "a", at=0, rank=2), op.need("b_qweight", "b_q_weight", rank=3)
     inner = x.shape[-1]
     cols = op.integer("size_n", default=0) or max(1, weight.shape[1])
@@ -93,8 +94,9 @@ def _experts(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, dtype: s
 
 
 def marlin_layer(op: OpView) -> Iterable[KernelCall]:
-    """Routing, GroupedMatmul, SwiGlu, GroupedMatmul, sum over experts: w1 (E, H / 16, packed), w2 (E, I / 16,
-    packed).
+    """Return routing, GroupedMatmul, SwiGlu, GroupedMatmul and the sum over experts.
+
+    Weights are w1 (E, H / 16, packed) and w2 (E, I / 16, packed).
     """
     hidden = op.need("hidden_states", at=0, rank=2)
     w1, w2 = op.need("w1", rank=3), op.need("w2", rank=3)

@@ -26,7 +26,7 @@ def _vector(op: OpView, *names: str) -> list[TensorSpec]:
 
 @costs("aten::native_layer_norm aten::layer_norm aten::native_layer_norm_out")
 def layer_norm(op: OpView) -> Iterable[KernelCall]:
-    """LayerNormV3 over the normalised dimensions."""
+    """Return LayerNormV3 over the normalised dimensions."""
     x = op.need("input", "self", at=0)
     cols = _columns(op, x)
     stats = spec((prod(x.shape) // cols,), "float32")
@@ -37,7 +37,7 @@ def layer_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_layer_norm_backward")
 def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """LayerNormGradV3: gradients of input, weight and bias in one kernel."""
+    """Return LayerNormGradV3, which computes the gradients of input, weight and bias in one kernel."""
     grad, x = op.need("grad_out", at=0), op.need("input", at=1)
     cols = _columns(op, x)
     stats = spec((prod(x.shape) // cols,), "float32")
@@ -48,7 +48,7 @@ def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::rms_norm aten::_fused_rms_norm")
 def rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """RmsNorm."""
+    """Return the RmsNorm kernel."""
     x = op.need("input", "self", "x", at=0)
     cols = _columns(op, x)
     source = op.packed(x, row_major=True)
@@ -58,7 +58,7 @@ def rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_fused_rms_norm_backward")
 def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """RmsNormGrad."""
+    """Return the RmsNormGrad kernel."""
     grad, x = op.need("grad_out", "dy", at=0), op.need("input", "self", at=1)
     cols = _columns(op, x)
     inputs = [
@@ -71,7 +71,7 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """RmsNorm ops of other libraries, with arguments (out,) input, weight."""
+    """Return RmsNorm for ops of other libraries with arguments (out,) input, weight."""
     x = op.need("input", "x", at=0)
     source = op.packed(x, row_major=True)
     weight = op.meta("weight", "w", "gamma")
@@ -80,7 +80,7 @@ def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """AddRmsNorm: the sum with the residual, and the norm of the sum."""
+    """Return AddRmsNorm: the sum with the residual, and the norm of the sum."""
     x = op.need("input", "x", "x1", at=0)
     source = spec(x.shape, x.dtype)
     weight = op.meta("weight", "w", "gamma")
@@ -89,7 +89,7 @@ def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 def add_rms_norm_mx(op: OpView) -> Iterable[KernelCall]:
-    """AddRmsNormDynamicMxQuant: the norm is written in 8 or 4 bits, with one scale per block."""
+    """Return AddRmsNormDynamicMxQuant: the norm is written in 8 or 4 bits, with one scale per block."""
     (plain,) = add_rms_norm(op)
     source = spec(op.need("x1", at=0).shape, op.need("x1", at=0).dtype)
     return [kernel("AddRmsNormDynamicMxQuant", plain.inputs, [source, *mx_quantised(op, source)])]
@@ -108,7 +108,7 @@ def _channels(x: TensorMeta) -> int:
     """
 )
 def batch_norm(op: OpView) -> Iterable[KernelCall]:
-    """Training: BNTrainingReduce and BNTrainingUpdate; inference: BNInfer."""
+    """Return BNTrainingReduce and BNTrainingUpdate in training, BNInfer in inference."""
     x = op.need("input", "self", at=0)
     channels = _channels(x)
     if "instance" in op.op.name:
@@ -133,7 +133,7 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """BNTrainingUpdateGrad (gradients of weight and bias) and BNTrainingReduceGrad (gradient of input)."""
+    """Return BNTrainingUpdateGrad (gradients of weight and bias) and BNTrainingReduceGrad (gradient of input)."""
     x = op.need("input", at=0)
     channels = _channels(x)
     cols = max(1, prod(x.shape) // max(1, channels))
@@ -151,12 +151,12 @@ SYNCHRONISED = {
     "aten::batch_norm_backward_reduce": "BNTrainingUpdateGrad",
     "aten::batch_norm_backward_elemt": "BNTrainingReduceGrad",
 }
-"""Parts of a batch norm over several devices → CANN type."""
+"""Op of a batch norm over several devices → CANN type."""
 
 
 @costs(*SYNCHRONISED)
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
-    """One pass over the images, the largest tensors."""
+    """Return one pass over the images, the largest tensors."""
     images = op.widest()
     channels = _channels(images)
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
@@ -168,7 +168,7 @@ def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::batch_norm_gather_stats aten::batch_norm_gather_stats_with_counts")
 def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
-    """Combine the statistics of all devices: (devices, channels)."""
+    """Return the kernel that combines the statistics of all devices, (devices, channels)."""
     counts = op.need("mean", at=1)
     source = spec(counts.shape, counts.dtype)
     return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]
@@ -181,7 +181,7 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
-    """The norm of each row, and the weights scaled by it."""
+    """Return the norm of each row, and the weights scaled by it."""
     weight = op.widest()
     source = op.packed(weight)
     norms = spec(weight.shape[:1], "float32")
@@ -191,7 +191,7 @@ def weight_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_group_norm aten::group_norm")
 def group_norm(op: OpView) -> Iterable[KernelCall]:
-    """GroupNormV2 over groups of channels."""
+    """Return GroupNormV2 over groups of channels."""
     x = op.need("input", "x", at=0)
     groups = op.integer("group", "num_groups", default=32) * (x.shape[0] if x.shape else 1)
     cols = max(1, prod(x.shape) // max(1, groups))
@@ -202,7 +202,7 @@ def group_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_group_norm_backward")
 def group_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """GroupNormGrad."""
+    """Return the GroupNormGrad kernel."""
     grad, x = op.need("grad_out", at=0), op.need("input", at=1)
     groups = op.integer("group", default=32) * (x.shape[0] if x.shape else 1)
     cols = max(1, prod(x.shape) // max(1, groups))
@@ -225,18 +225,18 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
     """
 )
 def softmax(op: OpView) -> Iterable[KernelCall]:
-    """SoftmaxV2 along one dimension: one kernel for any dimension (hicann/cann-bench, CANN 9.0)."""
+    """Return SoftmaxV2 along one dimension: a single kernel for any dimension (hicann/cann-bench, CANN 9.0)."""
     return _along(op, op.need("self", "input", "x", at=0), "SoftmaxV2", 1)
 
 
 @costs("aten::_log_softmax aten::log_softmax aten::special_log_softmax")
 def log_softmax(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxV2."""
+    """Return the LogSoftmaxV2 kernel."""
     return _along(op, op.need("self", "input", at=0), "LogSoftmaxV2", 1)
 
 
 @costs("aten::_softmax_backward_data aten::_masked_softmax_backward aten::_log_softmax_backward_data")
 def softmax_backward(op: OpView) -> Iterable[KernelCall]:
-    """SoftmaxGrad or LogSoftmaxGrad."""
+    """Return the SoftmaxGrad or LogSoftmaxGrad kernel."""
     kind = "LogSoftmaxGrad" if "log_softmax" in op.op.name else "SoftmaxGrad"
     return _along(op, op.need("grad_output", "output", at=0), kind, 2)

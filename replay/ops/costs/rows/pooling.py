@@ -21,7 +21,7 @@ def space_of(op: OpView, meta: TensorMeta) -> int:
 
 
 def images(meta: TensorMeta, space: int) -> TensorSpec:
-    """Return a feature map as (N, C, H, W): depth is folded into the batch, a single dimension is the width."""
+    """Return a feature map as (N, C, H, W), with depth folded into the batch and a single dimension as the width."""
     shape = meta.shape
     if len(shape) < space:
         raise DoesNotFit(f"no image with {space} dimensions has the sizes {list(shape)}")
@@ -46,7 +46,7 @@ def _each(values: tuple[int, ...], space: int, default: int) -> tuple[int, ...]:
 
 
 def result_of(op: OpView, meta: TensorMeta, space: int) -> TensorSpec:
-    """Return the first output as (N, C, H, W): as recorded, or computed from output size, scale, or window."""
+    """Return the first output as (N, C, H, W), as recorded or computed from the output size, scale, or window."""
     if op.op.outputs and op.op.outputs[0] is not None:
         return images(op.op.outputs[0], space)
     lead, extent = meta.shape[: len(meta.shape) - space], meta.shape[len(meta.shape) - space :]
@@ -73,7 +73,7 @@ def _input(op: OpView, at: int = 0) -> TensorMeta:
     """
 )
 def max_pool(op: OpView) -> Iterable[KernelCall]:
-    """MaxPoolWithArgmaxV1 between two layout conversions."""
+    """Return MaxPoolWithArgmaxV1 between two layout conversions."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -90,7 +90,7 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
-    """MaxPoolGradWithArgmaxV1 between layout conversions."""
+    """Return MaxPoolGradWithArgmaxV1 between layout conversions."""
     grad = op.need("grad_output", at=0)
     plain, result = images(_input(op, 1), 2), images(grad, 2)
     x, y = blocked(plain), blocked(result)
@@ -110,7 +110,7 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def plain_pool(op: OpView) -> Iterable[KernelCall]:
-    """AvgPoolV2 or MaxPool3D in torch's layout."""
+    """Return AvgPoolV2 or MaxPool3D in torch's layout."""
     meta = _input(op)
     space = space_of(op, meta)
     kind = "AvgPoolV2" if "avg" in op.op.name else "MaxPool3D"
@@ -124,7 +124,7 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradient of AvgPoolV2 or MaxPool3D in torch's layout."""
+    """Return the gradient of AvgPoolV2 or MaxPool3D in torch's layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -152,7 +152,10 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
-    """A reduction for a global pool, otherwise AdaptiveAvgPool3d on channels-last data between transposes."""
+    """Return a reduction for a global pool, otherwise AdaptiveAvgPool3d or AdaptiveMaxPool3d between transposes.
+
+    The pooling kernel works on channels-last data.
+    """
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -179,8 +182,8 @@ def _adaptive_sizes(op: OpView, meta: TensorMeta, space: int) -> tuple[int, ...]
 
 
 def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
-    """Return the total number of positions in all adaptive windows; windows overlap if the sizes do not divide
-    evenly.
+    """Return the total number of positions in all adaptive windows. Windows overlap if the sizes do not
+    divide evenly.
     """
     return prod(
         sum(-(-(place + 1) * size // count) - place * size // count for place in range(count)) if count > 0 else 0

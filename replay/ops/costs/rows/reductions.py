@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of reductions, norms of tensors, scans and extrema."""
+"""Lowering of reductions, tensor norms, scans and extrema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reduced(op: OpView) -> tuple[int, ...]:
 
 
 def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
-    """Return the attribute `inner`, the elements inside one index of `dim`; empty if `dim` is innermost."""
+    """Return the attribute `inner`, the number of elements inside one index of `dim`; empty if `dim` is innermost."""
     if dim is None:
         return {}
     inner = prod(shape[dim + 1 :])
@@ -38,9 +38,9 @@ def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
 
 
 SCANS = frozenset({"Cumsum", "Cumprod", "Cummax", "Cummin", "LogCumsumExp"})
-"""Kernels that go along a dimension one step after the other."""
+"""Kernels that process a dimension sequentially."""
 SORTED = frozenset({"Median", "KthValue", "Mode", "Quantile"})
-"""Kernels that are costed as the sort of all elements that they may need."""
+"""Kernels costed as a sort of all elements, which they may need."""
 
 
 def _rule(kind: str) -> Cost:

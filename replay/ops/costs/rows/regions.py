@@ -13,18 +13,21 @@ from opreplay.replay.ops.op_view import OpView, elements, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 ADAPTIVE = 1
-"""Samples along a side of a bin taken where their number follows from a region's size."""
+"""Samples along one side of a bin if the number depends on the region's size."""
 
 USUAL_BINS = 7
-"""Along a side of a region, where no argument tells."""
+"""Bins along one side of a region if no argument gives the number."""
 
 USUAL_OVERLAP = 0.5
-"""Threshold of overlaps where no argument tells. Of boxes the square root of the threshold is taken to be kept: 4096
-alike take 3.8, 5.1, 9.3, 17.5 and 18.1 ms on a 950PR at 0.05, 0.1, 0.3, 0.7 and 0.9 (hicann/cann-bench)."""
+"""Overlap threshold if no argument gives it.
+
+The share of boxes kept is assumed to be the square root of the threshold: 4096 boxes of the same kind take 3.8, 5.1,
+9.3, 17.5 and 18.1 ms on a 950PR at 0.05, 0.1, 0.3, 0.7 and 0.9 (hicann/cann-bench).
+"""
 
 
 def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
-    """Return all samples of all regions and channels: (regions, bins and samples, channels)."""
+    """Return the samples of all regions and channels as (regions, bins and samples, channels)."""
     sides = (op.integer(side, "group_size", default=USUAL_BINS) for side in ("pooled_height", "pooled_width"))
     samples = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2))
     per_region = prod(sides) * samples**2
@@ -32,7 +35,7 @@ def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
 
 
 def aligned(op: OpView) -> Iterable[KernelCall]:
-    """ROIAlign of blocked float32 images: bilinear samples of every bin and channel, averaged."""
+    """Return ROIAlign of blocked float32 images: bilinear samples of every bin and channel, averaged."""
     source, rois = op.need("input", "self", "x", at=0, rank=4), op.need("rois", at=1, rank=2)
     plain = images(TensorMeta(shape=source.shape, dtype="float32"), 2)
     samples = _bins(op, rois, source.shape[1])
@@ -57,7 +60,7 @@ def aligned_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def suppressed(op: OpView) -> Iterable[KernelCall]:
-    """NMSWithMask: the kept boxes are processed sequentially, each compared with all later boxes."""
+    """Return NMSWithMask: the kept boxes are processed sequentially, each compared with all later boxes."""
     boxes = op.need("dets", "boxes", "input", "self", at=0, rank=1)
     n = max(1, boxes.shape[-2:][0])
     threshold = op.number("iou_threshold")
@@ -71,7 +74,7 @@ def suppressed(op: OpView) -> Iterable[KernelCall]:
 
 
 def overlaps(op: OpView) -> Iterable[KernelCall]:
-    """Iou of all pairs of boxes: about a dozen passes over the result matrix."""
+    """Return Iou of all pairs of boxes: about a dozen passes over the result matrix."""
     a, b = op.need("bboxes", "self", at=0, rank=1), op.need("gtboxes", "query_boxes", at=1, rank=1)
     out = op.output(spec((elements(a) // 4, elements(b) // 4), a.dtype))
     return [kernel("Iou", [out, out], [out])]

@@ -39,7 +39,7 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @costs(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Interpolation: every output element is computed from its neighbours; nearest repeats input elements."""
+    """Return interpolation: every output element is computed from its neighbours; nearest repeats input elements."""
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -82,7 +82,7 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
-    """GridSampler2D: reads images and a grid of positions, writes one element per position and channel.
+    """Return GridSampler2D, which reads images and a grid of positions and writes one element per position and channel.
 
     Channels are transposed to innermost first, unless cores load single elements.
     """

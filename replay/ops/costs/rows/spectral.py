@@ -23,7 +23,7 @@ COMPLEX = {"float64": "complex128", "complex128": "complex128"}
 
 @costs(*(f"aten::{name}" for name in TRANSFORMS))
 def transform(op: OpView) -> Iterable[KernelCall]:
-    """One pass over all data per transformed dimension."""
+    """Return one pass over all data per transformed dimension."""
     source = op.need("self", "input", at=0)
     dims = op.integers("dim")
     name = op.op.name.split(".")[0]
@@ -38,7 +38,7 @@ def transform(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::fft_fftshift aten::fft_ifftshift")
 def shifted(op: OpView) -> Iterable[KernelCall]:
-    """Roll."""
+    """Return the Roll kernel."""
     source = op.dense("self", at=0)
     return [] if source is None else [kernel("Roll", [source], [source])]
 
@@ -48,6 +48,6 @@ WINDOWS = ("hann_window", "hamming_window", "blackman_window", "bartlett_window"
 
 @costs("aten::fft_fftfreq aten::fft_rfftfreq", *(f"aten::{name}" for name in WINDOWS))
 def window(op: OpView) -> Iterable[KernelCall]:
-    """A range, and the window function applied to it."""
+    """Return a range, and the window function applied to it."""
     out = op.output(spec((max(1, op.integer("window_length", "n", default=1)),), "float32"))
     return [kernel("Range", [], [out]), kernel("Cos", [out], [out])]

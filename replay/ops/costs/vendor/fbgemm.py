@@ -1,7 +1,5 @@
 # pyright: strict
-"""Lowering of embedding tables of recommendation models (FBGEMM), of generated kernels, and of values read by the
-host.
-"""
+"""Lowering of embedding tables of recommendation models (FBGEMM), generated kernels, and values read by the host."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from opreplay.traces.model import TensorMeta
 
 _INTEGERS = ("int64", "int32")
 USUAL_WIDTH = 128
-"""Columns of an embedding table where a trace does not tell."""
+"""Columns of an embedding table if the trace does not record them."""
 
 
 @costs_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")
 def tables(op: OpView) -> Iterable[KernelCall]:
-    """EmbeddingBag over all tables, which are concatenated: rows are gathered and summed per bag."""
+    """Return EmbeddingBag over all tables, which are concatenated: rows are gathered and summed per bag."""
     index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements, default=None)
     if index is None:
         raise DoesNotFit("no indices were recorded")
@@ -40,16 +38,16 @@ def tables(op: OpView) -> Iterable[KernelCall]:
 
 
 def permuted(op: OpView) -> Iterable[KernelCall]:
-    """Segments of data in another order: all data is read and written once, one copy per tensor."""
+    """Return copies that reorder segments of data: all data is read and written once, one copy per tensor."""
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
 def scanned(op: OpView) -> Iterable[KernelCall]:
-    """Scan of one long row by a dedicated kernel, as in NPU libraries for recommendation models: block sums, then the
-    blocks.
+    """Return a scan of one long row by a dedicated kernel, which computes block sums and then the blocks.
 
-    CANN's sequential cumulative sum would take thousands of times as long.
+    NPU libraries for recommendation models have this kernel; CANN's sequential cumulative sum would take thousands of
+    times as long.
     """
     source = op.dense(at=0)
     if source is None:
@@ -80,7 +78,7 @@ _INDICES = ("int32", "int64")
 
 @costs_like(r"triton_", r"triton::")
 def generated(op: OpView) -> Iterable[KernelCall]:
-    """A compiler-generated kernel: each tensor in the arguments is moved once; the last one is written."""
+    """Return a compiler-generated kernel: each tensor in the arguments is moved once, and the last one is written."""
     metas = op.tensors
     if not metas:
         raise DoesNotFit("needs tensors")
@@ -110,6 +108,8 @@ def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
 
 @costs("aten::_local_scalar_dense aten::item aten::is_nonzero aten::Bool aten::Int aten::Float")
 def read_by_host(op: OpView) -> Iterable[KernelCall]:
-    """Copy of one value to the host, which waits for the device: it costs step time, but no kernel time."""
+    """Return no kernel for a copy of one value to the host: waiting for the device costs step time, but no
+    kernel time.
+    """
     op.note("hands a value to the host, which waits for the device: no kernel (`opreplay timeline` follows such waits)")
     return ()

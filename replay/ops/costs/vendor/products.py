@@ -14,13 +14,13 @@ from opreplay.traces.model import TensorMeta
 
 
 def jagged_rows(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of jagged rows (T, K) with one matrix (K, N) per sequence."""
+    """Return GroupedMatmul of jagged rows (T, K) with one matrix (K, N) per sequence."""
     x, y = op.need("x_values", at=0, rank=2), op.need("y", at=2, rank=3)
     return [grouped(op, x.shape[0], y, x.shape[1], y.shape[2])]
 
 
 def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
-    """(T, M)^T @ (T, N), one product per sequence, accumulated if a sum is given."""
+    """Return (T, M)^T @ (T, N) as one product per sequence, accumulated if a sum is given."""
     x, y = op.need("x_values", "x", rank=2), op.need("y_values", "weight", rank=2)
     offsets, total = op.meta("x_offsets", "group_list"), op.meta("self")
     steps = length(offsets)
@@ -37,7 +37,7 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
 
 
 def lists_of_products(op: OpView) -> Iterable[KernelCall]:
-    """One product per pair of rows (M, K) and weights (N, K); 8-bit floats are costed at the int8 rate."""
+    """Return one product per pair of rows (M, K) and weights (N, K); 8-bit floats are costed at the int8 rate."""
     names = ("X", "W") if "X" in op.args else ("XQ", "WQ")
     lhs, rhs = ([_eight_bit(t) for t in op.metas(name)] for name in names)
     if not lhs or len(lhs) != len(rhs) or any(len(t.shape) < 2 for t in (*lhs, *rhs)):
@@ -50,7 +50,7 @@ def _eight_bit(meta: TensorMeta) -> TensorMeta:
 
 
 def quantised_on_the_way(op: OpView) -> Iterable[KernelCall]:
-    """DynamicQuant of x (M, K), then the product with 8-bit weights, transposed or not, at the int8 rate."""
+    """Return DynamicQuant of x (M, K), then the product with 8-bit weights, transposed or not, at the int8 rate."""
     x, weight = op.need("input", "x", at=0, rank=2), op.need("weight", "quantized_weight", at=1, rank=2)
     rows, inner = prod(x.shape[:-1]), x.shape[-1]
     turned = weight.shape[-1] == inner
@@ -69,7 +69,7 @@ def quantised_on_the_way(op: OpView) -> Iterable[KernelCall]:
 
 
 def summed_over_batch(op: OpView) -> Iterable[KernelCall]:
-    """int8 products summed over the batch: one product with an inner dimension of batch · K."""
+    """Return int8 products summed over the batch as one product with an inner dimension of batch · K."""
     a, b = op.need("x1", at=0, rank=3), op.need("x2", at=1, rank=3)
     inner = a.shape[0] * a.shape[2]
     operands = [spec((a.shape[1], inner), "int8"), spec((inner, b.shape[2]), "int8")]
@@ -78,7 +78,7 @@ def summed_over_batch(op: OpView) -> Iterable[KernelCall]:
 
 
 def permuted_product(op: OpView) -> Iterable[KernelCall]:
-    """A batched product that permutes its operands' dimensions while reading them."""
+    """Return a batched product that permutes its operands' dimensions while it reads them."""
     a, b = op.need("input", at=0, rank=3), op.need("weight", at=1, rank=3)
     return [product(op, _permuted(a, op.integers("perm_x1")), _permuted(b, op.integers("perm_x2")))]
 
@@ -92,7 +92,7 @@ def _permuted(meta: TensorMeta, order: tuple[int, ...]) -> TensorMeta:
 
 
 def batched_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient of the first matrix, grad @ B^T, or of the second, A^T @ grad."""
+    """Return the product for the gradient of the first matrix, grad @ B^T, or of the second, A^T @ grad."""
     grad = op.need("grad", at=0, rank=2)
     if "mat1_backward" in op.op.name:
         return [product(op, grad, op.need("mat2", at=2, rank=2), weight=True)]
@@ -101,7 +101,7 @@ def batched_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def feed_forward(op: OpView) -> Iterable[KernelCall]:
-    """Two products with the activation in between, grouped if there are experts."""
+    """Return two products with the activation in between, grouped if there are experts."""
     x, w1, w2 = op.need("x", at=0, rank=2), op.need("weight1", at=1, rank=2), op.need("weight2", at=2, rank=2)
     rows, (width, wide), inner = prod(x.shape[:-1]), w1.shape[-2:], w2.shape[-2]
     kind = "SwiGlu" if wide == 2 * inner else "Gelu"
@@ -114,7 +114,10 @@ def feed_forward(op: OpView) -> Iterable[KernelCall]:
 
 
 def ungated_experts(op: OpView) -> Iterable[KernelCall]:
-    """Routing, GroupedMatmul, Gelu, GroupedMatmul, sum over experts: gate (E, I, H), down (E, H, I), both int8."""
+    """Return routing, GroupedMatmul, Gelu, GroupedMatmul and the sum over experts.
+
+    Weights are gate (E, I, H) and down (E, H, I), both int8.
+    """
     x = op.need("input", at=1, rank=2)
     gate, down = op.need("gate", at=2, rank=3), op.need("down", at=3, rank=3)
     rows = x.shape[0] * max(1, op.integer("topk", default=ASSUMED_TOP_K))

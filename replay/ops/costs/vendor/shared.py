@@ -17,7 +17,7 @@ RIGHT = ("mat_b", "B", "b", "w", "W", "weight", "weights", "WQ", "router_weights
 
 
 def named_product(op: OpView) -> Iterable[KernelCall]:
-    """A product whose operands are found by argument name; the weight may be transposed."""
+    """Return a product whose operands are found by argument name; the weight may be transposed."""
     a, b = op.meta(*LEFT), op.meta(*RIGHT)
     if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
         raise DoesNotFit("a product needs two matrices")
@@ -26,12 +26,12 @@ def named_product(op: OpView) -> Iterable[KernelCall]:
 
 
 def _sources(op: OpView, *names: str) -> list[TensorMeta]:
-    """Return the tensors of these argument names, or the widest tensor if there are none."""
+    """Return the tensors of the named arguments, or the widest tensor if there are none."""
     return [meta for name in names if (meta := op.meta(name)) is not None and meta.shape] or [op.widest(rank=1)]
 
 
 def _each(kind: str, *names: str, inputs: int = 1) -> Cost:
-    """Return a rule for one kernel per tensor of these names (or the widest); it reads `inputs` such tensors."""
+    """Return a cost rule for one kernel per named tensor (or the widest); it reads `inputs` tensors of that size."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
@@ -46,11 +46,11 @@ layer_norm_quantised = _each("LayerNormV3", "input")
 norm_of_each = _each("RmsNorm", "x1", "x2", "q", "k", "kv")
 merged_attention = _each("Addcmul", inputs=3)
 repacked = _each("Transpose")
-"""Weights packed in another order."""
+"""Cost rule for weights that are repacked in another order."""
 
 
 def norm_and_rope(op: OpView) -> Iterable[KernelCall]:
-    """RmsNorm of queries and keys, separate or in one tensor, then their rotary embedding."""
+    """Return RmsNorm of queries and keys, separate or in one tensor, then their rotary embedding."""
     wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, "q", "k", "qkv", "input")]
     tables = [spec((tensor.shape[0], tensor.shape[-1]), tensor.dtype) for tensor in wide]
     turned = [kernel("RotaryPositionEmbedding", [x, t, t], [x]) for x, t in zip(wide, tables, strict=True)]
@@ -58,7 +58,7 @@ def norm_and_rope(op: OpView) -> Iterable[KernelCall]:
 
 
 def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
-    """Rotary embedding of queries and keys, and the write of keys and values to the cache."""
+    """Return the rotary embedding of queries and keys, and the write of keys and values to the cache."""
     k, v = op.need("k", rank=1), op.need("v", rank=1)
     written = [spec(meta.shape, meta.dtype) for meta in (k, v)]
     tokens = max(1, k.shape[0])
@@ -67,7 +67,9 @@ def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
 
 
 def hadamard(op: OpView) -> Iterable[KernelCall]:
-    """Hadamard transform as a product of all rows with a square matrix of their width: the cube is fastest."""
+    """Return a Hadamard transform as a product of all rows with a square matrix of their width, because the cube is
+    fastest.
+    """
     x = op.need("x", at=0, rank=1)
     width = x.shape[-1]
     rows = TensorMeta(shape=(elements(x) // max(1, width), width), dtype=x.dtype)
@@ -75,7 +77,7 @@ def hadamard(op: OpView) -> Iterable[KernelCall]:
 
 
 def widened(op: OpView) -> Iterable[KernelCall]:
-    """AscendAntiQuant of the widest tensor; 4 bits per element are assumed if the result's size is unknown."""
+    """Return AscendAntiQuant of the widest tensor; 4 bits per element are assumed if the result's size is unknown."""
     source = op.widest(rank=1)
     unpacked = (*source.shape[:-1], source.shape[-1] * 2 * itemsize(source.dtype))
     out = op.output(spec(unpacked, "float16"))
@@ -91,14 +93,14 @@ def taken_rows(op: OpView) -> Iterable[KernelCall]:
 
 
 def backward_of_sum(op: OpView) -> Iterable[KernelCall]:
-    """LayerNormGrad over the sum of two tensors, which is recomputed first."""
+    """Return LayerNormGrad over the sum of two tensors, which is recomputed first."""
     x = op.need("x1", "x", rank=1)
     wide = spec(x.shape, x.dtype)
     return [kernel("Add", [wide, wide], [wide]), kernel("LayerNormGradV3", [wide, wide], [wide])]
 
 
 def widest(kind: str) -> Cost:
-    """Return a rule for one kernel of this CANN type that reads and writes the size of the widest tensor."""
+    """Return a cost rule for one kernel of this CANN type that reads and writes the size of the widest tensor."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         source = op.widest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 import random
 import weakref
 from pathlib import Path
@@ -21,6 +22,9 @@ from opreplay.traces.reading.native import blocks as compiled
 from opreplay.traces.samples import SAMPLES, sample_path
 from tests.traces.events import document, flow, kernel, launch, note, op, small_events, write
 from tests.traces.reading.native.differential import CORPUS, assert_same, damaged_file, pools_of, reader
+
+EXAMPLES = 40 if "OPREPLAY_SANITIZED_EVENTS" in os.environ else 250
+"""Sanitizers make each example five times slower; `.ci/sanitize` reads damaged traces as well."""
 
 
 def task(kind: Any, *, ph: str = "X", pid: Any = 1, dur: Any = "1.5", **args: Any) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def changed(changes: list[tuple[int, bool, str, str, Any]]) -> list[dict[str, An
 @given(changes=CHANGES, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
 @example(changes=[(0, False, "ts", "", 2**43)], indent=None, ascii_only=True)  # an exact time that looked inexact
 @example(changes=[(2, False, "ts", "", 2.0**43 + 0.5)], indent=None, ascii_only=True)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_odd_values_read_the_same(
     tmp_path_factory: pytest.TempPathFactory, changes: Any, indent: int | None, ascii_only: bool
 ) -> None:
@@ -147,7 +151,7 @@ DAMAGE = st.lists(
 
 @given(damage=DAMAGE, cut=st.integers(0, 3), block=st.sampled_from([64, 512, 1 << 18]))
 @example(damage=[(0, b"")], cut=0, block=64)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_damaged_text_reads_the_same(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, bytes]], cut: int, block: int
 ) -> None:

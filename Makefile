@@ -14,7 +14,9 @@ TESTS ?= not slow
 FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) -c constraints.txt
+# On all processors, where pip would use one. Packages contain files for other versions of Python: their errors are ignored.
+COMPILE = @$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib cli initializers replay traces || true
 # Each process begins with a part of the tests in their order, so that those of a file share what they prepare.
 SHARED = -n $(JOBS) --dist worksteal
 SAMPLE := traces/samples/transformer_infer.json.gz
@@ -82,15 +84,16 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*.[ch])
 	$(INSTALL) -e .
-	@# What is installed from a checkout is compiled when it is first imported, and each time where Python may not write.
-	@$(BIN)/python -m compileall -q cli initializers replay traces
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(INSTALL) -e '.[$*]'
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed tests/readers.txt
 	$(INSTALL) -e '.[test]'
 	$(INSTALL) --no-deps -r tests/readers.txt
+	$(COMPILE)
 	@touch $@

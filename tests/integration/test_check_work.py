@@ -149,4 +149,4 @@ def test_an_op_without_work_is_flagged(tmp_path: Path) -> None:
     found = results["_C::paged_attention_v1"].work
     assert found is not None
     assert found.idle
-    assert "warning: 1 op without work: _C::paged_attention_v1" in " ".join(text.split())
+    assert "warning: no work done by 1 op: _C::paged_attention_v1" in " ".join(text.split())

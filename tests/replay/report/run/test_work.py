@@ -48,8 +48,8 @@ def test_without_counts_there_is_nothing(made: SimpleNamespace) -> None:
 
 def test_idle_ops_and_odd_values_are_warned_of(results: list[OpResult]) -> None:
     first, second = work_notes(results)
-    assert first == "warning: 1 op without work: aten::cudnn_convolution"
-    assert second == "warning: the values of 1 op are odd: aten::cudnn_convolution: offsets | descend"
+    assert first == "warning: no work done by 1 op: aten::cudnn_convolution"
+    assert second == "warning: 1 op with unusual values: aten::cudnn_convolution: offsets | descend"
 
 
 def test_files(made: SimpleNamespace, results: list[OpResult]) -> None:

@@ -31,7 +31,7 @@ def told(count: int, total_us: float, median_us: float, measured_us: float) -> t
 
 def test_a_call_that_was_interrupted_is_named_before_other_causes() -> None:
     (line,) = told(3, 61_400.0, 700.0, 680.0)
-    assert "make the recorded mean 29 times the median" in line
+    assert "make the recorded mean 29 times the recorded median" in line
     assert "0.97 times the median" in line
     assert "values, sizes or libraries differ" not in line
 

@@ -55,6 +55,6 @@ def test_idle_ops_and_odd_values_are_warned_of(results: list[OpResult]) -> None:
 def test_files(made: SimpleNamespace, results: list[OpResult]) -> None:
     page = report.markdown(Run(made.header, results, made.summary))
     assert "| 74.1 % | `aten::addmm` | 8,192 of 65,536 context tokens (12.5 %) |" in page
-    assert "- warning: 1 op without work" in page
+    assert "- warning: no work done by 1 op" in page
     rows = list(csv.DictReader(io.StringIO(report.view(Run(made.header, results, made.summary)).text("csv"))))
     assert [row["work"] for row in rows[:3]] == ["8,192 of 65,536 context tokens (12.5 %)", "no work: 0 of 7 rows", ""]

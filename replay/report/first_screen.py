@@ -112,7 +112,7 @@ def _outside_lines(where: Where, least: float) -> list[str]:
     """Return lines on work launched before the recording and on labels, if their share is at least `least`."""
     before = quotient(where.launched_before_us, where.total_us) or 0.0
     labels = quotient(where.labels_us, where.total_us) or 0.0
-    early = f"launched before the recording: {share_text(before)} of device time, so its ops are not recorded"
+    early = f"launched before the recording: {share_text(before)} of device time (ops not recorded)"
     return [*([early] if before >= least else []), *([_labels(where, labels)] if labels >= least else [])]
 
 

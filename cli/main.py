@@ -153,10 +153,13 @@ class OpReplayGroup(click.Group):
                 return _show_full_disk(error)
             if isinstance(error, BlockingIOError) or str(error) == NO_THREAD:
                 hint = "End other programs, or raise the limit: ulimit -u."
-                return show_error("the system starts no more threads or processes", hint, ExitCode.ENVIRONMENT)
+                return show_error("the system cannot start more threads or processes", hint, ExitCode.ENVIRONMENT)
             if isinstance(error, UNBEARABLE):
-                what = f"the input cannot be computed with: {type(error).__name__}: {error}".removesuffix(": ")
-                hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."
+                what = f"computing with this input failed: {type(error).__name__}: {error}".removesuffix(": ")
+                hint = (
+                    "The input probably has too many values, or values that are too large or nested "
+                    "too deeply. If not, please report this."
+                )
                 return show_error(what, hint, ExitCode.REFUSED)
             raise
 
@@ -195,7 +198,7 @@ def _show_full_disk(error: OSError) -> int:
     where = "stdout: " if _stdout_is_full() else ""
     _discard_stdout()
     where = where if error.filename is None else f"{error.filename}: "
-    return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
+    return show_error(f"{where}{error.strerror}", "Check the disk and its permissions.", ExitCode.ENVIRONMENT)
 
 
 def _stdout_is_full() -> bool:
@@ -263,7 +266,7 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
     path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
     if config is None and (other := irregular_file(Path.cwd(), path)) is not None:
-        console.narrate(f"opreplay: {other} is not read: it is no regular file")
+        console.narrate(f"opreplay: {other} was ignored: it is not a regular file")
     if path is None:
         return Settings()
     group = ctx.command

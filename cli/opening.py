@@ -92,8 +92,8 @@ def busiest_of(trace: Trace) -> Trace:
 
     part = one_process(trace)
     console.narrate(
-        f"opreplay: {trace.info.path} holds {part.info.processes} processes; this is {part.info.process!r}: "
-        "--process takes another one, `timeline --ranks` compares them"
+        f"opreplay: {trace.info.path} contains {part.info.processes} processes; shown is {part.info.process!r}. "
+        "Select another with --process, or compare them with `timeline --ranks`"
     )
     return part
 

@@ -198,7 +198,11 @@ def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
     try:
         path.write_bytes(text.encode(errors="backslashreplace"))
     except OSError as error:
-        again = f"`opreplay show {lines}` shows what was measured" if lines else "FILE.jsonl would hold each op"
+        again = (
+            f"`opreplay show {lines}` prints what was measured"
+            if lines
+            else "with --output FILE.jsonl, each op would have been saved"
+        )
         raise EnvironmentRefused(
             f"cannot write {path}: {error.strerror}", hint=f"Free some space, or name another file; {again}."
         ) from None

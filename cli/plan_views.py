@@ -29,7 +29,7 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
         left_out = write_tracelens_ir(plan, output, force=force)
         if left_out:
-            console.narrate(f"{output} leaves out {left_out} of {len(plan.ops)} ops, which cannot be called")
+            console.narrate(f"{output} lacks {left_out} of {len(plan.ops)} ops, which cannot be called")
         return
     text = console.json_text(plan)
     if output == "-":

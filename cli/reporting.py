@@ -55,7 +55,9 @@ def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = T
     if run is None:
         return
     if outputs.was_finished:
-        console.narrate(f"opreplay: that run was complete: none of its {run.summary.ops:,} ops was measured again")
+        console.narrate(
+            f"opreplay: the resumed run was already complete; none of its {run.summary.ops:,} ops was measured again"
+        )
     if outputs.to_stdout:
         console.narrate(run.first_line)
         return
@@ -76,11 +78,11 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
         console.narrate(
-            f"opreplay: {late} ops were not tried for lack of time (--set total_time) and count as not replayed"
+            f"opreplay: {late} ops were not run because time ran out (--set total_time); they count as not replayed"
         )
     lost = sum(is_lost(result.reason) for result in results)
     if lost:
-        console.narrate(f"opreplay: error: {lost} ops lost their process; --resume tries them again")
+        console.narrate(f"opreplay: error: the processes of {lost} ops died; to retry these ops, use --resume")
     stopped = False
     if summary is not None and summary.interrupted:
         stopped = True
@@ -96,9 +98,8 @@ def _tell_stop(result: OpResult, untried: int) -> None:
     from opreplay.replay.report.text import plural
 
     console.narrate(
-        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; "
-        f"{plural(untried, 'op')} not tried (--stop-on-error). --resume tries it again; without "
-        "--stop-on-error, the run continues after it"
+        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {plural(untried, 'op')} not tried "
+        "(--stop-on-error). To retry it, use --resume; to continue after failed ops, leave out --stop-on-error"
     )
 
 
@@ -109,7 +110,7 @@ def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_f
     """
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in results)
-    what = "were not replayed, or compute something else" if wrong else "were not replayed"
+    what = "were not replayed or have wrong results" if wrong else "were not replayed"
     return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
 
 
@@ -129,14 +130,14 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
     for result in filter(is_ended_by_time, outputs.memory.results):
         if result.measure_s is not None:
             console.narrate(
-                f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s "
-                f"of the run's {wall_s:.0f} s without finishing (--set total_time): --resume tries it "
-                "last, --set op_limit stops it earlier"
+                f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
+                f"{wall_s:.0f} s without finishing (--set total_time); --resume retries it last, --set op_limit stops "
+                "it earlier"
             )
     if late and not _measured_here(outputs):
         console.narrate(
-            f"opreplay: no op was tried, because starting took all of the {wall_s:.1f} s (--set "
-            "total_time); give --resume more time"
+            f"opreplay: no op was run, because startup took all of the {wall_s:.1f} s (--set total_time); run again "
+            "with --resume and more time"
         )
 
 

@@ -48,7 +48,7 @@ MOST_SIZE = 1 << 24
 _SHOWN = 200
 """Maximum number of characters of a file that a message quotes."""
 _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
-SETS = "Write what --set takes by its own name: op_time = 0.5, and not set = ['op_time=0.5']."
+SETS = "Write each setting by its own name: op_time = 0.5 instead of set = ['op_time=0.5']."
 _WORD = re.compile(r"[A-Z]+")
 _SUFFIX = re.compile(r"\.[a-z]")
 _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "SIZE"}) | {
@@ -182,7 +182,8 @@ def _assigned(
         else:
             if name in known:
                 raise _wrong(
-                    f"{path}: {name} is a command, and no table of its options", f"Write it like [{name}], once."
+                    f"{path}: {name} is a command, but its value is not a table of options",
+                    f"Write the command's options in one table [{name}].",
                 )
             what = f"there is no command {name!r}" if isinstance(value, dict) else f"no command has an option {name!r}"
             raise _unknown(path, what, name, [*known, *everywhere])
@@ -206,12 +207,16 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
     used, reasons = settings.used.get(command, ()), settings.untrusted
     unreadable = next((f"{name}: {settings.unreadable[name]}" for name in used if name in settings.unreadable), None)
     if unreadable is not None:
-        raise _wrong(f"{settings.path}: {unreadable}", "A device file is a regular file below that of the options.")
+        raise _wrong(
+            f"{settings.path}: {unreadable}",
+            "A device file must be a regular file in the folder of the options file, or below it.",
+        )
     wrong = [f"{name} ({reasons[name]})" if reasons[name] else name for name in used if name in reasons]
     if wrong:
         raise _wrong(
-            f"{settings.path} was found, not named, and decides {', '.join(wrong)}: that needs your trust",
-            f"Read it, then: opreplay trust {settings.path}. Or leave it out: opreplay --config {NONE} {command} ...",
+            f"{settings.path} was found automatically and sets {', '.join(wrong)}, which needs your trust",
+            f"Read the file, then run: opreplay trust {settings.path}. Or ignore the file: opreplay --config {NONE} "
+            f"{command} ...",
         )
 
 
@@ -228,7 +233,7 @@ def excess_of(option: click.Option, value: Any, folder: Path) -> str:
         return "" if outside is None else f"{outside[:_SHOWN]} is a file outside of {folder}"
     converted = option.type_cast_value(click.Context(click.Command("")), value)
     if option.name in _PARALLEL and not option.is_flag and converted > (most := PER_PROCESSOR * (os.cpu_count() or 1)):
-        return f"{converted:,} is more than {most}, {PER_PROCESSOR} a processor"
+        return f"{converted:,} is more than {most} ({PER_PROCESSOR} per processor)"
     if option.name in _PER_OP and converted > LONGEST_S:
         return f"{converted:g} s is more than {LONGEST_S:g} s"
     if option.name in _SIZES and converted > MOST_SIZE:
@@ -278,11 +283,11 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
     try:
         table: Any = parse_toml(content)
     except ValueError as error:
-        raise _wrong(f"{path} is no TOML: {error}", "Options are written like soc = ['910b3'].") from None
+        raise _wrong(f"{path} is not valid TOML: {error}", "Options are written like soc = ['910b3'].") from None
     for key in ("tool", "opreplay") if path.name == SHARED else ():
         table = cast("dict[str, Any]", table).get(key, {})
         if not isinstance(table, dict):
-            raise _wrong(f"{path}: {key} is no table", "Options stand below [tool.opreplay].")
+            raise _wrong(f"{path}: {key} is not a table", "Write the options below [tool.opreplay].")
     return _dashed(path, cast("dict[str, Any]", table))
 
 
@@ -294,7 +299,7 @@ def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     names = [name.replace("_", "-") for name in table]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise _wrong(f"{path}: {twice[:_SHOWN]} is there twice", "Write it once, with - or with _.")
+        raise _wrong(f"{path}: {twice[:_SHOWN]} is given twice", "Write it once, with - or with _.")
     values = (
         _dashed(path, cast("dict[str, Any]", value)) if isinstance(value, dict) else value for value in table.values()
     )
@@ -317,13 +322,13 @@ def _take(
 ) -> None:
     """Store a value where click will find it. Raises UsageError if the option does not accept it."""
     texts = _texts(value, option)
-    hint = f"It is as `opreplay {command}` takes --{written.rpartition('.')[2]}."
+    hint = f"Write the value as for --{written.rpartition('.')[2]} of `opreplay {command}`."
     if texts is None:
         kind = (
             "true or false" if option.is_flag else "a list, text or number" if option.multiple else "a text or number"
         )
         raise _wrong(
-            f"{path}: {written} = {_shown(value)} is not {kind}", f"It is as --{written.split('.')[-1]} takes it."
+            f"{path}: {written} = {_shown(value)} is not {kind}", f"Write the value as for --{written.split('.')[-1]}."
         )
     placed = [_placed(text, option, path.parent) for text in texts] if isinstance(texts, list) else texts
     option_value = placed if option.is_flag or option.multiple else cast("list[Any]", placed)[0]
@@ -385,11 +390,12 @@ def _wrong(message: str, hint: str) -> UsageError:
 
 def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
     if name in _NO_OPTIONS:
-        hint = SETS if name == "set" else f"--{name} is for the command line alone."
+        hint = SETS if name == "set" else f"Give --{name} on the command line only."
         return _wrong(f"{path}: {what[:_SHOWN]}", hint)
     near = get_close_matches(name[:_SHOWN], known, n=1)
     return _wrong(
-        f"{path}: {what[:_SHOWN]}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
+        f"{path}: {what[:_SHOWN]}",
+        f"Did you mean {near[0]}?" if near else "Names are like the flags, without leading dashes.",
     )
 
 
@@ -406,7 +412,7 @@ def trust(path: Path, content: bytes) -> None:
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(place):
-        raise PermissionError(0, "others may write there", str(place))
+        raise PermissionError(0, "other users can write there", str(place))
     mark = os.open(place / _key(path, content), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(mark, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{path.resolve()}\n")

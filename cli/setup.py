@@ -74,7 +74,7 @@ def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
 
     plan, settings = job.plan, job.settings
     if job.unfused:
-        console.narrate(f"opreplay: --fused ascend: {plan.source} holds no calls that one kernel stands for")
+        console.narrate(f"opreplay: --fused ascend: {plan.source} contains no calls that one kernel can replace")
     if not job.keeps or settings.init_args or settings.values is not None:
         refuse_unused_initializers(job.registry, plan.ops, plugins, settings.init_args)
     if settings.values is not None:
@@ -115,7 +115,7 @@ def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
     plan = with_fused_kernels(read, fused)
     if plan is read and fused == "ascend":
         name = plan.source if isinstance(plan, ReplayPlan) else "it"
-        console.narrate(f"opreplay: --fused {fused}: {name} holds no calls that one kernel stands for")
+        console.narrate(f"opreplay: --fused {fused}: {name} contains no calls that one kernel can replace")
     return plan
 
 
@@ -144,7 +144,7 @@ def refuse_unused_initializers(
         of_file = [entry for entry in registrations() if entry.source == f"--plugin {name}"]
         if {entry.kind for entry in of_file} == {"initializer"}:
             patterns = [pattern for entry in of_file for pattern in entry.ops]
-            refuse(patterns, f"--plugin {name}: none of its initializers names an op of the plan", "They name")
+            refuse(patterns, f"--plugin {name}: none of its initializers is for an op of the plan", "They name")
     for setting in init_args:
         rule = registry[setting.partition(".")[0]]
         message = f"--set init_arg={setting}: no op of the plan is initialized by {rule.name}"
@@ -156,9 +156,9 @@ def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
     from opreplay.cli.terminal import console
 
     for why, text in (
-        (contents.impossible, "{} cannot hold the batch that the trace tells: {}"),
-        (contents.unrecorded, "{} may have done more than is predicted: {}"),
-        (contents.problems, "contents of {} cannot be made, so their shapes alone decide: {}"),
+        (contents.impossible, "{} are too small for the batch that the trace records: {}"),
+        (contents.unrecorded, "{} may have done more work than is predicted: {}"),
+        (contents.problems, "inputs of {} could not be generated, so only shapes affect the prediction: {}"),
     ):
         if why:
             console.narrate(text.format(f"{len(why)} op{'s' * (len(why) > 1)}", next(iter(why.values()))))

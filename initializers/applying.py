@@ -59,7 +59,7 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
     after = list(_tensors(context.args))
     for name, tensor, shape, dtype in before:
         if not any(tensor is other and name == at for at, other, _, _ in after):
-            raise InitializerError(f"{name} was replaced by another value; fill the tensor in place instead")
+            raise InitializerError(f"{name} was replaced by another object; fill the tensor in place instead")
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise InitializerError(
                 f"{name} was {dtype}{list(shape)} before and is {tensor.dtype}{list(tensor.shape)} now"
@@ -96,12 +96,12 @@ MAX_AMOUNT = 1 << 62
 def _wrong_work(said: Any) -> str:
     """Return a message that says why a Work is invalid; "" if it is valid."""
     if not isinstance(said, Work):
-        return f"{type(said).__name__} returned, not a Work"
+        return f"it must return a Work, not {type(said).__name__}"
     # Users' code may have put anything into it.
     if not _all_of(said.amounts, Amount) or not _all_of([amount.what for amount in said.amounts], str):
-        return "amounts must be a tuple of Amount, each with a text `what`"
+        return "amounts must be a tuple of Amount, each with a string `what`"
     if not _all_of(said.warnings, str):
-        return "warnings must be a tuple of texts"
+        return "warnings must be a tuple of strings"
     numbers: list[tuple[str, Any]] = [
         ("bytes_read", said.bytes_read),
         ("bytes_written", said.bytes_written),

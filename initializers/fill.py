@@ -144,7 +144,9 @@ def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if values.dim() == 1 and values.numel() == tensor.numel():
         values = values.reshape(tensor.shape)
     if not spreads(values.shape, tensor.shape):
-        raise InitializerError(f"values of shape {list(values.shape)} do not fill a tensor of {list(tensor.shape)}")
+        raise InitializerError(
+            f"values of shape {list(values.shape)} do not fit a tensor of shape {list(tensor.shape)}"
+        )
     values = values.expand(tensor.shape)
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:

@@ -141,15 +141,18 @@ def refuse_unusable(kind: type[CustomInit], ops: object, written: type) -> None:
     if not isinstance(cast("object", kind.name), str) or not kind.name.strip():
         refuse("needs a name", 'Give the class name = "...", which results show.')
     if type(cast("object", kind.priority)) is not int:
-        refuse(f"has priority {kind.priority!r}, no whole number", "Give the class priority = 1, or leave it out.")
+        refuse(
+            f"has priority {kind.priority!r}, which is not a whole number",
+            "Give the class priority = 1, or leave it out.",
+        )
     if not ops:
         refuse("needs op_patterns", 'Give the class op_patterns = ("namespace::op",).')
     if not isinstance(ops, tuple | list):
-        refuse("has op_patterns that are no tuple of names", 'Write op_patterns = ("namespace::op",).')
+        refuse("has op_patterns that are not a tuple of names", 'Write op_patterns = ("namespace::op",).')
     names = cast("Sequence[object]", ops)
     for op in names:
         if not isinstance(op, str) or not _OP.fullmatch(op):
-            refuse(f"is for {op!r}, which is no op", _hint_for(op))
+            refuse(f"is for {op!r}, which is not an op name", _hint_for(op))
     if len(set(names)) != len(names):
         refuse("names an op twice", "Leave one of them out.")
 
@@ -160,7 +163,7 @@ _OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+")
 def _hint_for(op: object) -> str:
     text = str(op)
     if "*" in text or "?" in text:
-        return "Initializers take exact names: list each op, without * and ?."
+        return "Initializers need exact names: list each op, without * and ?."
     if "::" in text and "." in text:
         return f"Leave the overload out: {text.partition('.')[0]}."
     return 'Write "namespace::op", as reports print it.'

@@ -53,7 +53,8 @@ def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
     name, dot, chosen = key.strip().partition(".")
     if not equals or not dot:
         raise UsageError(
-            f"{text!r} is not a setting", hint="Write NAME.OPTION=VALUE, e.g. moe_routing.distribution=zipf."
+            f"{text!r} is not an initializer setting",
+            hint="Write NAME.OPTION=VALUE, e.g. moe_routing.distribution=zipf.",
         )
     rule = known[name]
     option = next((option for option in rule.options if option.name == chosen), None)

@@ -95,7 +95,7 @@ def load_user_code(name: str, *, flag: str) -> None:
         place = failed_at(error)
         hint = missing_op_hint(error) or _beside_hint(name, error) or _imported_hint(name)
         raise UsageError(
-            f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
+            f"{flag} {name} failed: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
             hint=hint or _fallback_hint(name, error),
         ) from error
 
@@ -108,7 +108,10 @@ def _imported_hint(name: str) -> str:
     for module, known in tuple(sys.modules.items()):
         origin = getattr(known, "__dict__", {}).get("__file__")
         if module != "__main__" and isinstance(origin, str) and Path(origin) == file:
-            return f"The program imports the file as {module} already, and opreplay runs it: leave the import out."
+            return (
+                f"The program has already imported this file as {module}. Remove that import, because "
+                "opreplay runs the file itself."
+            )
     return ""
 
 
@@ -122,15 +125,18 @@ def _beside_hint(name: str, error: BaseException) -> str:
     folder, module = Path(name).resolve().parent, error.name.partition(".")[0]
     if not (folder / f"{module}.py").is_file() and not (folder / module).is_dir():
         return ""
-    return f"{module} lies beside {Path(name).name}: set PYTHONPATH={folder} to have it found."
+    return f"{module} is next to {Path(name).name}, but not on Python's path: set PYTHONPATH={folder}."
 
 
 def _fallback_hint(name: str, error: BaseException) -> str:
     if not name.endswith(".py"):
-        return "Give a .py file, a folder of these, or a module that Python can import, or that lies in this folder."
+        return (
+            "Give a .py file, a folder of .py files, or a module that Python can import or that is in "
+            "the current folder."
+        )
     if isinstance(error, ModuleNotFoundError):
-        return f"Install {(error.name or '').partition('.')[0]}: Python does not find it."
-    return "" if Path(name).is_file() else "Give a .py file that is there."
+        return f"Install {(error.name or '').partition('.')[0]}: Python cannot find it."
+    return "" if Path(name).is_file() else "Give an existing .py file."
 
 
 def load_entry_point(entry: EntryPoint) -> Any:
@@ -190,7 +196,7 @@ def _execute(name: str, file: Path) -> ModuleType:
 def _execute_once(name: str, file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses, pickles and type hints look a module up by its name.
     sys.modules[name] = module

@@ -83,8 +83,8 @@ class UserTable(Generic[Entry]):
             if not redefines(entry.function, other.function):
                 where = f" for {entry.device}" if entry.device else ""
                 raise Taken(
-                    f"{op} has a user {self.what} already{where}, from {other.place}; {entry.place} registers another: "
-                    f"{self._remedy}"
+                    f"{op} already has a user {self.what}{where} from {other.place}, but {entry.place} registers "
+                    f"another: {self._remedy}"
                 )
         self._used.difference_update(id(other) for _, other in earlier)
         for op in entry.ops:

@@ -134,7 +134,9 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
             continue
         head = f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name})"
         if entry.shown in needless:
-            lines.append(f"{head}: {needless[entry.shown]} can be replayed without it; override=True uses it there")
+            lines.append(
+                f"{head}: {needless[entry.shown]} can be replayed without it; to use it anyway, set override=True"
+            )
         elif not any(_is_for(entry, op) for op in ops):
             lines.append(f"{head}: no selected op has that name")
     return lines

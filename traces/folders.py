@@ -49,7 +49,7 @@ def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReade
     """
     try:
         if not may_read(path):
-            raise OSError(errno.EACCES, "it lies in no folder that may be read", str(path))
+            raise OSError(errno.EACCES, "it is outside the folders that may be read", str(path))
         _refuse_irregular(os.stat(path), path, most_bytes)  # opening a device may already change it
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except ValueError as error:
@@ -93,7 +93,7 @@ def _refuse_irregular(status: os.stat_result, path: str | os.PathLike[str], most
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > most_bytes:
         raise _too_large(path, most_bytes)
 

@@ -31,9 +31,9 @@ def copies_text(losses: Mapping[str, int]) -> str:
     if not copies:
         return ""
     return (
-        f"{copies:,} events that are in the file twice count once"
+        f"{copies:,} duplicate events in the file were counted only once"
         if copies > 1
-        else "1 event in the file twice counts once"
+        else "1 duplicate event in the file was counted only once"
     )
 
 
@@ -43,7 +43,7 @@ def loss_text(losses: Mapping[str, int], shown: str) -> str:
     `shown` is the subject and verb before "of the rest" in the text.
     """
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
-    lost = f"reading lost {reasons}: {shown} of the rest" if reasons else ""
+    lost = f"not everything could be read ({reasons}): {shown} of the rest" if reasons else ""
     return "; ".join(filter(None, (lost, copies_text(losses))))
 
 

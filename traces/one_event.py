@@ -19,7 +19,7 @@ SOURCE = "event"
 """Used in place of the file name."""
 _DIMS = ("Input Dims", "Input dims")
 """The key as spelled by torch, and by torch up to 1.8."""
-_HINT = "An op of a Kineto trace has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."
+_HINT = "A Kineto op event has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."
 
 
 def trace_of_event(event: Mapping[str, Any]) -> Trace:

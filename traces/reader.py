@@ -70,7 +70,7 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
         names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
         if not names:
             is_call = "::" in pattern and "(" in pattern
-            hint = "Check the pattern; quote it so that it arrives whole."
+            hint = "Check the pattern, and put it in quotes."
             raise TraceError(
                 f"no file matches {pattern}", hint="This looks like a call: use `opreplay op`." if is_call else hint
             )

@@ -34,7 +34,7 @@ def parse_toml(text: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     except RecursionError:
-        raise ValueError("its values are nested too deep") from None
+        raise ValueError("its values are nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(str(error)[:200]) from None
     except ValueError:  # Python refuses to parse numbers of thousands of digits
@@ -49,7 +49,7 @@ def _check(value: object, depth: int) -> None:
         raise ValueError(f"a whole number has more than {MOST_BITS} bits")
     if isinstance(value, dict | list):
         if depth > MOST_DEPTH:
-            raise ValueError(f"values are nested more than {MOST_DEPTH} deep")
+            raise ValueError(f"values are nested more than {MOST_DEPTH} levels deep")
         items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
         for item in items:
             _check(item, depth + 1)

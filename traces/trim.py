@@ -96,7 +96,8 @@ def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Sp
                 at = text.find(name, at + 1)
             tail = text[-131072:]
     raise TraceError(
-        f"{path} marks no ProfilerStep#{number}", hint="`opreplay inspect` lists the steps; --between takes times."
+        f"{path} marks no ProfilerStep#{number}",
+        hint="`opreplay inspect` lists the steps. Or select a time range with --between.",
     )
 
 

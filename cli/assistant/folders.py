@@ -15,7 +15,7 @@ from opreplay.traces.folders import is_inside
 MOST_ENTRIES = 5_000
 """Maximum number of folder entries examined for a list of files."""
 KINDS = (".json", ".json.gz", ".jsonl", ".toml", ".csv", ".txt")
-HINT = "Name a file as the tool `files` does."
+HINT = "Use a file name that the tool `files` lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,10 +53,10 @@ FAILING = 3
 OPEN_FILES = 4
 """Maximum number of traces kept open for further questions."""
 
-FileName = Annotated[str, Field(description="File as `files` names it, or its absolute path.")]
-OpName = Annotated[str, Field(description='Id, name, glob ("aten::*mm*") or place by time ("#1") of an op.')]
+FileName = Annotated[str, Field(description="File name from `files`, or absolute path.")]
+OpName = Annotated[str, Field(description='Op: id, name, glob ("aten::*mm*") or rank by time ("#1").')]
 Socs = Annotated[list[str], Field(description='Simulated devices such as "910b3", or device files (.toml).')]
-Size = Annotated[int, Field(ge=LEAST_BYTES, le=MOST_BYTES, description="Most bytes of the answer.")]
+Size = Annotated[int, Field(ge=LEAST_BYTES, le=MOST_BYTES, description="Maximum bytes of the answer.")]
 By = Literal["op", "category", "kernel", "phase"]
 
 
@@ -226,7 +226,7 @@ class Tools:
     def sweep(
         self,
         calls: Annotated[list[str], Field(min_length=1, description='As "aten::mm(bf16[64,n], bf16[n,32])".')],
-        vary: Annotated[list[str], Field(description='Values of names: "n=64,128", "n=2^7..2^14".')] = [],  # noqa: B006
+        vary: Annotated[list[str], Field(description='Values for the size names: "n=64,128", "n=2^7..2^14".')] = [],  # noqa: B006
         soc: Socs = [DEFAULT_SOC],  # noqa: B006
         max_bytes: Size = MAX_BYTES,
     ) -> Swept:
@@ -255,8 +255,8 @@ class Tools:
         op: Annotated[str, Field(description='"namespace::op" or "file.py:function".')],
         against: Annotated[str | None, Field(description='Reference: an op, "torch.add", "file.py:function".')] = None,
         shapes: Annotated[list[str], Field(description='Calls to try: "4096x4096", "f32[4,8], f32[8]".')] = [],  # noqa: B006
-        trace: Annotated[str | None, Field(description="Trace whose calls of the op are tried.")] = None,
-        points: Annotated[list[str], Field(description="Points to check; all where empty.")] = [],  # noqa: B006
+        trace: Annotated[str | None, Field(description="Trace; its calls of the op are tried.")] = None,
+        points: Annotated[list[str], Field(description="Points to check; empty for all.")] = [],  # noqa: B006
         plugins: Annotated[list[str], Field(description="Files (.py) that register the op.")] = [],  # noqa: B006
         max_bytes: Size = MAX_BYTES,
     ) -> Checked:

@@ -137,7 +137,7 @@ def run_showing(
     )
 
 
-@click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)
+@click.command("batch", cls=Command, short_help="Like `run`, for many traces.", hidden=True)
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @shared.execution_traces_option
 @shared.device_option
@@ -186,8 +186,8 @@ def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
     damaged = () if allowed else batch.damaged()
     for path in damaged:
         narrate(
-            f"opreplay: error: {path} is cut short or damaged: only the readable part is shown (--set "
-            "allow_damaged=true accepts this)"
+            f"opreplay: error: {path} is cut short or damaged: only the readable part is shown (to accept this, add "
+            "--set allow_damaged=true)"
         )
     return damaged
 

@@ -65,7 +65,7 @@ def of_calls(paths: Sequence[str]) -> bool:
     if len(kinds) > 1:
         raise UsageError(
             "kernels and calls must be calibrated separately",
-            hint="Give the kernels first, then the calls with --soc and the file that results.",
+            hint="Calibrate with the kernels first, then with the calls and --soc RESULT.toml.",
         )
     return kinds.pop()
 

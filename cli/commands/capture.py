@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     ),
 )
 @setting("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
-@click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on the contents of tensors.")
-@click.option("--check", is_flag=True, help="Replay the plan on real values and compare all results with the model's.")
+@click.option("--real", is_flag=True, help="Run on real tensors; needed if the step depends on tensor contents.")
+@click.option(
+    "--check", is_flag=True, help="Replay the plan on real values and compare all results with those of the model."
+)
 @click.option("--trust", is_flag=True, help="Load FILE.pt2, which executes any code that it contains.")
 @seed_option
 @click.option(
@@ -69,15 +71,15 @@ if TYPE_CHECKING:
     "--tensor-parallel",
     type=Count(min=1),
     metavar="N",
-    help=("For hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum their results.  [default: 1]"),
+    help=("For hf:CONFIG: split heads, widths and vocabulary over N ranks and all-reduce the results.  [default: 1]"),
 )
 @click.option(
     "--pipeline-parallel",
     type=Count(min=1),
     metavar="N",
     help=(
-        "For hf:CONFIG: split the layers into N stages, which send each other hidden states; "
-        "rank R is in stage R // tensor ranks.  [default: 1]"
+        "For hf:CONFIG: split the layers into N pipeline stages that pass on hidden states; rank R is in stage R // "
+        "tensor ranks.  [default: 1]"
     ),
 )
 @setting(
@@ -90,7 +92,7 @@ if TYPE_CHECKING:
     ),
 )
 @fused_option(
-    "Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
+    "Replace calls with the fused kernels that servers run on Ascend: norms "
     "with sums, rotary embeddings, SwiGlu, attention, writes to caches, experts.  [default: ascend for inference of "
     "hf:CONFIG with --vary or --weights, else none]"
 )
@@ -104,7 +106,7 @@ if TYPE_CHECKING:
     ),
 )
 @setting(
-    "--world-size", type=Count(min=1), metavar="N", help="Act as one rank of a job of N ranks; nothing is exchanged."
+    "--world-size", type=Count(min=1), metavar="N", help="Act as one rank of a job with N ranks, without communication."
 )
 @setting("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
 @click.option(
@@ -113,8 +115,8 @@ if TYPE_CHECKING:
     default="cpu",
     show_default=True,
     help=(
-        "The device whose defaults torch uses, if known: optimizers use lists (foreach) on cuda "
-        "and npu. Tensors are fake CPU tensors in any case."
+        "Use torch's defaults for this device, e.g. foreach optimizers on cuda and npu. Tensors are still fake CPU "
+        "tensors."
     ),
 )
 @click.option(
@@ -215,7 +217,7 @@ def command(
         device=device,
     )
     if vary:
-        refuse_given(("check",), "{} is of one plan", "Leave --vary out.")
+        refuse_given(("check",), "{} is for a single plan", "Leave --vary out.")
         refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
         wanted = sizes_of((*vary, *sizes))
         check_sizes(target, shape, wanted)

@@ -53,8 +53,8 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     "--require",
     metavar="POINTS",
     help=(
-        "Exit with 1 if one of these points fails or is missing: all, none, or comma-separated "
-        f"names.  [default: {REQUIRE}; any of `points` that fails]"
+        "Exit with 1 if one of these points fails or is missing (all, none, or comma-separated names).  [default: "
+        f"{REQUIRE}; any of `points` that fails]"
     ),
 )
 @setting("--threads", type=Count(min=1), metavar="N", help="Number of torch threads on the CPU.")
@@ -64,7 +64,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     default="10s",
     show_default=True,
     metavar="TIME",
-    help="Maximum time for comparing times; it ends earlier once the result is certain.",
+    help="Maximum time to spend on comparing times; less if the result is certain earlier.",
 )
 @setting(
     "--case-limit",
@@ -116,8 +116,8 @@ def command(
         return _stand_ins(op or "*", library=library, device=device, seed=seed, format_=format_)
     if op is None or library is not None:
         raise UsageError(
-            "no op is named" if op is None else "--set library needs --stand-ins",
-            hint="Name one as mylib::my_op, or check opreplay's own with --stand-ins.",
+            "no op is given" if op is None else "--set library needs --stand-ins",
+            hint="Name one as mylib::my_op, or check opreplay's stand-ins with --stand-ins.",
         )
     check_outputs([output], force=force)
     required = None if require is None else parse_points(require)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="CONDITION",
     help=(
-        "Exit with 5 if a condition is violated: 'slower>5%' (any op), 'total>3%' (all ops "
+        "Exit with 5 if a condition is met: 'slower>5%' (any op), 'total>3%' (all ops "
         "together), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' (smaller changes would "
-        "not be detected); exit with 6 if it cannot be tested. Repeatable."
+        "not be detected); exit with 6 if a condition cannot be tested. Repeatable."
     ),
 )
 @click.option(
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     "--force",
     is_flag=True,
     help=(
-        "Compare runs of different machines or measurement methods, which the report then says; "
+        "Compare runs of different machines or measurement methods (the report lists the differences); "
         "overwrite the file of --output."
     ),
 )
@@ -170,7 +170,9 @@ def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
     from opreplay.replay.results.compare.regressions import parse_condition
     from opreplay.replay.results.history import read_history
 
-    refuse_given(NOT_OF_HISTORY, "{} does not go with --history", "A history is all that is read.")
+    refuse_given(
+        NOT_OF_HISTORY, "{} does not go with --history", "Leave out the traces: --history reads only the history."
+    )
     conditions = [parse_condition(text) for text in fail_if]
     ops = changes_of(read_history(path))
     broken = views.slower_than(conditions, ops)

@@ -43,7 +43,15 @@ def _settings(settings: object) -> list[Check]:
     from opreplay.replay.host.doctor import Check
 
     if isinstance(settings, Settings) and settings.problem:
-        return [Check(name="options", found=settings.problem, ok=False, required=True, note="no command runs with it")]
+        return [
+            Check(
+                name="options",
+                found=settings.problem,
+                ok=False,
+                required=True,
+                note="every command stops with this error",
+            )
+        ]
     places = settings.places if isinstance(settings, Settings) else ()
     untrusted = settings.untrusted if isinstance(settings, Settings) else dict[str, str]()
     checks = [
@@ -52,5 +60,5 @@ def _settings(settings: object) -> list[Check]:
     ]
     variables = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))
     checks += [Check(name=name, found=f"{os.environ[name]} (environment)", ok=True) for name in variables]
-    none = Check(name="options", found="", ok=False, note=f"none: no {OWN}, no [tool.opreplay] in a {SHARED}")
+    none = Check(name="options", found="", ok=False, note=f"none: found no {OWN} and no {SHARED} with [tool.opreplay]")
     return checks or [none]

@@ -58,13 +58,16 @@ MEASURED_SHOWN = 10
 @shared.device_option
 @shared.selection_options
 @shared.plugin_option
-@click.option("--with-plugins", is_flag=True, help="Put the files of --plugin into a bundle, for ops that they run.")
-@click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
+@click.option("--with-plugins", is_flag=True, help="For bundle: include the --plugin files for the ops that they run.")
+@click.option("--keep-names", is_flag=True, help="Keep the names of the trace, the device, kernels and private ops.")
 @setting(
     "--max-op-memory",
     type=ByteSize(),
     metavar="SIZE",
-    help=("Leave out ops whose inputs must be created here and need more memory.  [default: half of the free memory]"),
+    help=(
+        "Leave out ops with inputs that must be generated here and need more memory.  [default: half of the free "
+        "memory]"
+    ),
 )
 @click.option(
     "--clock",
@@ -223,12 +226,12 @@ def _write_bundle(
     if not bundle.plan.ops:
         raise UsageError(
             f"nothing to export: none of {len(plan.ops)} ops can be replayed by a script",
-            hint="; ".join(left_out_lines(bundle, private=False)[:3]) or "The trace holds no ops.",
+            hint="; ".join(left_out_lines(bundle, private=False)[:3]) or "The trace contains no ops.",
         )
     refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
     write_bundle(bundle, output, force=force)
     left_out = len(bundle.left_out)
-    console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left_out} left out")
+    console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output} ({left_out} left out)")
     for line in left_out_lines(bundle, private=False):
         console.show_line(line)
 
@@ -255,7 +258,7 @@ def _write_chakra(
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
         clock, times = step.device, {op.id: op.simulated.time_us for op in step.ops}
         unsure = sum(op.simulated.confidence == "uncalibrated" or op.simulated.extrapolated for op in step.ops)
-        weak += [f"{unsure} of {len(step.ops)} ops are predicted uncalibrated or extrapolated"] if unsure else []
+        weak += [f"{unsure} of {len(step.ops)} ops have uncalibrated or extrapolated predictions"] if unsure else []
     if isinstance(read, Trace) and read.activity is not None and len(read.kernels):
         study = timeline(read, devices=list(devices.values()), plan=plan, contents=expected_contents())
         trace = chakra_of_step(study, plan, clock=clock)
@@ -263,7 +266,7 @@ def _write_chakra(
         trace = chakra_trace(plan, times, clock=clock)
     write_bytes(output, trace.data, force=force)
     console.show_line(
-        f"exported {trace.calls} calls, {trace.collectives} collectives, to {output}: "
+        f"exported {trace.calls} calls and {trace.collectives} collectives to {output}: "
         f"{trace.nodes} nodes, {clock} times"
     )
     for note in (*trace.notes, *weak):
@@ -330,7 +333,7 @@ def _write_flashinfer_trace(
     registry = open_registry((), init_arg)
     exported = flashinfer_trace(plan, registry, memory_bytes=max_op_memory or default_op_bytes())
     if not exported.workloads:
-        hint = "; ".join(left_out_lines(exported)[:3]) or "The trace holds no ops."
+        hint = "; ".join(left_out_lines(exported)[:3]) or "The trace contains no ops."
         raise UsageError(f"nothing to export: this format cannot express any of the {len(plan.ops)} ops", hint=hint)
     refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
     write_flashinfer_trace(exported, folder)
@@ -342,7 +345,8 @@ def _write_flashinfer_trace(
         console.show_line(f"* without a reference: {', '.join(exported.without_reference)}")
     if exported.unstored:
         console.show_line(
-            f"* indices left random: {exported.unstored} workloads, which are too large or could not be generated here"
+            f"* random indices in {exported.unstored} workloads (real ones are too large, or could not be generated "
+            "here)"
         )
     for line in left_out_lines(exported):
         console.show_line(line)
@@ -357,7 +361,7 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
 
         left_out = write_tracelens_ir(plan, output, force=force)
         console.show_line(
-            f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output}; {left_out} left out"
+            f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output} ({left_out} left out)"
         )
         return
     from opreplay.replay.export.tritonbench import input_configs, json_text, log_text
@@ -367,7 +371,7 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
     left_out = sum(sum(names.values()) for names in configs.left_out.values())
     text = json_text(configs) if output.lower().endswith(".json") else log_text(configs)
     write_file(Path(output), text, force=force)
-    console.show_line(f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output}; {left_out} left out")
+    console.show_line(f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output} ({left_out} left out)")
     for reason, names in configs.left_out.items():
         if not of_backendbench:
             console.show_line(f"* {sum(names.values())} × {reason}")
@@ -375,4 +379,4 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
         for name, count in names.items():
             console.narrate(f"* left out: {count} × {name}: {reason}")
     if of_backendbench and configs.unsaid:
-        console.narrate(f"* {configs.unsaid} ops have tensors that share memory, which the file does not record")
+        console.narrate(f"* {configs.unsaid} ops have tensors that share memory; the file does not record this")

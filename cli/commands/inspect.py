@@ -31,7 +31,7 @@ TOP = 30
     type=click.Choice(["roofline", "op", "category", "module", "kernel", "phase", "step", "launch"]),
     help=(
         "Print one table instead: the roofline of each op and shape (op is the same); where the time goes, grouped by "
-        "this; all steps, with outliers; or how kernels are launched: short ones, and how long they wait."
+        "this; all steps, with outliers; or kernel launches: how many kernels are short, and how long they wait."
     ),
 )
 @click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, all for CSV]")
@@ -76,7 +76,7 @@ def command(
     named = None if peak is None else peak_named(peak)
     by = "op" if by == "roofline" else by
     if named is not None and by not in (None, "op"):
-        raise UsageError(f"--peak changes nothing in --by {by}", hint="Use it with --by roofline.")
+        raise UsageError(f"--peak has no effect on --by {by}", hint="Use it with --by roofline.")
     captured = captured_file(trace)
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
@@ -91,8 +91,8 @@ def command(
         activity=by in ("step", "launch") or (by in (None, "category") and tells_step(trace)),
     )
     if named is not None and not len(read.kernels):
-        hint = f"Times on the host are no share of the peak of {named.device}: leave out --peak."
-        raise UsageError(f"{trace} contains no device work to compute a share of the peak of", hint=hint)
+        hint = f"These are host times, without a share of the peak of {named.device}: leave out --peak."
+        raise UsageError(f"{trace} contains no device work, so it has no share of a peak", hint=hint)
     if by is not None or format_ == "csv" or top is not None or named is not None:
         top = sys.maxsize if all_rows and top is None else top
         view = view_by(read, by or "op", top=top, peak=named, limits=parse_limits(limit))

@@ -22,13 +22,13 @@ WHAT: tuple[What, ...] = ("devices", "initializers", "ops", "plugins")
 @click.argument("what", type=click.Choice(WHAT), metavar="|".join(WHAT))
 @click.argument("name", required=False)
 @plugin_option
-@click.option("--show", metavar="NAME|FILE", hidden=True, help="A former way to give NAME.")
+@click.option("--show", metavar="NAME|FILE", hidden=True, help="Deprecated: give NAME instead.")
 @click.option(
     "--soc",
     type=SocName(),
     multiple=True,
     metavar="FILE",
-    help="With plugins: a device's file (.toml) that they are for.",
+    help="With plugins: list those for this device file (.toml).",
 )
 @format_option("table", "json", "toml")
 def command(
@@ -69,7 +69,7 @@ def command(
         console.write(devices.file_text(name))
         return
     if soc and what != "plugins":
-        raise UsageError("--soc is for `list plugins`", hint=f"A device: opreplay list devices {soc[0]}")
+        raise UsageError("--soc is for `list plugins`", hint=f"To show a device: opreplay list devices {soc[0]}")
     if what == "plugins":
         console.show_view(_plugins(plugin, soc), format_)
         return

@@ -58,7 +58,7 @@ def manual(group: click.Command, commands: Mapping[str, click.Command], version:
     lines.append(".SH EXIT STATUS")
     for code in ExitCode:
         lines += [".TP", f".B {int(code)}", _escaped(code.name.lower().replace("_", " "))]
-    lines += [".SH FILES", ".TP", ".I opreplay.toml, pyproject.toml", "Options by the names of their flags."]
+    lines += [".SH FILES", ".TP", ".I opreplay.toml, pyproject.toml", "Default options, named like the flags."]
     return "\n".join(lines) + "\n"
 
 

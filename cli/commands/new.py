@@ -52,7 +52,7 @@ def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...
     write_file(Path(output), text.replace(" FILE", f" {output}"), force=force)
     if kind == "op" and lacks_library(picked):
         console.narrate(
-            f"the library of {picked.called} is not installed: {output} raises NotImplementedError "
-            "until you write its body"
+            f"the library of {picked.called} is not installed: write the function body in {output}, which raises "
+            "NotImplementedError until then"
         )
     console.show_line(f"{output}: {kind} of {picked.called}; test it with: python -m pytest {output}")

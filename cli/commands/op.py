@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     "files",
     multiple=True,
     metavar="FILE",
-    help="Also the calls in FILE, one per line, or an op trace of BackendBench. Repeatable.",
+    help="Also run the calls in FILE: one per line, or a BackendBench op trace. Repeatable.",
 )
 @click.option(
     "--vary",
     multiple=True,
     metavar="NAME=SIZES",
     help=(
-        "Values of a size that calls name: n=1,47,4k, n=2^7..2^14 or n=64..512:64. Several "
-        "sizes, n=1,4 k=1,8, and repeated options give all combinations."
+        "Values of a size used in calls: n=1,47,4k, n=2^7..2^14 or n=64..512:64. Several sizes (n=1,4 k=1,8) or "
+        "repeated options give all combinations."
     ),
 )
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or only predict.")
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @shared.l2_option(None)
 @shared.plugin_option
 @shared.allow_import_option
-@quick_option("20 ms for each call, unless op_time says otherwise")
+@quick_option("20 ms for each call, unless op_time is set")
 @measuring_options
 @shared.init_arg_option
 @shared.format_option("table", "json", "csv")

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     "--ranks",
     type=Count(min=1, max=1024),
     metavar="N",
-    help="Include every collective as an op, as `run --ranks N` replays them, with the same ids.",
+    help="Include every collective as an op, with the ids of `run --ranks N`.",
 )
 @click.option(
     "--meta",
     is_flag=True,
-    help=("Also call each op on meta tensors, to check whether its arguments fit and results have the recorded sizes."),
+    help=(
+        "Also call each op on meta tensors, to check that its arguments fit and its results have the recorded sizes."
+    ),
 )
 @click.option(
     "--max-failed",

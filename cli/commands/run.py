@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     "--rows", flag_stays=True, is_flag=True, help="Print each op to stderr as it is measured (always on a terminal)."
 )
 @many_options
-@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
+@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time or op_limit are given")
 @dry_run_option
 @measuring_options
 @resume_option

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     default=10,
     show_default=True,
     metavar="N",
-    help="List the N ops that would lose most against the recorded device.",
+    help="List the N ops that slow down most compared with the recorded device.",
 )
 @shared.format_option("table", "json")
 @click.option(
@@ -96,8 +96,8 @@ def command(
     plan, devices = prepare(job, plugin), job.devices
     if any(op.collective is not None for op in plan.ops):
         console.narrate(
-            "opreplay: times of collectives are added to the total; `opreplay timeline --cluster` "
-            "overlaps them with computation"
+            "opreplay: collectives are added to the total without overlap; for overlap with computation, use "
+            "`opreplay timeline --cluster`"
         )
     warn_of_small_cluster(job)
     steps = job.steps()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--shapes",
     multiple=True,
     metavar="N=...",
-    help="Values of a size that cases name, x=bf16[n,1024]: n=1,47,128 or n=2^7..2^14. Repeatable.",
+    help="Values of a size used in cases such as x=bf16[n,1024]: n=1,47,128 or n=2^7..2^14. Repeatable.",
 )
 @click.option(
     "--set",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
 @click.option("--cores", type=Count(min=1), metavar="N", help="Use at most N cores.")
-@click.option("--every", is_flag=True, help="Time every loop iteration, including identical ones.")
+@click.option("--every", is_flag=True, help="Simulate every loop iteration, including identical ones.")
 @click.option("--no-values", is_flag=True, help="Only predict: do not compute values.")
 @click.option("--lines", is_flag=True, help="Show the busy time of each source line, by pipe.")
 @click.option(
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     help="A .safetensors file with tensors named like arguments: the input values of cases.",
 )
 @click.option("--emit", type=click.Choice(["triton"]), help="Write the kernels as source code to --output instead.")
-@click.option("--output", "-o", metavar="FILE.py", help="The file that --emit writes.")
+@click.option("--output", "-o", metavar="FILE.py", help="Output file of --emit.")
 @click.option(
     "--timeline", metavar="FILE.json", help="Write the pipe activity of one core in the first case, for Perfetto."
 )
@@ -185,5 +185,5 @@ def write_timeline(result: Study, path: Path, *, force: bool) -> None:
 
     case = next((case for case in result.looked if case.time is not None and not case.failed), None)
     if case is None:
-        raise UsageError("no case fits the device, so there is no timeline to write", hint="The errors above say why.")
+        raise UsageError("no timeline written, because no case fits the device", hint="The errors above say why.")
     write_file(path, console.json_text(timeline(case)), force=force)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help=(
         "Try the usual changes (CUDA graphs, data loading, overlap, fusion, slow ops, types, copies) and rank them by "
-        "what the step gains."
+        "time saved per step."
     ),
 )
 @click.option(
@@ -89,14 +89,14 @@ if TYPE_CHECKING:
     "--measured",
     metavar="RESULTS.jsonl",
     help=(
-        "Also compute the step of a CPU trace with the times that `run --output` measured for "
-        "its ops; with --ranks, the step of a job, with its collectives if they were measured."
+        "Also compute the step of a CPU trace from the op times measured by `run --output`; with --ranks, the step of "
+        "a job, including measured collectives."
     ),
 )
 @click.option(
     "--host",
     metavar="RESULTS.jsonl",
-    help=("For a captured step: use host times per call that `run --output` measured for the plan on this machine."),
+    help=("For a captured step: use the host time per call measured by `run --output` for the plan on this machine."),
 )
 @shared.captured_fused_option
 @shared.plugin_option
@@ -164,7 +164,7 @@ def command(
     if advise and (ranks or what_if or soc or measured is not None):
         raise UsageError(
             "--advise cannot be combined with --ranks, --what-if, --soc or --measured",
-            hint="It tries changes of the recorded step of one trace; run the command again without it for the rest.",
+            hint="--advise only tries changes of one recorded step; use the other options in a second command.",
         )
     if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}

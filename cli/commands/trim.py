@@ -16,8 +16,8 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
     "--between",
     metavar="A..B",
     help=(
-        "Keep events that start between A and B: with a unit, relative to the first event "
-        "(1.5s..2s); without, in the file's ts."
+        "Keep events that start between A and B: with a unit, relative to the first event (1.5s..2s); without, "
+        "timestamps of the file (ts)."
     ),
 )
 @click.option(
@@ -26,7 +26,7 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
     former=["--op-filter"],
     multiple=True,
     metavar="PATTERN",
-    help=("Keep ops with these names, everything that runs inside them, and their device work. Repeatable."),
+    help=("Keep ops with these names, the calls inside them and their device work. Repeatable."),
 )
 @click.option(
     "--output", "-o", required=True, metavar="FILE", help="The new trace; compressed if the name ends in .gz."
@@ -74,7 +74,7 @@ def command(
     device_work = f"{trimmed.device_events:,} of them device work"
     console.show_line(f"kept {trimmed.events:,} of {trimmed.of_events:,} events, {device_work}, in {output}")
     for reason, count in trimmed.losses.items():
-        console.narrate(f"opreplay: could not read in {path}: {reason} ({count:,})")
+        console.narrate(f"opreplay: events of {path} that could not be read: {reason} ({count:,})")
 
 
 def _between(text: str, path: str, limits: object) -> tuple[int, int]:

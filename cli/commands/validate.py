@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("validate", short_help="Compare predictions with a profile of a real NPU.")
 @shared.tables_argument
 @shared.measured_soc_option
-@shared.l2_option(None, otherwise="as a table says, else by the order of its kernels, else loop")
+@shared.l2_option(None, otherwise="from the table, else from its kernel order, else loop")
 @click.option("--only-held-out", is_flag=True, help="Use only rows with 1 in column HeldOut.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
 @click.option(
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     default=10,
     show_default=True,
     metavar="N",
-    help="List the N kernels that lose most time.",
+    help="List the N kernels with the largest lost time.",
 )
 @shared.page_option
 @shared.force_option

@@ -15,16 +15,16 @@ from opreplay.cli.options.types import Count
 OF_ONE_TRACE = {
     "mode": "Replay the step of one rank with --mode sequence; `opreplay timeline FOLDER --ranks` times the steps of "
     "all ranks together.",
-    "ranks": "Replay the collectives of one rank with --ranks; those that ranks recorded are matched by themselves, "
-    "with who waited for whom.",
+    "ranks": "Replay the collectives of one rank with --ranks; "
+    "recorded collectives of several ranks are matched automatically.",
     "max_live_memory": "It is for --mode sequence.",
     "backend": "It is for --ranks.",
     "no_check": "It is for --ranks.",
     "cluster": "`opreplay simulate TRACE --cluster ...` predicts one trace on a cluster.",
-    "l2": "Many traces are predicted as --cache measures.",
-    "kernel_details": "A table beside each trace is found by itself.",
-    "capture": "Recordings of captures beside each trace are found by themselves.",
-    "rows": "Results of many traces go to a file with --output.",
+    "l2": "With many traces, predictions use the cache state of --cache.",
+    "kernel_details": "A kernel table next to each trace is found automatically.",
+    "capture": "Capture recordings next to each trace are found automatically.",
+    "rows": "To write all results of many traces, use --output.",
     "notes": "`opreplay show FILE --notes` prints the notes of a file of results.",
 }
 """Parameter of `opreplay run` that does not work with many traces → what to do instead."""
@@ -80,4 +80,4 @@ def is_many(traces: Sequence[str]) -> bool:
 def refuse_options_of_one() -> None:
     """Raise UsageError for a command-line option that is for a single trace."""
     for name, hint in OF_ONE_TRACE.items():
-        refuse_given([name], "{} is for one trace", hint)
+        refuse_given([name], "{} works with only one trace", hint)

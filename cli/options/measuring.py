@@ -33,7 +33,7 @@ _MEASURING = [
         type=click.Choice(("shrink", "skip")),
         default="shrink",
         show_default=True,
-        help="Run an op that needs more memory on a part of its data, or skip it.",
+        help="If an op needs more memory, run it on part of its data, or skip it.",
     ),
     setting(
         "--op-time",
@@ -45,7 +45,7 @@ _MEASURING = [
     ),
     setting(
         "--op-limit",
-        type=Duration(without_unit="write 60s for a timeout; --top N takes the N heaviest ops"),
+        type=Duration(without_unit="write 60s for a timeout; to select the N heaviest ops, use --top N"),
         metavar="TIME",
         help="Timeout of one op.  [default: 60s, or 30 times op_time]",
     ),
@@ -65,14 +65,14 @@ _MEASURING = [
         default="cold",
         show_default=True,
         help=(
-            "Cache state of the arguments: cold, as mostly in a model; warm, as in a loop; or step, "
-            "at the reuse distance in the recorded step (CPU)."
+            "Cache state of the arguments: cold, as in most models; warm, as in a loop; or step, as in the recorded "
+            "step (CPU only)."
         ),
     ),
     setting(
         "--cuda-graph",
         is_flag=True,
-        help=("Capture ops that CUDA runs faster than the host can launch them as a graph, and time the graph."),
+        help=("If CUDA runs an op faster than the host can launch it, capture the op as a graph and time the graph."),
     ),
     setting(
         "--total-time",
@@ -165,7 +165,9 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1)
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, hidden=True, help="Show what would run, without running it.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, hidden=True, help="Show what would run, without running anything."
+)
 """--dry-run: show what `opreplay plan` shows."""
 
 
@@ -224,10 +226,9 @@ _CHECKING = [
         default=(),
         metavar="NAME,...",
         help=(
-            "work: report data-dependent work, and warn about ops that do none. kernels: profile one "
-            "call of each op, and compare its kernels or child ops with the recorded ones. values: "
-            "compare the results of ops that run through another implementation with those of their "
-            "own."
+            "work: report data-dependent work, and warn about ops that do none. kernels: profile one call of each op, "
+            "and compare its kernels or child ops with the recorded ones. values: compare results of substitute "
+            "implementations with those of the op's own implementation."
         ),
     ),
     *(click.option(f"--check-{name}", is_flag=True, cls=Renamed, now=f"--check {name}") for name in CHECKS),
@@ -249,7 +250,7 @@ def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, No
     with held(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
         if beside:
             console.narrate(
-                f"opreplay: warning: another job is measuring on {', '.join(beside)}: times may be too long"
+                f"opreplay: warning: another job is measuring on {', '.join(beside)}: measured times may be too long"
             )
         yield bool(beside)
 

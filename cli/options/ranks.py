@@ -72,7 +72,7 @@ def served_as_rank(ranks: int) -> bool:
         return False
     if place.world != ranks:
         raise UsageError(
-            f"--ranks is {ranks}, but {place.world} processes were started", hint=f"Use --ranks {place.world}."
+            f"--ranks is {ranks}, but the launcher started {place.world} processes", hint=f"Use --ranks {place.world}."
         )
     if place.rank == 0:
         return False
@@ -96,7 +96,7 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
     if mode == "sequence" and kind != "cpu":
         raise UsageError(
             f"--mode sequence with --ranks supports only the CPU, not {device}",
-            hint="Without --mode sequence, collectives are measured one by one.",
+            hint="To measure collectives one by one, leave out --mode sequence.",
         )
     if mode == "sequence" and launched() is not None:
         raise UsageError(

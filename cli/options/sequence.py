@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
 
 MEANINGLESS = {
-    "cache": "the calls before one decide what is in the caches",
-    "cuda_graph": "each call of a sequence is timed by itself",
-    "over_budget": "an op that runs in part has not the results that the next one takes",
-    "check": "it looks at single ops",
-    "check_kernels": "it looks at single ops",
-    "check_values": "it looks at single ops",
-    "check_work": "it looks at single ops",
+    "cache": "earlier calls determine what is in the caches",
+    "cuda_graph": "each call of a sequence is timed individually",
+    "over_budget": "a partial op does not produce the full inputs of the next op",
+    "check": "it checks single ops",
+    "check_kernels": "it checks single ops",
+    "check_values": "it checks single ops",
+    "check_work": "it checks single ops",
 }
 """Parameter of `run` → why it has no meaning with --mode sequence."""
 
@@ -72,4 +72,4 @@ def check_mode(mode: str, max_live_memory: int | None) -> None:
             )
         return
     for name, why in MEANINGLESS.items():
-        refuse_given([name], f"{{}} does not go with --mode sequence: {why}", environment=True)
+        refuse_given([name], f"{{}} cannot be combined with --mode sequence: {why}", environment=True)

@@ -166,7 +166,7 @@ class Command(click.Command):
                     expose_value=False,
                     callback=_set,
                     shell_complete=self._begun,
-                    help="Change a setting (see below). Repeatable.",
+                    help="Change a setting (listed below). Repeatable.",
                 )
             )
 

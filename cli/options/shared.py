@@ -85,8 +85,8 @@ capture_option = setting(
     type=FileName(),
     metavar="FILE|FOLDER",
     help=(
-        "Recording made while the CUDA or HIP graphs of TRACE were captured, which gives the ops "
-        "of their kernels.  [default: files next to it with capture in their name]"
+        "Profile of the capture of the CUDA or HIP graphs in TRACE, used to assign their kernels to ops.  [default: "
+        "files next to it with capture in their name]"
     ),
 )
 """capture: recording of the ops from which CUDA graphs were captured."""
@@ -96,7 +96,7 @@ process_option = setting(
     "--process",
     flag_stays=True,
     metavar="NAME",
-    help=("Select one process of a TRACE into which the profiles of several were merged, by its name in `inspect`."),
+    help=("Select one process of a TRACE merged from several processes, by its name in `inspect`."),
 )
 """--process: process to use of a merged file."""
 
@@ -118,8 +118,8 @@ allow_import_option = setting(
     multiple=True,
     metavar="NS=MODULE",
     help=(
-        "Import MODULE to find the ops of namespace NS; its functions also run ops without a "
-        "schema. Repeatable, also for one NS."
+        "Import MODULE to find the ops of namespace NS; its functions also run ops without a schema. Repeatable, even "
+        "for the same NS."
     ),
 )
 """--allow-import: libraries that may be imported for their ops."""
@@ -180,8 +180,8 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar="GLOB|ID|#N",
             help=(
-                "Take only ops with a matching name, e.g. 'aten::mm'; an id takes one op, #4 the fourth "
-                "that the other filters leave. Repeatable."
+                "Take only ops with a matching name, e.g. 'aten::mm'; an id selects one op, #4 the fourth op after "
+                "the other filters. Repeatable."
             ),
         ),
         click.option(
@@ -192,7 +192,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["prefill", "decode", "mixed"]),
             help=("Take only calls in iterations with this kind of batch: only prefill, only decode, or both."),
         ),
-        click.option("--top", type=Count(min=1), metavar="N", help="Take the N ops with most recorded time."),
+        click.option("--top", type=Count(min=1), metavar="N", help="Take the N ops with the most recorded time."),
         click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--include"),
         setting(
             "--min-share",
@@ -251,12 +251,12 @@ def fused_option(help_: str) -> Callable[[Command], Command]:
 
 
 captured_fused_option = fused_option(
-    "Of a captured plan: as `capture --fused` would have written it.  [default: ascend for inference of hf:CONFIG]"
+    "For a captured plan: fuse calls like `capture --fused`.  [default: ascend for inference of hf:CONFIG]"
 )
 """--fused of commands that accept a captured plan."""
 
 
-def l2_option(default: str | None, *, otherwise: str = "as --cache measures here") -> Callable[[Command], Command]:
+def l2_option(default: str | None, *, otherwise: str = "same cache state as --cache") -> Callable[[Command], Command]:
     """Return a decorator that adds --l2, the contents of a simulated device's caches when an op starts.
 
     `otherwise` describes the behaviour if there is no default.
@@ -298,9 +298,9 @@ def plugin_option(command: Command) -> Command:
             envvar="OPREPLAY_PLUGIN",
             show_envvar=True,
             help=(
-                "Run this file, every .py file of this folder, or this module first: it registers "
-                "initializers, conversions, executors or estimators for your ops. Repeatable; the "
-                f"variable separates names with '{os.pathsep}'."
+                "Run this file, every .py file of this folder, or this module first: it registers initializers, "
+                "conversions, executors or estimators for your ops. Repeatable; in the variable, separate names with "
+                f"'{os.pathsep}'."
             ),
         ),
         click.option(
@@ -358,7 +358,7 @@ measured_soc_option = click.option(
     multiple=True,
     type=SocName(),
     metavar="NAME|FILE",
-    help="The measured device, or a device file (.toml); once for all tables or once per table.",
+    help="The measured device, or a device file (.toml); give it once for all tables or once per table.",
 )
 """--soc for KERNEL_DETAILS: the devices that were measured."""
 

@@ -38,7 +38,7 @@ class ByteSize(click.ParamType):
         folded = re.sub(r"(?<=[0-9.\s])K", "k", str(value))
         size = _scaled(folded, _BYTES)
         if size is None or size < 1:
-            self.fail(f"{value!r} is no size; write it like 1GB, 512MiB or 800k", param, ctx)
+            self.fail(f"{value!r} is not a size; write it like 1GB, 512MiB or 800k", param, ctx)
         return int(size)
 
 
@@ -47,7 +47,7 @@ class Count(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float) and not value.is_integer():  # of a file of options
-            self.fail(f"{value!r} is no whole number; write it like 4096, 4k or 2^12", param, ctx)
+            self.fail(f"{value!r} is not a whole number; write it like 4096, 4k or 2^12", param, ctx)
         if isinstance(value, str):
             from opreplay.replay.ir.notation import whole_number
             from opreplay.traces.errors import UsageError
@@ -55,7 +55,7 @@ class Count(click.IntRange):
             try:
                 value = whole_number(value)
             except UsageError:
-                self.fail(f"{value!r} is no whole number; write it like 4096, 4k or 2^12", param, ctx)
+                self.fail(f"{value!r} is not a whole number; write it like 4096, 4k or 2^12", param, ctx)
         return super().convert(cast("int", value), param, ctx)
 
 
@@ -76,7 +76,7 @@ class Duration(click.ParamType):
             return value
         seconds = _scaled(str(value), _SECONDS)
         if seconds is None or seconds <= 0:
-            self.fail(f"{value!r} is no time; write it like 0.2s, 200ms or 2min", param, ctx)
+            self.fail(f"{value!r} is not a time; write it like 0.2s, 200ms or 2min", param, ctx)
         if str(value).strip()[-1] in "0123456789.":
             if self._without_unit:
                 self.fail(f"{value!r} has no unit: {self._without_unit}", param, ctx)
@@ -95,7 +95,7 @@ class Share(click.ParamType):
             return value
         share = _scaled(str(value), {"": 1.0, "%": 0.01})
         if share is None or not 0 <= share <= 1:
-            self.fail(f"{value!r} is no share; write it like 0.1% or 0.001", param, ctx)
+            self.fail(f"{value!r} is not a share; write it like 0.1% or 0.001", param, ctx)
         return share
 
 

@@ -30,8 +30,7 @@ LENGTH_OPTIONS = (
         default="max",
         choices=("max", "uniform", "lognormal", "histogram"),
         help=(
-            "Context lengths: as long as possible, uniform, log-normal or from a histogram; totals "
-            "of the trace stay exact."
+            "Context lengths: as long as possible, uniform, log-normal or from a histogram; recorded totals stay exact."
         ),
     ),
     Option(name="histogram", type=str, default="", help="JSON file with a list of [length, count]."),
@@ -42,11 +41,14 @@ INDEX_OPTIONS = (
         type=str,
         default="uniform",
         choices=("uniform", "zipf", "histogram"),
-        help="How popular the indices are.",
+        help="Distribution of the indices.",
     ),
     Option(name="exponent", type=float, default=1.0, low=0.0, help="Exponent of Zipf's law; 0 is uniform."),
     Option(
-        name="histogram", type=str, default="", help="JSON file with one count per index bin, spread over the range."
+        name="histogram",
+        type=str,
+        default="",
+        help="JSON file with one count per bin; the bins divide the index range equally.",
     ),
 )
 
@@ -139,7 +141,7 @@ def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
     if kind == "histogram" and bound > 1:
         counts = read_histogram(str(context.options.get("histogram") or ""))
         fill.drawn(tensor, lambda count: _spread(count, bound, counts, context.generator), bound)
-        return f"as in a histogram of {len(counts)}, in [0, {bound})"
+        return f"from a histogram with {len(counts)} bins, in [0, {bound})"
     fill.integers(tensor, context.generator, 0, max(1, bound))
     return f"uniform in [0, {bound})"
 

@@ -67,7 +67,9 @@ def make_batch(
         return Batch(
             query=batch.query,
             kv=batch.kv,
-            assumed=f"{batch.assumed}; the batch context has {counts}, the arguments hold {room.sequences}",
+            assumed=(
+                f"{batch.assumed}; the batch context has {counts}, but the arguments have room for {room.sequences}"
+            ),
         )
     phases = [_phase(part, room, distribution, generator) for part in parts]
     query = torch.cat([q for q, _, _ in phases])
@@ -75,10 +77,10 @@ def make_batch(
     notes = [note for _, _, note in phases if note]
     if room.tokens is not None and (over := int(query.sum()) - room.tokens) > 0:
         query = _cut(query, over)
-        notes.append(f"{over} new tokens cut: the query has {room.tokens}")
+        notes.append(f"dropped {over} new tokens, because the query has only {room.tokens}")
     kv = torch.maximum(kv, query)
     if room.hidden and context is not None and context.decode_sequences:
-        notes.append(f"{UNRECORDED}: {context.decode_sequences} decoding sequences see no token but their new ones")
+        notes.append(f"{UNRECORDED}: {context.decode_sequences} decode sequences attend only to their new tokens")
     if not room.cached:
         kv = query.clone()
     padding = room.sequences - len(query)
@@ -140,7 +142,7 @@ def _phase(
     query = _split(new, count, phase.new_squared, room.longest)
     if phase.seen is None:
         if phase.new is not None and phase.new > count:
-            return query, query.clone(), "prefill sees no cached tokens"
+            return query, query.clone(), "prefill without cached tokens"
         kv = distribution.draw(count, room.longest, generator)
         return query, torch.maximum(kv, query), f"context lengths {distribution.kind}, up to {room.longest}"
     cached = max(0, phase.seen - int(query.sum()))
@@ -150,7 +152,7 @@ def _phase(
     if over:
         kv = _level(kv, query, room.longest)
         cut_tokens = phase.seen - int(kv.sum())
-        said = f"{cut_tokens} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
+        said = f"dropped {cut_tokens} context tokens, {IMPOSSIBLE}: a sequence can attend to at most {room.longest}"
         return query, kv, said if cut_tokens > 0 else ""
     return query, kv, ""
 
@@ -224,9 +226,9 @@ def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Genera
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:
-        how = "sequences of even length"
+        how = "sequences of equal length"
         if room.hidden:
-            how += f"; {UNRECORDED}: {room.sequences} sequence of {tokens} tokens that sees no cached ones"
+            how += f"; {UNRECORDED}: {room.sequences} sequence of {tokens} tokens without cached tokens"
         return Batch(query=query, kv=query.clone(), assumed=how)
     kv = torch.maximum(distribution.draw(room.sequences, room.longest, generator), query)
     how = f"{distribution.kind} lengths, up to {room.longest}; new tokens split evenly"

@@ -29,7 +29,7 @@ class CumulativeLengthsInit(CustomInit):
         return any(context.tensor(name) is not None for name in _LENGTHS)
 
     def initialize(self, context: InitContext) -> InitReport:
-        return InitReport(summary=_cut_evenly(context), assumed={"cum_seq": "sequences of even length"})
+        return InitReport(summary=_cut_evenly(context), assumed={"cum_seq": "sequences of equal length"})
 
 
 def _estimated(
@@ -40,8 +40,11 @@ def _estimated(
     if output is not None and output.dtype.is_floating_point:
         fill.normal(output, context.generator, std=keys**-0.5)
     return InitReport(
-        summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
-        assumed={"logsumexp": "about that of N(0, 1) scores", "out": "of the size of an average of values"},
+        summary=f"logsumexp near log({keys}) {lengths}".rstrip(),
+        assumed={
+            "logsumexp": "approximately as for N(0, 1) scores",
+            "out": "approximately the magnitude of averaged values",
+        },
     )
 
 

@@ -59,7 +59,7 @@ class TableBatchedInit(CustomInit):
         _fill_indices(context, indices, rows, tables)
         assumed = {
             "D_offsets": f"{tables} tables of {int(widths.min())} to {int(widths.max())} columns",
-            "hash_size_cumsum": f"{int(rows.min())} to {int(rows.max())} rows a table",
+            "hash_size_cumsum": f"{int(rows.min())} to {int(rows.max())} rows per table",
             "indices": "uniform over the rows of their table",
             "offsets": "bags of equal size",
         }

@@ -152,7 +152,7 @@ class IndexListInit(IndexRule):
                 dim += tensor.dim()
             else:
                 if dim >= len(shape):
-                    raise InitializerError(f"{context.op}: more indices than the {len(shape)} dimensions")
+                    raise InitializerError(f"{context.op}: more indices than dimensions ({len(shape)})")
                 report = _draw(context, "indices", tensor, shape[dim])
                 parts.append(report.summary)
                 how = report.assumed["indices"]
@@ -271,7 +271,7 @@ class PackInit(CustomInit):
         longest = extent(source, 1 if context.flag("batch_first") else 0)
         count = lengths.numel()
         fill.assign(lengths, longest - torch.arange(count, device=lengths.device) * (longest - 1) // max(1, count))
-        return InitReport(summary=f"lengths from {longest} down", assumed={"lengths": "descending evenly"})
+        return InitReport(summary=f"lengths decreasing from {longest}", assumed={"lengths": "descending evenly"})
 
 
 def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> InitReport:
@@ -301,7 +301,7 @@ def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
     elif context.outputs and context.outputs[0] is not None and context.outputs[0].shape:
         count = min(context.outputs[0].shape[0], mask.numel())
     choose(mask, count, context.generator)
-    return f"mask of {count} in {mask.numel()}"
+    return f"mask with {count} of {mask.numel()} elements set"
 
 
 INITIALIZERS = (

@@ -141,7 +141,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
     if (blocks := context.tensor("block_sizes")) is not None:
         ranks = context.args.get("my_size")
         fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (max(1, ranks) if isinstance(ranks, int) else 1))))
-        assumed["block_sizes"] = f"even parts of {TABLE_ROWS} rows"
+        assumed["block_sizes"] = f"equal parts of {TABLE_ROWS} rows"
     if context.role == "row_numbers":
         bound = context.need("lengths").numel()
     elif isinstance(size := context.args.get("size"), int):

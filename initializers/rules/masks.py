@@ -57,7 +57,7 @@ class PaddingMaskInit(CustomInit):
         fill.integers(lengths, context.generator, 1, longest + 1)
         lengths[:1] = longest
         fill.assign(mask, torch.arange(longest, device=mask.device) < lengths)
-        what = f"{rows} sequences of 1 to {longest} steps, from the left"
+        what = f"{rows} sequences of 1 to {longest} steps, padded on the right"
         return InitReport(summary=what, assumed={"mask": what})
 
 

@@ -54,7 +54,7 @@ class MoeRoutingInit(CustomInit):
             type=str,
             default="uniform",
             choices=expert_choice.DISTRIBUTIONS,
-            help="How popular the experts are.",
+            help="Distribution of tokens over the experts.",
         ),
         Option(name="exponent", type=float, default=1.0, low=0.0, help="Exponent of Zipf's law; 0 is uniform."),
         Option(name="histogram", type=str, default="", help="JSON file with one count per expert."),
@@ -198,7 +198,9 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     if (valid := context.tensor("num_local_tokens")) is not None:
         fill.assign(valid, torch.tensor(tokens, device=valid.device))
     used = int((torch.bincount(drawn.flatten(), minlength=experts) > 0).sum())
-    return InitReport(summary=f"{tokens} tokens to {topk} of {used} experts", assumed={"topk_ids": _how(context)})
+    return InitReport(
+        summary=f"{tokens} tokens routed to {topk} of {used} experts", assumed={"topk_ids": _how(context)}
+    )
 
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
@@ -207,7 +209,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if owners is None or valid is None:
-        raise InitializerError(f"{context.op}: no expert of each block or no count of valid ids")
+        raise InitializerError(f"{context.op}: no experts of the blocks, or no count of valid ids, among its arguments")
     weights = context.first(("topk_weights",), elements=True)
     tokens, topk = _sorted_tokens(context, weights)
     experts = expert_count(context)
@@ -231,8 +233,10 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
         fill.assign(weights, share.flatten())
     assumed = {"sorted_token_ids": _how(context)}
     if slots.dropped:
-        assumed["capacity"] = f"{slots.dropped} of {filler} routed slots find no place and are dropped"
-    return InitReport(summary=f"{tokens} tokens to {topk} of {experts} experts, blocks of {block}", assumed=assumed)
+        assumed["capacity"] = f"{slots.dropped} of {filler} routed slots exceed the capacity and are dropped"
+    return InitReport(
+        summary=f"{tokens} tokens routed to {topk} of {experts} experts, blocks of {block}", assumed=assumed
+    )
 
 
 def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
@@ -283,7 +287,7 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     assumed = {"groups": _how(context)}
     if limit and (over := int((counts - limit).clamp(min=0).sum())):
         counts = counts.clamp(max=limit)
-        assumed["capacity"] = f"{over} of {rows} rows are over capacity and dropped"
+        assumed["capacity"] = f"{over} of {rows} rows exceed the capacity and are dropped"
     if groups.dim() == 2:
         drawn = torch.stack((torch.arange(experts), counts), 1)
     elif context.tensor("expert_num_tokens") is not None or number(context, "group_list_type") == 1:
@@ -313,7 +317,7 @@ def _return(context: InitContext, generator: torch.Generator) -> InitReport:
         experts = bias.shape[0] if bias is not None else max(8, 2 * chosen.shape[1])
         drawn = expert_choice.choose_experts(chosen.shape[0], chosen.shape[1], _chance(context, experts), generator)
         fill.assign(chosen, drawn)
-    return InitReport(summary="rows back in random order", assumed={"rows": "in random order"})
+    return InitReport(summary="rows restored in random order", assumed={"rows": "in random order"})
 
 
 INITIALIZERS = (MoeRoutingInit,)

@@ -83,7 +83,7 @@ class CacheSlotsInit(LengthRule):
             raise InitializerError(f"{context.op}: no slots or no cache among its arguments")
         count = slots.numel()
         tokens = pool.blocks * pool.page
-        drawn, assumed = None, "distinct slots at random"
+        drawn, assumed = None, "random distinct slots"
         if context.batch is not None and count:
             total = context.batch.prefill_sequences + context.batch.decode_sequences
             batch = make_batch(
@@ -94,7 +94,7 @@ class CacheSlotsInit(LengthRule):
             )
             if int(batch.kv.sum()) <= tokens:
                 drawn = slots_of(batch, pool, shared_generator(context, pool.key))
-                assumed = "the slots of the batch's block tables"
+                assumed = "slots from the batch's block tables"
         if drawn is None:
             order = torch.randperm(tokens, generator=shared_generator(context, pool.key))
             drawn = order[torch.arange(min(count, tokens))]
@@ -202,7 +202,9 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
         )
     if kv is batch.kv:
         return batch
-    return Batch(query=batch.query, kv=kv, assumed=f"{batch.assumed}; keys split evenly over what the arguments hold")
+    return Batch(
+        query=batch.query, kv=kv, assumed=f"{batch.assumed}; keys split evenly over the sequences of the arguments"
+    )
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
@@ -242,7 +244,7 @@ def _write_list(
     """
     if len(pages) > listed.numel():
         raise InitializerError(
-            f"{context.op}: {len(pages)} pages do not fit into kv_page_indices, which holds {listed.numel()}"
+            f"{context.op}: {len(pages)} pages do not fit into kv_page_indices, which has {listed.numel()} elements"
         )
     values = torch.zeros(listed.numel(), dtype=torch.int64)
     values[: len(pages)] = pages

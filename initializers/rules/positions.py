@@ -71,7 +71,7 @@ class NewTokensInit(CustomInit):
         seen = batch.kv if known is not None else batch.query
         fill.assign(new, batch.query)
         fill.assign(cached, (seen - batch.query))
-        what = batch.assumed if known is not None else "128 new tokens a sequence, none cached"
+        what = batch.assumed if known is not None else "128 new tokens per sequence, none cached"
         return InitReport(summary=f"{int(batch.query.sum())} new tokens", assumed={"extend_seq_lens": what})
 
 

@@ -113,7 +113,7 @@ def _finite_codes(context: InitContext) -> str:
     bits = bits if isinstance(bits, int) and 0 < bits < 8 else 5 if context.args.get("forward") is False else 4
     exponent = (1 << bits) - 1 << 7 - bits
     fill.assign(codes, torch.where(codes & exponent == exponent, codes ^ 0x40, codes))
-    return f"all finite codes of {bits} exponent bits"
+    return f"all finite codes with {bits} exponent bits"
 
 
 def _row_scales(context: InitContext) -> str:
@@ -145,7 +145,7 @@ def _fake(context: InitContext) -> InitReport:
             fill.assign(zero, torch.full_like(zero, middle))
     if (enabled := context.tensor("fake_quant_enabled")) is not None:
         fill.assign(enabled, torch.ones_like(enabled))
-    what = f"the middle of [{low}, {high}]"
+    what = f"the midpoint of [{low}, {high}]"
     return InitReport(summary=f"zero points in {what}", assumed={"scale": "8 standard deviations", "zero_point": what})
 
 

@@ -175,7 +175,7 @@ def block_pairs(caches: str) -> Kind:
         half = _size(caches)(context) // 2
         places = torch.arange(extent(tensor), device=tensor.device) % max(1, half)
         fill.assign(tensor, torch.stack((places, places + half), 1)[:, : tensor.shape[-1]])
-        return f"the first {half} blocks to those after them" if half else "block 0 to itself"
+        return f"the first {half} blocks copied to the following ones" if half else "block 0 copied to itself"
 
     return kind
 
@@ -300,7 +300,7 @@ class RowNumbersInit(CustomInit):
             if kind is not None and right and tensor.numel():
                 assumed[name] = kind(context, tensor)
         summary = "; ".join(f"{name} {how}" for name, how in assumed.items())
-        return InitReport(summary=summary or "none of its lists is given", assumed=assumed)
+        return InitReport(summary=summary or "none of its list arguments is given", assumed=assumed)
 
 
 INITIALIZERS = (RowNumbersInit,)

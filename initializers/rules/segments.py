@@ -31,7 +31,7 @@ class BatchSizesInit(CustomInit):
         sizes = context.need("batch_sizes")
         rows = context.first(("data", "input", "grad"))
         if rows is None or not rows.dim() or not sizes.numel():
-            raise InitializerError(f"{context.op}: no data to be packed in steps")
+            raise InitializerError(f"{context.op}: no data to pack by time step")
         fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)))
         return InitReport(
             summary=f"{int(sizes.flatten()[0])} sequences of up to {sizes.numel()} steps",
@@ -48,7 +48,7 @@ def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
     others = rows - steps
     if others < count - 1 or others > (count - 1) * steps:
         raise InitializerError(
-            f"{rows} rows cannot be divided into {count} sequences of which the longest has {steps} steps"
+            f"cannot divide {rows} rows into {count} sequences, of which the longest has {steps} steps"
         )
     lengths = torch.full((count,), steps, dtype=torch.int64)
     if count > 1:

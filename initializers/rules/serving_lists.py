@@ -57,7 +57,7 @@ def _adapters(context: InitContext) -> int:
     listed = next((value for value in by_name if value is not None), None)
     weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
     if not isinstance(weights, torch.Tensor) or not weights.dim():
-        raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
+        raise InitializerError(f"{context.op}: no adapter weights among its arguments")
     return max(1, weights.shape[0])
 
 
@@ -79,7 +79,7 @@ class StateSlotsInit(CustomInit):
         if (edges := context.tensor("query_start_loc")) is not None and edges.numel() > 1:
             x = _one(context, "x", "u")
             fill.assign(edges, fill.even_cuts(edges.numel() - 1, extent(x, -1)))
-            assumed["query_start_loc"] = "sequences of even length"
+            assumed["query_start_loc"] = "sequences of equal length"
         if (started := context.tensor("has_initial_state")) is not None:
             fill.assign(started, torch.ones_like(started))
             assumed["has_initial_state"] = "all"
@@ -123,7 +123,8 @@ class GroupSizesInit(CustomInit):
         fill.assign(sizes, torch.cat((edges.diff().unsqueeze(1), fixed), 1))
         fill.assign(offsets, edges[: offsets.numel()])
         return InitReport(
-            summary=f"{rows.shape[0]} rows in {sizes.shape[0]} groups", assumed={"problem_sizes": "groups of even size"}
+            summary=f"{rows.shape[0]} rows in {sizes.shape[0]} groups",
+            assumed={"problem_sizes": "groups of equal size"},
         )
 
 
@@ -137,7 +138,7 @@ class RegroupInit(CustomInit):
         pooled = _all_of(torch.Tensor, context.args.get("pooled_embs"))
         wanted = _all_of(int, context.args.get("out_lengths"))
         if not pooled or wanted is None:
-            raise InitializerError(f"{context.op}: no tensors or no widths of the results among its arguments")
+            raise InitializerError(f"{context.op}: no tensors or no result widths among its arguments")
         pieces = _pieces([extent(t, 1) for t in pooled], wanted, extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
         fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten())

@@ -145,7 +145,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header: {error}") from None
     if not isinstance(header, dict):
-        raise _damaged(path, "its header is no object")
+        raise _damaged(path, "its header is not a JSON object")
     start = _LENGTH_BYTES + length
     stored_tensors = {
         name: _entry(path, name, entry, start, total - start)
@@ -154,7 +154,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     }
     _check_layout(path, stored_tensors, start, total)
     if not stored_tensors:
-        raise FormatError(f"{path} holds no tensors")
+        raise FormatError(f"{path} contains no tensors")
     return stored_tensors
 
 
@@ -183,7 +183,7 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
     dtype, itemsize = DTYPES[spelled]
     size = offsets[1] - offsets[0]
     if math.prod(shape) * itemsize != size:
-        raise _damaged(path, f"{name!r} has {size} bytes, its shape {shape} and dtype {spelled} another number")
+        raise _damaged(path, f"{name!r} has {size} bytes, which does not match its shape {shape} and dtype {spelled}")
     return StoredTensor(dtype=dtype, shape=tuple(shape), begin=start + offsets[0], size_bytes=size)
 
 

@@ -51,7 +51,7 @@ def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) ->
     if seconds <= PATIENCE_S:
         return op, None
     names = " and ".join(halves)
-    what = f"computed in float32: this CPU has no {names} products, about {seconds:.2g} s a call"
+    what = f"computed in float32, because this CPU has no {names} products (about {seconds:.2g} s per call)"
     return in_float32(op), Assumption(argument="dtype", what=what)
 
 
@@ -103,7 +103,7 @@ def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption
     types = narrow_types(op)
     if not types or _LACKS.search(str(error)) is None:
         return None
-    what = f"computed in float32: torch has no {' and '.join(types)} kernel of this op for this device"
+    what = f"computed in float32, because torch has no {' and '.join(types)} kernel of this op for this device"
     return in_float32(op), Assumption(argument="dtype", what=what)
 
 

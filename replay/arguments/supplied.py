@@ -49,7 +49,7 @@ def _check_one(values: RecordedValues, place: Place, op: ReplayOp) -> None:
     meta = _recorded(place, op, str(values.path))
     stored = values.stored(place)
     if stored.shape != meta.shape or stored.dtype != meta.dtype:
-        others = "; name an op's id to mean one of several" if place.op == op.name else ""
+        others = "; to select one of several ops, use its id" if place.op == op.name else ""
         raise UsageError(
             f"{values.path}: {place.key} is {stored.dtype}{list(stored.shape)}, but {place.shown} of "
             f"{op.name} ({op.id}) is {meta.dtype}{list(meta.shape)}",

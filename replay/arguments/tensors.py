@@ -137,7 +137,7 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
         return torch.device("cpu") if value.startswith("cpu") else device
     if kind in ("ScalarType", "Layout", "MemoryFormat"):
         if value not in NAMED_VALUES:
-            raise NotReplayable(Reason("policy", f"argument {name} has the unknown value {value!r}"))
+            raise NotReplayable(Reason("policy", f"argument {name} has the unsupported value {value!r}"))
         return NAMED_VALUES[value]
     return _number_of(kind, name, value)
 

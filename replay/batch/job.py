@@ -141,7 +141,7 @@ def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[st
     if not pairs:
         raise UsageError(
             "no trace matches an ExecutionTrace of --execution-trace",
-            hint="They are matched by name or rank: name them like their traces, e.g. et_rank3.json.",
+            hint="ExecutionTraces are matched by name or rank. Name them like their traces, e.g. et_rank3.json.",
         )
     if without := [path for path in traces if path not in pairs]:
         tell(f"{len(without)} of {len(traces)} traces have no ExecutionTrace: {some(without)}")
@@ -230,7 +230,7 @@ def _plans(
     stored = {path for path in paths if store.load(path, how.files(path, tables)) is not None}
     plans = read([path for path in paths if path not in stored])
     if stored:
-        tell(f"plans of {len(stored)} of {len(paths)} traces were kept by an earlier run")
+        tell(f"plans of {len(stored)} of {len(paths)} traces are cached from an earlier run")
     for path in paths:
         plan = store.load(path, how.files(path, tables)) if path in stored else None
         if plan is None:  # or room was made for others meanwhile

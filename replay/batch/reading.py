@@ -39,7 +39,7 @@ from opreplay.traces.processes.select import split_processes
 
 SUFFIXES = (".json", ".json.gz")
 """Suffixes of files to take from a folder; the reader identifies files by content."""
-SPECIAL = "no regular file; a pipe is read where it is named itself"
+SPECIAL = "not a regular file (to read a pipe, name it explicitly)"
 """Reason why a pipe, a socket or a device in a folder is skipped."""
 POOL_FROM_BYTES = 100_000_000
 """Minimum total size of files to start reading processes, because each process first loads torch, which takes
@@ -98,7 +98,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return why the file is not read (a copy, a pipe, a socket or a device); "" if it is read."""
         if self.copy_of is not None:
             other = os.path.relpath(self.copy_of, os.path.dirname(self.path) or ".")
-            return f"the same trace as {other}, which counts once"
+            return f"duplicate of {other}, counted only once"
         return SPECIAL if not self.named and os.path.exists(self.path) and not os.path.isfile(self.path) else ""
 
 
@@ -180,7 +180,7 @@ class _Reader(Workers):
         if isinstance(answer, Death):
             raise OpReplayError(
                 f"a process reading traces died at {path}: {answer.cause}",
-                hint="Most likely memory ran out: read fewer traces at a time with --workers.",
+                hint="Probably out of memory: read fewer traces in parallel with --workers.",
             )
         if answer is None:
             return None
@@ -316,7 +316,7 @@ def _merged_notes(read: Trace) -> list[str]:
     if read.info.merged is None or read.info.process is not None:
         return []
     count = len(read.info.merged.processes)
-    return [f"opreplay: {count:,} processes of the file are added up: --process takes one"]
+    return [f"opreplay: {count:,} processes of the file are added up. Select one with --process"]
 
 
 def open_ranks(
@@ -356,7 +356,7 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
     ranks = [(path, rank_in_name(path) if trace.info.rank is None else trace.info.rank) for path, trace in traces]
     numbers = [rank for _, rank in ranks if rank is not None]
     if not numbers:
-        tell("no trace tells its rank: they are numbered in the order given")
+        tell("no trace records its rank, so ranks are numbered in the given order")
         return list(range(len(traces)))
     if len(numbers) < len(ranks):
         nameless = next(path for path, rank in ranks if rank is None)

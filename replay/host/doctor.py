@@ -66,7 +66,9 @@ def check_reader() -> Check:
     """Check whether the compiled part of the trace reader was built."""
     if compiled_scanner() is not None:
         return Check(name="trace reader", found="compiled", ok=True)
-    note = "reads at 35 to 80 % of the speed; install a C compiler and Python's headers, then opreplay again"
+    note = (
+        "traces are read at 35 to 80 % of the speed; install a C compiler and Python's headers, then reinstall opreplay"
+    )
     return Check(name="trace reader", found="Python only", ok=False, note=note)
 
 
@@ -92,14 +94,14 @@ def check_devices() -> list[Check]:
         )
         checks += [Check(name=f"{kind}:{i}", found=name, ok=True) for i, name in enumerate(names)]
         if not names and kind in ("cuda", "npu"):
-            checks.append(Check(name=kind, found="", ok=False, note=f"--device {kind} is refused on this machine"))
+            checks.append(Check(name=kind, found="", ok=False, note=f"--device {kind} cannot be used on this machine"))
     return checks
 
 
 def check_libraries() -> list[Check]:
     """Find optional and vendor libraries without importing any of them."""
     checks = [check_reader(), *(_library(name, note) for name, note in OPTIONAL.items())]
-    return checks + [_library(name, "stand-ins are used where there are any") for name in VENDOR]
+    return checks + [_library(name, "stand-ins run instead, if available") for name in VENDOR]
 
 
 def _library(module: str, note: str) -> Check:

@@ -38,7 +38,7 @@ def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         with open_regular(journal, most_bytes) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - len(_SUPER_JOURNAL)))
             if file.read() == _SUPER_JOURNAL:
-                raise OSError(errno.EINVAL, "its journal names another file", journal)
+                raise OSError(errno.EINVAL, "its journal belongs to another file", journal)
     return head
 
 

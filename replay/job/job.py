@@ -145,7 +145,7 @@ class Job:
         settings = self.settings
         if settings.cache == "step" and self.selection.narrows:
             raise UsageError(
-                "--cache step needs all ops of the step, because filtered ops fill the caches too",
+                "--cache step needs all ops of the step, because filtered-out ops also fill the caches",
                 hint="Remove the filters, or measure with --cache cold.",
             )
 
@@ -275,7 +275,7 @@ class Job:
 
         memory = self._memory
         if memory is None or memory.header is None:
-            raise UsageError("nothing was measured yet", hint="Take the events of `run` first.")
+            raise UsageError("nothing was measured yet", hint="Iterate over the events of `run` first.")
         return ResultFile(
             header=memory.header,
             results=tuple(memory.results),

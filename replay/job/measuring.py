@@ -294,13 +294,13 @@ def _refuse_rounds(options: RunOptions, *, one_by_one: bool) -> None:
     if (options.visits or 1) == 1:
         return
     if options.device != "cpu":
-        where = f"on {options.device}, which no other program shares"
+        where = f"on {options.device}, which is not shared with other programs"
     elif options.mode == "sequence":
-        where = "in a sequence, which has all calls in their order"
+        where = "in a sequence, which runs all calls in order"
     elif one_by_one and options.lanes == 1:
         return
     else:
-        where = "where several ops run side by side"
+        where = "if several ops run in parallel"
     raise UsageError(f"--set repeats={options.visits} has no effect {where}", hint="Remove --set repeats.")
 
 
@@ -308,7 +308,7 @@ def _refuse_stop_on_error(options: RunOptions) -> None:
     """Raise UsageError for `stop_on_error` with a sequence."""
     if options.stop_on_error:
         raise UsageError(
-            "--stop-on-error has no effect on a sequence, whose ops get their results together",
+            "--stop-on-error has no effect on a sequence, because all ops get their results at the end",
             hint="Remove --stop-on-error.",
         )
 
@@ -319,7 +319,7 @@ def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
         return {}
     if options.mode == "sequence":
         raise UsageError(
-            "--cache step applies to single ops", hint="In a sequence, caches hold what earlier calls left."
+            "--cache step applies to single ops", hint="In a sequence, caches contain what earlier calls left."
         )
     if options.device != "cpu":
         raise UsageError(

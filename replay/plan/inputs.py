@@ -127,8 +127,8 @@ def refuse_program(path: str) -> None:
         return
     name = file_name(path)
     raise Malformed(
-        f"{path} is a program of torch.export, not a trace",
-        hint=f"`opreplay capture {path} --trust --output {name}.plan.json` writes its calls as a plan.",
+        f"{path} is a torch.export program, not a trace",
+        hint=f"To write its calls as a plan: opreplay capture {path} --trust --output {name}.plan.json",
     )
 
 
@@ -170,7 +170,7 @@ def open_input(
             ("--process", process, "ops"),
         ):
             if value is not None:
-                raise UsageError(f"{option} completes a trace; a plan already has its {has}", hint="Leave it out.")
+                raise UsageError(f"{option} is for traces; a plan already contains its {has}", hint="Leave it out.")
         if dialect is FLASHINFER_TRACE:
             return _flashinfer_trace(path)
         with Source(path, limits or Limits()) as source:
@@ -253,8 +253,8 @@ def refuse_plan(path: str) -> None:
         raise UsageError(
             f"{path} is a plan, which has no recorded times",
             hint=(
-                f"`opreplay simulate {path} --soc 910b3` predicts its ops and their total, and says "
-                "whether a captured step fits into memory; `opreplay run` measures them."
+                f"To predict its ops and, for a captured step, its memory: opreplay simulate {path} --soc 910b3. To "
+                f"measure them: opreplay run {path}"
             ),
         )
 
@@ -319,15 +319,15 @@ def join_notes(joined: Trace) -> list[str]:
         return of_table
     matched = shapes.by_record_function_id + shapes.by_sequence + shapes.by_context
     notes = [
-        f"--execution-trace gave {matched} of {len(joined.ops)} calls their arguments: "
+        f"--execution-trace provided the arguments of {matched} of {len(joined.ops)} calls: "
         f"{shapes.by_record_function_id} by id, {shapes.by_sequence} by sequence, {shapes.by_context} by context; "
-        f"{shapes.already_recorded} had them ({shapes.disagreeing} disagree and are kept), "
+        f"{shapes.already_recorded} already had them ({shapes.disagreeing} disagree; the trace's are kept), "
         f"{shapes.no_arguments} have none, {shapes.unmatched} not found"
     ]
     if not shapes.same_process:
         notes.append(
-            "opreplay: warning: the process ids of trace and ExecutionTrace differ: if they are of two runs, "
-            "the arguments are those of another model"
+            "opreplay: warning: trace and ExecutionTrace have different process ids: if they are from different runs, "
+            "the arguments may be from another model"
         )
     return [*notes, *of_table]
 
@@ -356,21 +356,21 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
     faults, doubts, outlier = impossible_kernels(trace), doubts_of(trace), outlying_kernel(trace)
     zero = doubts.zero_durations
     shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
-    notes = [f"kernel times that no device has, in all totals: {shown}"] if faults else []
+    notes = [f"impossible kernel times, included in all totals: {shown}"] if faults else []
     if zero:
-        notes.append(f"{zero:,} of {len(trace.kernels):,} kernels have duration 0: device time is not known")
+        notes.append(f"{zero:,} of {len(trace.kernels):,} kernels have duration 0: device time is unknown")
     if doubts.in_another_unit:
-        notes.append("durations that no kernel or op has: times are hardly in microseconds")
+        notes.append("impossible durations of kernels or ops: times are probably not in microseconds")
     if doubts.shared_ids:
         notes.append(
-            f"{doubts.shared_ids:,} of {len(trace.kernels):,} kernels have the correlation id of many launches: "
-            "no op owns those without an External id"
+            f"{doubts.shared_ids:,} of {len(trace.kernels):,} kernels have a correlation id shared by many launches: "
+            "those without an External id belong to no op"
         )
     if outlier is not None:
         notes.append(
-            f"one kernel of {outlier.us:,.0f} µs holds {100 * outlier.share:.0f} % of the device time, while the "
-            f"{outlier.others:,} others of its name in {outlier.op} of the same shapes take "
-            f"{outlier.usual_us:,.3g} µs: totals and shares rest on it"
+            f"one kernel of {outlier.us:,.0f} µs takes {100 * outlier.share:.0f} % of the device time, but the "
+            f"{outlier.others:,} others with its name in {outlier.op} with the same shapes take "
+            f"{outlier.usual_us:,.3g} µs: it dominates totals and shares"
         )
     return [f"{WARNING}{name}: {note}" for note in notes]
 
@@ -386,9 +386,9 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
     if collided.device_us:
         which = "ids" if not collided.ids else f"ids like {', '.join(map(str, collided.ids))}"
         why = (
-            "repeat there before those ahead of them are through, as where profiles with one process id were merged"
+            "are reused there before earlier work with the same id ends, as in merged profiles with one process id"
             if collided.same_thread
-            else "were given out by each of them, and no label, arrow, time or order of the file tells whose work it is"
+            else "are used by each of them, and no label, flow event, time or file order shows whose work it is"
         )
         of = "" if collided.same_thread else "processes "
         of += f"{', '.join(collided.of[:MOST_NAMED])}{', ...' if len(collided.of) > MOST_NAMED else ''}"
@@ -400,15 +400,15 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
         some = "1 kernel starts" if links.displaced == 1 else f"{links.displaced:,} kernels start up to"
         early_ms = links.displaced_by_ns / 1e6
         notes.append(
-            f"{WARNING}{name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
-            "time, or the launch is of another process; no op owns that device time"
+            f"{WARNING}{name}: {some} {early_ms:,.2f} ms before the launch of the same id: the time is wrong, or "
+            "another process launched it; this device time belongs to no op"
         )
     return notes
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
     """Return a warning about what was lost when reading the named trace or plan; empty if nothing was lost."""
-    text = loss_text(losses, "what is shown is")
+    text = loss_text(losses, "the results are")
     return [f"{WARNING}{name}: {text}"] if text else []
 
 

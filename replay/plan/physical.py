@@ -76,7 +76,8 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
     done, fastest = least_flops(op), flops_of(device)
     if done / fastest * 1e6 > TOLERANCE * max(recorded_us, SHORTEST_US):
         return (
-            f"more work than was recorded: {done / 1e9:.1f} GFLOP take at least {done / fastest * 1e6:.0f} µs at "
+            f"more work than possible in the recorded time: {done / 1e9:.1f} GFLOP take at least "
+            f"{done / fastest * 1e6:.0f} µs at "
             f"{fastest / 1e12:.0f} TFLOP/s, recorded were {recorded_us:.1f} µs"
         )
     touched = least_bytes(op)
@@ -85,7 +86,7 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
     if least_us <= TOLERANCE * max(recorded_us, SHORTEST_US):
         return None
     return (
-        f"more work than was recorded: {touched / 1e6:.1f} MB take at least {least_us:.0f} µs at "
+        f"more work than possible in the recorded time: {touched / 1e6:.1f} MB take at least {least_us:.0f} µs at "
         f"{peak / 1e12:.2f} TB/s, {CACHE_SPEEDUP:g} times that in the last cache, recorded were {recorded_us:.1f} µs"
     )
 

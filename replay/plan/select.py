@@ -41,7 +41,10 @@ def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
     """Return the error for a phase that no iteration has; it lists the phases that exist."""
     there = {context.phase for context in contexts}
     known = [name for name in PHASES if name in there]
-    hint = "Inference servers mark iterations with their batch (execute_context_..., step[DECODE bs=8]); none is here."
+    hint = (
+        "Inference servers mark iterations with their batch (execute_context_..., step[DECODE bs=8]); "
+        "this trace has no such marks."
+    )
     if known:
         hint = f"There are iterations of phase {', '.join(known)}."
     return UsageError(f"no selected op ran in an iteration of phase {phase}", hint=hint)
@@ -64,7 +67,7 @@ def keep_heaviest(
 def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
     place = int(digits) if digits.isdecimal() and len(digits) < 7 else 0
     if not 1 <= place <= len(ops):
-        fits = f"The selection holds {len(ops)} ops, #1 to #{len(ops)}."
+        fits = f"The selection contains {len(ops)} ops, #1 to #{len(ops)}."
         raise UsageError(
             f"no op matches {wanted!r}", hint=fits if ops else "The plan contains no ops: try --select all."
         )
@@ -94,7 +97,7 @@ def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
     """
     distinct = list(dict.fromkeys(names))
     if not distinct:
-        return "The selection holds no ops: try --select all."
+        return "The selection contains no ops: try --select all."
     bare = [pattern.rpartition("::")[2].strip("*?[]") for pattern in patterns]
     bases = {name.rpartition("::")[2]: name for name in reversed(distinct)}
     like = [name for word in bare if word for name in distinct if word in name]
@@ -118,8 +121,8 @@ def nothing_left(
         hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
         message = f"no selected op matches {' or '.join(map(repr, include))}"
         return UsageError(message, hint=hint or nearest(include, names))
-    what = "the filters leave none of them" if narrows else f"none is selected by {select}"
-    return UsageError(f"no op is left: there are {len(set(names))} names and {what}", hint=nearest((), names))
+    what = "the filters remove all" if narrows else f"none is selected by {select}"
+    return UsageError(f"no op is left: of {len(set(names))} names, {what}", hint=nearest((), names))
 
 
 def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
@@ -128,7 +131,9 @@ def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
     """
     lists = [one for one in patterns if "," in one and not any(fnmatchcase(name, one) for name in recorded)]
     if lists:
-        raise UsageError(f"no op matches {lists[0]!r}: it is one pattern", hint=_one_by_one("--exclude", lists))
+        raise UsageError(
+            f"no op matches {lists[0]!r}, which is read as one pattern", hint=_one_by_one("--exclude", lists)
+        )
 
 
 def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
@@ -153,9 +158,8 @@ def refuse_nothing(plan: ReplayPlan) -> None:
     raise UsageError(
         f"{plan.source} records no op",
         hint=(
-            "A profiler with a schedule records only in its active steps: without repeat, it "
-            "continues with wait and warm-up steps, and what is exported then is empty. Set "
-            "repeat=1, or export in on_trace_ready."
+            "With a schedule, the profiler records only active steps. Without repeat, it then continues with wait and "
+            "warm-up steps, and an export at that point is empty. Set repeat=1, or export in on_trace_ready."
         ),
     )
 

@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 1_000_000
 _MAX_ARGUMENTS = 512
 _MOST_CALLS = 1 << 53
-_HINT = "TraceLens's event replay writes such a file: a JSON list of objects with op_name and replay_ir."
+_HINT = "Use a file from TraceLens's event replay: a JSON list of objects with op_name and replay_ir."
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
@@ -79,7 +79,7 @@ def _load(path: Path) -> list[Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise Refused(f"an object has a key twice: {sorted(key for key, _ in pairs)}"[:200])
+        raise Refused(f"an object has duplicate keys: {sorted(key for key, _ in pairs)}"[:200])
     return members
 
 

@@ -74,7 +74,7 @@ def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableTy
         parts += terminal(Table("Rows", columns_of(breakdown, shown), shown), width, room=room)[1:]
     if rest := breakdown.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
-        parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
+        parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; for more, use --top N", style="dim"))
     if breakdown.note:
         parts.append(Text(breakdown.note, style="dim"))
     return Group(*parts)

@@ -66,9 +66,9 @@ def first_line(check: CheckResult, failed: Sequence[PointResult]) -> str:
     """Return the result of the check as one line."""
     by_verdict = counts(check)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
-    ended = f"fails by {', '.join(point.point for point in failed)}" if failed else "passes what is required"
+    ended = f"fails by {', '.join(point.point for point in failed)}" if failed else "passes all required points"
     ended = f"interrupted, {ended}" if check.interrupted and failed else "interrupted" if check.interrupted else ended
-    return f"{check.op} on {check.device}: {ended} ({tally}); held against {check.against}"
+    return f"{check.op} on {check.device}: {ended} ({tally}); compared with {check.against}"
 
 
 _OfPoint = Column[PointResult]
@@ -125,15 +125,15 @@ def notes(check: CheckResult) -> list[str]:
         if speed is None:
             continue
         lines.append(
-            f"time: {time_text(speed.op_us)} a call, the reference {time_text(speed.reference_us)} (medians); "
-            f"within each of {speed.pairs} pairs {speed.ratio:.3f} times as long, {speed.low:.3f} to {speed.high:.3f} "
-            f"({speed.verdict}; {speed.case})"
+            f"time: {time_text(speed.op_us)} per call, reference {time_text(speed.reference_us)} (medians); ratio "
+            f"within {speed.pairs} pairs {speed.ratio:.3f}, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; "
+            f"{speed.case})"
         )
     for soc in sorted({*check.simulated, *check.simulated_reference}):
         mine, other = check.simulated.get(soc), check.simulated_reference.get(soc)
-        what = "the op" if "::" in check.op else "the ops of torch that it calls"
+        what = "the op" if "::" in check.op else "the torch ops that it calls"
         op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for {what}"
-        reference = "" if other is None else f", {time_text(other.time_us)} for what the reference calls"
+        reference = "" if other is None else f", {time_text(other.time_us)} for the ops that the reference calls"
         caches = ", ".join(sorted({prediction.l2 for prediction in (mine, other) if prediction is not None}))
         lines.append(f"simulated {soc}: {op}{reference} (L2 {caches})")
     lines += [f"assumed: {note.argument}: {note.what}" for note in check.assumptions]
@@ -209,7 +209,7 @@ def fidelity_line(fidelity: Fidelity) -> str:
         if against
     ]
     if "" in groups:
-        parts.append(f"{len(groups[''])} not tried: no call could be made up")
+        parts.append(f"{len(groups[''])} not tried, because no call could be generated")
     return f"{len(fidelity.rows)} stand-ins on {fidelity.device}: {'; '.join(parts)}"
 
 

@@ -79,19 +79,21 @@ def notes(results: Sequence[OpResult]) -> list[str]:
     notes: list[str] = []
     ran = [facts.replayed for _, facts in calls if facts.replayed is not None]
     notes.append(
-        "collectives: bandwidths in GB/s by the conventions of nccl-tests; a recorded time holds the wait for other "
-        "ranks, wait is how long the first rank waited here for the last"
+        "collectives: bandwidths in GB/s as in nccl-tests; recorded times include the wait for other ranks; wait: how "
+        "long the first rank waited here for the last"
     )
     if mapped := [
         replayed for replayed in ran if replayed.ranks_recorded is not None and replayed.ranks_recorded > replayed.ranks
     ]:
         notes.append(
-            f"collectives: {len(mapped)} of {plural(len(ran), 'collective')} ran on fewer ranks than recorded: the "
-            "message (of an all-to-all what leaves a rank) is as recorded; links, algorithm and number of steps are "
-            "those of the ranks here, so times do not stand for the recorded group"
+            f"collectives: {len(mapped)} of {plural(len(ran), 'collective')} ran on fewer ranks than recorded: message "
+            "sizes are as recorded (all-to-all: bytes sent per rank), but links, algorithm and number of steps are "
+            "from the ranks here, so times do not represent the recorded group"
         )
     if unknown := sum(replayed.ranks_recorded is None for replayed in ran):
-        notes.append(f"collectives: the group of {unknown} is not recorded: all ranks here took part")
+        notes.append(f"collectives: the group of {unknown} is not recorded, so all ranks took part")
     if cut := sum("for memory" in replayed.mapping for replayed in ran):
-        notes.append(f"collectives: {cut} ran on a part of the message, for memory; times are scaled up to the whole")
+        notes.append(
+            f"collectives: {cut} ran on a part of the message to save memory; times are scaled up to the whole message"
+        )
     return notes

@@ -18,10 +18,10 @@ LEAST = 0.0005
 
 
 HELD: dict[str, str] = {
-    "cold": "nothing of its data",
+    "cold": "none of its data",
     "loop": "its code, as in a benchmark that loops over a call and reads from memory",
     "warm": "its own data and code, as in a loop",
-    "sequence": "what calls before it leave there",
+    "sequence": "what earlier calls left there",
 }
 """`--l2` state → what caches contain when an op starts."""
 NAMED_FROM = 0.1
@@ -57,7 +57,7 @@ def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
     return f"order of magnitude only: {', '.join(named)} of the time" if named else ""
 
 
-ELSEWHERE = "in no selected op"
+ELSEWHERE = "outside the selected ops"
 """Label of the recorded time outside the selected ops: unselected ops, labels, and kernels that no op launched."""
 
 
@@ -66,7 +66,7 @@ def coverage_text(covered: Coverage, clock: str) -> str:
     omitted.
     """
     parts = [
-        (covered.users, "by code of yours"),
+        (covered.users, "by your code"),
         (covered.rules, "by rules"),
         (covered.invented, "on invented sizes"),
         (covered.bytes, "by bytes only"),

@@ -16,22 +16,22 @@ MARK = "*"
 VALUES = "values"
 ONE_SAMPLE = "one sample"
 MARKED: dict[str, str] = {
-    "first call": "the first call, with all that it set up",
-    "not settled": "calls that did not settle",
-    "interrupted": "other programs had the processor in most samples",
-    VALUES: "results that differ from those of the op's own implementation",
-    ONE_SAMPLE: "1 sample: its variance is unknown",
-    "one thread": "one thread, since several waited for processors",
-    "threads waited": "several threads, which waited for processors",
+    "first call": "only the first call, including setup",
+    "not settled": "times did not become stable",
+    "interrupted": "other programs used the processor in most samples",
+    VALUES: "results differ from the op's own implementation",
+    ONE_SAMPLE: "only 1 sample, so the variance is unknown",
+    "one thread": "one thread, because several threads waited for processors",
+    "threads waited": "several threads that waited for processors",
 }
 """Kind of warning that marks a time as possibly far off → its text in notes."""
 
 
 STATUSES: dict[ValueStatus, str] = {
-    "differs": "differ from their own implementation",
+    "differs": "differ from the op's own implementation",
     "agrees": "agree with it",
-    "own": "ran as their own",
-    "not compared": "with nothing to compare with",
+    "own": "ran the op's own implementation",
+    "not compared": "cannot be compared",
 }
 NAMED = 8
 """Maximum number of ops that notes list by name."""
@@ -71,7 +71,7 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
     share = marked_us / total_us if total_us > 0 else 0.0
     kinds = Counter(kind for result in marked for kind in marks(result))
     why = ", ".join(f"{MARKED[kind]} ({count:,})" for kind, count in kinds.most_common())
-    return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may take another: {why}"]
+    return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may be wrong: {why}"]
 
 
 def value_notes(results: Sequence[OpResult]) -> list[str]:
@@ -106,15 +106,18 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
     looked = f"{idle:g} of {plural(cpus, 'processor') if isinstance(cpus, int) else 'the processors'} idle at the start"
     visits = environment.get("visits")
     often = (
-        f"; each op measured {visits} times, far apart (--set repeats=1 for once)"
+        f"; each op measured in {visits} interleaved rounds (--set repeats=1 for one)"
         if isinstance(visits, int) and visits > 1
         else ""
     )
     if environment.get("threads_asked"):
-        return [f"threads: {threads} as asked; {looked}{often}"]
+        return [f"threads: {threads} as requested; {looked}{often}"]
     if threads == wanted:
         return [f"threads: {threads}; {looked}{often}"]
-    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--set threads=N for another number){often}"]
+    return [
+        f"threads: {threads} instead of torch's {wanted}, because only {looked} (to change this, use --set "
+        f"threads=N){often}"
+    ]
 
 
 def busy_notes(environment: Mapping[str, object]) -> list[str]:
@@ -129,6 +132,6 @@ def _recorded(header: Header | None, device: bool) -> list[str]:
     if not isinstance(count, int) or not count:
         return []
     return [
-        f"recorded: on a CPU the times of {plural(count, 'op')} with results of 128 kB and more may hold page faults, "
-        "1.3 to 1.8 µs for 4 kB, which a replay does not have"
+        f"recorded: on a CPU, times of {plural(count, 'op')} with results of 128 kB and more may include page faults "
+        "(1.3 to 1.8 µs per 4 kB), which a replay does not have"
     ]

@@ -30,10 +30,10 @@ LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
 HOLDING: dict[L2State, str] = {
-    "cold": "each op alone with cold caches",
-    "loop": "each op alone, in a benchmark's loop",
-    "warm": "each op alone with warm caches",
-    "sequence": "each op amid others' data (--l2 sequence)",
+    "cold": "each op predicted alone with cold caches",
+    "loop": "each op predicted alone, in a benchmark loop",
+    "warm": "each op predicted alone with warm caches",
+    "sequence": "caches as left by earlier ops (--l2 sequence)",
 }
 """`--l2` state → short text on the cache contents that a prediction assumes.
 
@@ -58,7 +58,7 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
     """Return the limitations of a captured plan, as noted in the capture; none for other plans."""
     if plan.capture is None:
         return []
-    notes = (*plan.capture.notes, "predictions are of kernels alone, without the host's time to launch them")
+    notes = (*plan.capture.notes, "predictions are for kernels only, without host launch time")
     return [f"captured: {safe(note)}" for note in notes]
 
 
@@ -79,7 +79,7 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
     total, low, high = predicted_total(soc, results)
     predicted = [r for r in results if soc in r.simulated]
     if not predicted:
-        return f"{safe(soc)}: nothing is predicted"
+        return f"{safe(soc)}: nothing could be predicted"
     text = f"{safe(soc)} would take {time_text(total)} ({time_text(low)} to {time_text(high)}) for all calls"
     states = {r.simulated[soc].l2 for r in predicted}
     text = ", ".join([text, *(holding for state, holding in HOLDING.items() if state in states)])
@@ -112,7 +112,7 @@ def _outside_lines(where: Where, least: float) -> list[str]:
     """Return lines on work launched before the recording and on labels, if their share is at least `least`."""
     before = quotient(where.launched_before_us, where.total_us) or 0.0
     labels = quotient(where.labels_us, where.total_us) or 0.0
-    early = f"launched before the recording: {share_text(before)} of device time; its ops are not in it"
+    early = f"launched before the recording: {share_text(before)} of device time (ops not recorded)"
     return [*([early] if before >= least else []), *([_labels(where, labels)] if labels >= least else [])]
 
 
@@ -131,10 +131,10 @@ def _device_lines(where: Where, device: str | None) -> list[str]:
 
 
 def _host_lines(where: Where) -> list[str]:
-    what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
+    what = "the file was cut short before any device work" if where.cut else "recorded on a CPU without device work"
     if where.launches:
         count = f"{where.launches:,}"
-        what = f"no device work recorded ({count} of {count} launches without a kernel), times are of the host"
+        what = f"no device work recorded ({count} of {count} launches without a kernel), so times are host times"
     return [f"{what}: {time_text(where.total_us)} in outermost calls", *_beside_lines(where, LEAST)]
 
 
@@ -143,8 +143,8 @@ def _beside_lines(where: Where, least: float) -> list[str]:
     if where.clock == "device" or where.beside_us <= 0.0 or where.beside_us < least * where.total_us:
         return []
     return [
-        f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
-        "rows with --ranks; rows then sum up to more"
+        f"also, on gloo's own threads: {time_text(where.beside_us)} of collectives; with --ranks they have rows, which "
+        "then sum up to more than the time above"
     ]
 
 
@@ -158,7 +158,7 @@ def where_lines(where: Where, device: str | None) -> list[str]:
 
 
 def _labels(where: Where, share: float) -> str:
-    how = "has a label and no op as owner" if where.clock == "device" else "is inside labels and outside of ops"
+    how = "belongs to a label but to no op" if where.clock == "device" else "is inside labels but outside ops"
     shown = [label for label in where.labels if label.share >= LEAST][:LABELS_SHOWN]
     named = ", ".join(_label(label) for label in shown)
     return f"labels: {share_text(share)} of {where.clock} time {how}" + (f": {named}" if named else "")

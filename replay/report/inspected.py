@@ -88,7 +88,7 @@ def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> V
     if part is trace:
         return view
     told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
-    return msgspec.structs.replace(view, lines=[*view.lines, f"{told}--process takes another"])
+    return msgspec.structs.replace(view, lines=[*view.lines, f"{told}select another with --process"])
 
 
 def _breakdown_of(trace: Trace, by: By, top: int | None, peak: Peak | None, limits: Limits | None) -> View:

@@ -62,7 +62,7 @@ def view(files: list[RankFile]) -> View:
     line = f"{plural(len(rows), 'trace')}; most device time in {safe(slowest.file)}"
     return View(
         lines=[line],
-        render=lambda width: Group(*terminal(table, width, limit=ROWS, rest="--format json holds all")),
+        render=lambda width: Group(*terminal(table, width, limit=ROWS, rest="for all, use --format json")),
         facts=lambda: {"files": msgspec.to_builtins(rows)},
         table=lambda: table,
     )

@@ -27,7 +27,7 @@ LEAST_UNKNOWN = 0.05
 """Share of the time without a known share of the peak from which the first line mentions it."""
 NOTES_SHOWN = 5
 """Maximum number of assumptions listed below the table in a terminal."""
-NO_PEAK = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
+NO_PEAK = "the peak of the recorded device is unknown: give the device with --peak NAME (e.g. MI300X)"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -138,13 +138,13 @@ def head_line(roofline: Roofline) -> str:
     known = [row for row in roofline.rows if row.lost_us is not None]
     if roofline.peak is None or not known:
         above = any(row.peak_share is not None for row in roofline.rows)
-        return f"{total} by op and shape; share of the peak {'above what is possible' if above else 'unknown'}"
+        return f"{total} by op and shape; share of the peak {'higher than possible' if above else 'unknown'}"
     covered = sum(row.share for row in known)
     lost_us = sum(row.lost_us or 0.0 for row in known)
     most, device = known[0], roofline.peak.device
     where = f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
     if covered < LEAST_COVERED:
-        return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; most lost: {where}"
+        return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; largest loss: {where}"
     unknown = f"; unknown for {share_text(1.0 - covered)} of the device time" if covered <= 1.0 - LEAST_UNKNOWN else ""
     return f"{time_text(lost_us)} of {total} lost below the roof of {device}, {where}{unknown}"
 
@@ -158,7 +158,7 @@ def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType
     below: list[str] = []
     if rest := roofline.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
-        below.append(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more")
+        below.append(f"… {plural(len(rest), 'more row')}, {more} of the time; for more, use --top N")
     noted = {f"! {safe(row.name)}: {safe(note)}": None for row in shown if (note := _unseen(roofline, row))}
     below += [*noted][:NOTES_SHOWN]
     below.append(peak_line(roofline))
@@ -178,8 +178,9 @@ def peak_line(roofline: Roofline) -> str:
     rates = listed([f"{'/'.join(dtypes)} {rate:,g}" for rate, dtypes in by_rate.items()], len(by_rate))
     tf32 = "; tf32 where kernel names say so" if TF32 in peak.tflops else ""
     return (
-        f"{share_text(roofline.complete_share)} of the time has all numbers. Peak of {peak.device}: {rates} TFLOP/s, "
-        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}). FLOPs of ops without products: 1 an element, norms 4."
+        f"Work and rates are complete for {share_text(roofline.complete_share)} of the time. Peak of {peak.device}: "
+        f"{rates} TFLOP/s, "
+        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}). FLOPs of ops without products: 1 per element, norms 4."
     )
 
 

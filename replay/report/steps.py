@@ -75,7 +75,7 @@ def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> Re
     """Render the first `top` rows."""
     shown = cut(_table(table), top)
     room = min(NAME_ROOM, names_room(row.name for row in shown.rows))
-    return Group(*terminal(shown, width, room=room, rest="--top N shows more")[1:])
+    return Group(*terminal(shown, width, room=room, rest="for more, use --top N")[1:])
 
 
 def step_line(table: StepTable) -> str:
@@ -84,9 +84,9 @@ def step_line(table: StepTable) -> str:
     line += f" (launches of {plural(table.unlinked, 'kernel')} are not recorded)" if table.unlinked else ""
     outliers = sorted((row for row in table.rows if row.outlier), key=lambda row: -row.over_median)
     if not outliers:
-        return f"{line}; none above {OUTLIER:g} times that"
+        return f"{line}; none above {OUTLIER:g} times the median"
     names = ", ".join(f"{safe(row.name)} {row.over_median:.2f}×" for row in outliers[:NAMED])
-    return f"{line}; above {OUTLIER:g} times that: {names}{' …' if len(outliers) > NAMED else ''}"
+    return f"{line}; above {OUTLIER:g} times the median: {names}{' …' if len(outliers) > NAMED else ''}"
 
 
 def launch_line(table: LaunchTable) -> str:
@@ -95,7 +95,7 @@ def launch_line(table: LaunchTable) -> str:
     short = sum(row.short_share * row.launches for row in rows) / table.launches
     shares = [row.below_call_share for row in rows]
     below = sum((share or 0.0) * row.launches for share, row in zip(shares, rows, strict=True)) / table.launches
-    line = f"{plural(table.launches, 'task')} (kernels, copies, fills) with a launch of their own: "
+    line = f"{plural(table.launches, 'task')} (kernels, copies, fills) with their own launch: "
     line += f"{100 * short:.0f} % below 10 µs, "
     line += (
         "the calls that launched them are not recorded"
@@ -105,7 +105,9 @@ def launch_line(table: LaunchTable) -> str:
     line += "".join(f"; {doubt}" for doubt in doubt_lines(table.doubts))
     line += ", so there are no launch latencies" if table.doubts.clock_offset_us else ""
     return (
-        f"{line}; {table.unlinked:,} others are of graphs, or their launch is not recorded" if table.unlinked else line
+        f"{line}; {table.unlinked:,} others were launched by graphs, or their launch is not recorded"
+        if table.unlinked
+        else line
     )
 
 

@@ -34,7 +34,7 @@ def lines(results: Sequence[OpResult]) -> list[str]:
         for r in rows[:SHOWN]
     ]
     if len(rows) > SHOWN:
-        texts.append(f"{MARK} and {plural(len(rows) - SHOWN, 'more row')} like that")
+        texts.append(f"{MARK} and {plural(len(rows) - SHOWN, 'more row')} of this kind")
     return [*texts, *_filled_at_random(results)]
 
 
@@ -64,7 +64,7 @@ def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
         for name, names in list(arguments.items())[:SHOWN]
     ]
     rest = len(arguments) - len(texts)
-    return [*texts, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else texts
+    return [*texts, f"{MARK} and {plural(rest, 'more op')} of this kind"] if rest else texts
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:
@@ -85,9 +85,9 @@ def not_comparable(header: Header | None) -> str | None:
     if total > 0:
         return f"times are not comparable: recorded on {recorded}, replayed on a CPU" if on_cpu else None
     if isinstance(unowned, int | float) and unowned > 0:
-        return f"times are not comparable: of {recorded} only what its host took is recorded of each op, not the work"
+        return f"times are not comparable: the recording on {recorded} has only host times of each op, not device times"
     if cast("Mapping[str, object]", trace.get("where") or {}).get("cut"):
-        return "times may not be comparable: the file was cut short, perhaps before the work of its device"
+        return "times may not be comparable: the file was cut short, perhaps before its device work"
     if trace.get("host_us_total") and not on_cpu:
         return f"times are not comparable: recorded on a CPU, replayed on {safe(device)}"
     return None

@@ -100,8 +100,8 @@ def _reason_notes(result: OpResult) -> list[str]:
     if not result.simulated:
         return [str(result.reason)]
     if result.resolved_by is not None and refuses_arguments(result.reason):
-        return [f"{result.reason}; predicted all the same, but another device may refuse the call as well"]
-    return [f"does not run here: {result.reason}; predicted all the same, from sizes and types"]
+        return [f"{result.reason}; predicted anyway, but another device may also refuse the call"]
+    return [f"does not run here: {result.reason}; predicted anyway, from sizes and types"]
 
 
 def _measured_notes(result: OpResult) -> list[str]:
@@ -127,11 +127,11 @@ def prediction_notes(prediction: Simulated) -> list[str]:
     )
     if prediction.taken_for:
         mine = f"by your {str(prediction.by).removeprefix('user ')} {prediction.source}: {prediction.taken_for}"
-        notes = [mine if prediction.source else f"costed as {prediction.taken_for}, which is near by name", *notes]
+        notes = [mine if prediction.source else f"costed as {prediction.taken_for}, which has a similar name", *notes]
     if prediction.no_path:
         return [f"does not support {prediction.no_path} products: costed as another dtype"]
     if is_rough(prediction):
-        notes = [f"an order of magnitude, ×÷ {prediction.high_us / prediction.time_us:.0f}: never measured"]
+        notes = [f"only an order of magnitude, ×÷ {prediction.high_us / prediction.time_us:.0f}: never measured"]
     if prediction.extrapolated:
         notes = [*notes, "extrapolated"]
     if prediction.measured:
@@ -259,10 +259,10 @@ def foot_lines(sweep: Cases) -> list[str]:
         for note in case.result.assumptions
         if case.result.measured_us and not note.what.startswith(RESULTS_UNKNOWN)
     )
-    lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
+    lines += [f"assumed for the measurement: {text}" for text in list(assumed)[:8]]
     lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
     if sweep.socs and sweep.l2 in HELD:
-        lines.append(f"caches ({sweep.l2}): when an op starts they hold {HELD[sweep.l2]}")
+        lines.append(f"caches ({sweep.l2}): when an op starts, they contain {HELD[sweep.l2]}")
     return [*lines, *thread_notes(sweep.environment)]
 
 
@@ -317,7 +317,7 @@ def _answers(sweep: Cases) -> tuple[Answer, ...]:
         if len(predicted) == 1:
             band = f"{time_text(predicted[0].low_us)} to {time_text(predicted[0].high_us)} (80 %)"
         ratios = [r.simulated_us[soc] / r.measured_us for r in results if soc in r.simulated_us and r.measured_us]
-        detail = f"{ratio_text(median(ratios), 1.0)} of the measured time, the median" if ratios else ""
+        detail = f"{ratio_text(median(ratios), 1.0)} of the measured time (median)" if ratios else ""
         answers += times_answer(soc, [prediction.time_us for prediction in predicted], band, detail)
     return tuple(answers)
 

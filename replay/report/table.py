@@ -270,7 +270,7 @@ def terminal(
     for row in table.rows:
         grid.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
     below = [more_line(table, rest, share)] if table.left_out and rest else []
-    below += [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
+    below += [f"hidden at a width of {width} columns: {', '.join(hidden)}"] if hidden else []
     return [Text(), grid, *([Text("; ".join(below), style="dim", overflow="fold")] if below else [])]
 
 

@@ -120,7 +120,7 @@ def ratio_text(value: float | None, base: float | None) -> str:
 
 def lacking_text(calls: int, up_to: str = "") -> str:
     """Return a note on calls missing from a time: "without the time of 2 calls that no prediction covers"."""
-    return f"without the time of {up_to}{plural(calls, 'call')} that no prediction covers"
+    return f"excluding {up_to}{plural(calls, 'call')} without a prediction"
 
 
 def plural(count: int, word: str) -> str:
@@ -144,9 +144,9 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         kinds = ", ".join(
             f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in doubts.impossible
         )
-        lines.append(f"kernel times that no device has: {kinds}")
+        lines.append(f"impossible kernel times: {kinds}")
     if doubts.zero_durations:
-        lines.append(f"{plural(doubts.zero_durations, 'kernel')} of duration 0, which is no timing")
+        lines.append(f"{plural(doubts.zero_durations, 'kernel')} with duration 0, which is not a measured time")
     if doubts.collided_share:
         lines.append(f"ids collide: {share_text(doubts.collided_share)} of the device time has no certain owner")
     if doubts.displaced:
@@ -155,16 +155,16 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         lines.append(f"{plural(doubts.displaced, 'kernel')} {starts} {by} before the launch of the same id")
     if doubts.shared_ids:
         lines.append(
-            f"{plural(doubts.shared_ids, 'device event')} with the correlation id of many launches: ids do not tell "
-            "which launch started which work"
+            f"{plural(doubts.shared_ids, 'device event')} with a correlation id shared by many launches: ids do not "
+            "show which launch started which work"
         )
     if doubts.zero_ops:
-        lines.append(f"{plural(doubts.zero_ops, 'host op')} of duration 0: host times are not recorded")
+        lines.append(f"{plural(doubts.zero_ops, 'host op')} with duration 0: host times are not recorded")
     if doubts.kernel_us:
-        lines.append(f"half of the kernels take {_at_median(doubts.kernel_us)}: times are hardly in microseconds")
+        lines.append(f"half of the kernels take {_at_median(doubts.kernel_us)}: times are probably not in microseconds")
     if doubts.view_us:
         lines.append(
-            f"half of the ops that make views take {_at_median(doubts.view_us)}: times are hardly in microseconds"
+            f"half of the ops that make views take {_at_median(doubts.view_us)}: times are probably not in microseconds"
         )
     if doubts.holes:
         lines.append("bytes of the file are missing or overwritten: events lost there cannot be counted")
@@ -178,9 +178,8 @@ def _at_median(us: float) -> str:
 def coarse_text(unit_us: float) -> str:
     """Return a note that recorded durations are too coarse to be kernel timings."""
     return (
-        f"all device durations (those of a kernel table apart) are multiples of {time_text(unit_us)}: rounded or "
-        "placeholders, no timings of kernels; "
-        "shares, rates and ratios to what was recorded mean little"
+        f"all device durations (except from a kernel table) are multiples of {time_text(unit_us)}: rounded values or "
+        "placeholders, not kernel timings; shares, rates and ratios to recorded times mean little"
     )
 
 

@@ -167,11 +167,11 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     asked = [row for row in study.looked if not row.case.checked_only]
     plain = [row for row in asked if row.measured is None]
     measured = [row for row in asked if row.measured is not None]
-    more = "--format json holds all"
+    more = "for all, use --format json"
     parts = terminal(cases_table(plain), width, limit=MOST_SHOWN, rest=more)
     if measured:
         parts += terminal(measured_table(measured), width, limit=MOST_SHOWN, rest=more)
-        parts.append(Text("held out: by the factor that the other cases alone give", style="dim"))
+        parts.append(Text("held out: error with the factor from the other cases", style="dim"))
     parts = parts[1:]
     refused = [row for row in study.looked if row.error is not None]
     if refused:
@@ -186,14 +186,14 @@ def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, li
     """Return notes on what the tables do not show. For measured cases, the calibration gives the error."""
     notes: list[str] = []
     if lines and len({_named(row) for row in asked}) > 1:
-        notes.append("lines are those of the first case that fits; --format json has them all")
+        notes.append("lines are for the first case that fits; for all cases, use --format json")
     said = [note for row in asked if row.time is not None for note in row.time.notes]
     if said:
-        notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
+        notes.append("repeated loop iterations were counted, not simulated (how many: --format json)")
     notes += [f"warning: {note}" for note in dict.fromkeys(said) if "looks at positions" in note]
-    notes += list(dict.fromkeys(f"values not run: {row.note}" for row in asked if row.note))
+    notes += list(dict.fromkeys(f"values not computed: {row.note}" for row in asked if row.note))
     if study.skipped:
-        notes.append(f"{plural(study.skipped, 'default shape')} left out: the reference refuses them")
+        notes.append(f"{plural(study.skipped, 'default shape')} left out, because the reference does not accept them")
     return [*notes, *filter(None, (band_text(plain), l2_text(study, plain))), *calibration_notes(study)]
 
 
@@ -213,8 +213,8 @@ def calibration_notes(study: Study) -> list[str]:
     measured = {(calibration.program, calibration.soc) for calibration in study.calibrations}
     if any((row.case.program.name, row.soc) not in measured for row in asked) or not asked:
         some = "the other" if measured else "these"
-        notes.append(f"times are uncalibrated: nothing of {some} programs was measured (--measured)")
-    return [*notes, "values are of the CPU's arithmetic"]
+        notes.append(f"times are uncalibrated: no measured times of {some} programs (--measured)")
+    return [*notes, "values were computed with CPU arithmetic"]
 
 
 def _calibration_text(calibration: Calibration) -> str:
@@ -222,9 +222,9 @@ def _calibration_text(calibration: Calibration) -> str:
     if calibration.refused:
         return f"{name} is uncalibrated: {calibration.refused}"
     return (
-        f"{name} is calibrated: {calibration.cases} cases are measured to take {calibration.factor:.3g} times the "
-        "predicted, by which all its times are multiplied; 80 % lie within a factor of "
-        f"{math.exp(calibration.width):.2f}, as found by leaving out one case at a time"
+        f"{name} is calibrated: {calibration.cases} measured cases take {calibration.factor:.3g} times the prediction, "
+        "so all its times are multiplied by this factor; 80 % of the errors are within a factor of "
+        f"{math.exp(calibration.width):.2f} (leave-one-out)"
     )
 
 
@@ -258,7 +258,7 @@ def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
         column("held out", "held_out_error", SIGNED_PERCENT),
         CASE,
     ]
-    return Table("Measured beside predicted by the program alone, and by the factor of the other cases", columns, rows)
+    return Table("Measured and predicted times; held out: with the factor of the other cases", columns, rows)
 
 
 def _named(row: Looked) -> tuple[str, str, str]:
@@ -277,7 +277,7 @@ def band_text(looked: Sequence[Looked]) -> str:
     factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
         return ""
-    return f"80 % of such predictions lie between 1/{max(factors):.2g} and {max(factors):.2g} times the measured time"
+    return f"80 % of these predictions are between 1/{max(factors):.2g} and {max(factors):.2g} times the measured time"
 
 
 def l2_text(study: Study, looked: Sequence[Looked]) -> str:
@@ -288,7 +288,7 @@ def l2_text(study: Study, looked: Sequence[Looked]) -> str:
     low, high = f"{min(shares):.0f}", f"{max(shares):.0f}"
     part = low if low == high else f"{low} to {high}"
     state = f"--l2 {study.l2}; sequence: as in a step"
-    return f"{part} % of what a kernel touches is taken to be in L2 when it starts ({state})"
+    return f"{part} % of a kernel's data is assumed to be in L2 when it starts ({state})"
 
 
 def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
@@ -354,7 +354,7 @@ def _refused(looked: Sequence[Looked]) -> RenderableType:
             if row.error.hint:
                 parts.append(Text(safe(f"  {row.error.hint}"), style="dim"))
     if len(seen) > MOST_REFUSED:
-        parts.append(Text(f"and {len(seen) - MOST_REFUSED} other errors in --format json", style="dim"))
+        parts.append(Text(f"and {len(seen) - MOST_REFUSED} more errors in --format json", style="dim"))
     return Group(*parts)
 
 

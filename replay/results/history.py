@@ -126,7 +126,9 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
             connection.execute("BEGIN IMMEDIATE")
             _make_tables(connection)
             if not own_database.has_tables(connection, TABLES):  # another process may have changed them
-                raise FormatError(f"{path} has other tables than a history of this version", hint="Name another file.")
+                raise FormatError(
+                    f"{path} does not have the tables of a history of this version", hint="Name another file."
+                )
             same = "SELECT id FROM runs WHERE started_at = ? AND machine = ?"
             connection.execute(f"DELETE FROM times WHERE run IN ({same})", (header.started_at, machine))
             connection.execute("DELETE FROM runs WHERE started_at = ? AND machine = ?", (header.started_at, machine))
@@ -196,7 +198,7 @@ def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
             own_database.restrict(connection)
             connection.execute("PRAGMA query_only = ON")
             if not own_database.has_tables(connection, TABLES):
-                raise FormatError(f"{path} has other tables than a history of this version", hint=hint)
+                raise FormatError(f"{path} does not have the tables of a history of this version", hint=hint)
             yield connection
     except sqlite3.Error as error:
         raise FormatError(f"cannot read {path}: {error}", hint="Restore it, or start a new one.") from None

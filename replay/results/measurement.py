@@ -31,23 +31,23 @@ KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
 _TEXTS: dict[WarningKind, str] = {
     "few samples": "{samples:.0f} of {wanted:.0f}",
-    "noisy": "quartiles {iqr_share:.0f} % of the median apart",
+    "noisy": "interquartile range is {iqr_share:.0f} % of the median",
     "timer resolution": "{resolution_us:.3g} us for samples of {sample_us:.3g} us",
-    "unstable clock": "a fixed piece of work took {before_us:.3g} us before the op and {after_us:.3g} us after it",
-    "other load": "a fixed piece of work took {times:.2f} times its best time of this run",
-    "throttled": "the processor was slowed down {events:.0f} times by heat or power",
+    "unstable clock": "a fixed workload took {before_us:.3g} us before the op and {after_us:.3g} us after it",
+    "other load": "a fixed workload took {times:.2f} times its best time of this run",
+    "throttled": "the processor was throttled {events:.0f} times because of heat or power",
     "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
     "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
-    "not captured": "a CUDA graph cannot hold the op; its calls were launched one by one",
-    "first call": "--set op_limit left no time for a second; what it set up is in its {first_s:.3g} s",
+    "not captured": "the op cannot run in a CUDA graph; its calls were launched one by one",
+    "first call": "--set op_limit left no time for a second call; the {first_s:.3g} s include setup",
     "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --set op_limit may help",
     "interrupted": (
-        "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0f} % of "
-        "their time, spent waiting for it, is left out"
+        "other programs used the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0f} % of "
+        "their time was spent waiting for it and is excluded"
     ),
-    "one thread": "{threads:.0f} threads, which had to wait for processors, took {threads_us:.3g} us",
+    "one thread": "{threads:.0f} threads took {threads_us:.3g} us, because they waited for processors",
     "threads waited": "{threads:.0f} threads waited {waited_s:.3g} s for processors in the {took_s:.3g} s of measuring",
-    "part of the op": "{share:.3g} of it ran, times are scaled up",
+    "part of the op": "{share:.3g} of the op ran; times are scaled up",
 }
 
 
@@ -161,7 +161,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
         sure = "all of them" if self.ci_low_us is None else "95 %"
         interval = f"{sure}: {time_text(self.low_us)} to {time_text(self.high_us)}; " if self.samples > 1 else ""
-        text = f"{time_text(self.median_us)} a call ({interval}{samples}, {self.cache} caches{threads})"
+        text = f"{time_text(self.median_us)} per call ({interval}{samples}, {self.cache} caches{threads})"
         return "\n  ".join([text, *(f"warning: {warning}" for warning in self.warnings)])
 
 

@@ -18,8 +18,8 @@ from opreplay.replay.results.records import Fidelity, Filling
 
 VALUES = "values"
 """Argument name of assumptions that are about values rather than about one argument."""
-OUTSIDE_DOMAIN = "earlier calls left arguments outside the op's domain: refilled before each call"
-NOT_FINITE = "results were not finite: refilled after each call"
+OUTSIDE_DOMAIN = "earlier calls left arguments outside the op's domain; they were refilled before each call"
+NOT_FINITE = "results were not finite; they were refilled after each call"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):

@@ -33,7 +33,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 DAMAGED = "The file was changed or is damaged."
 MAX_BYTES = 1 << 30
 """Maximum size of a result file, in bytes."""
-_HEADER = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
+_HEADER = 'To write a result file, run `opreplay run TRACE --output r.jsonl`. Its first line has "record": "header".'
 
 
 class ResultSink(Protocol):
@@ -141,7 +141,9 @@ def _complete_lines(path: str | Path) -> Iterator[bytes]:
             while line := line + stream.readline(MAX_BYTES + 1 - seen):
                 seen += len(line)
                 if seen > MAX_BYTES:
-                    raise FormatError(f"{path} has more than {MAX_BYTES:,} bytes", hint="Compare parts of the run.")
+                    raise FormatError(
+                        f"{path} has more than {MAX_BYTES:,} bytes", hint="Split the run, and compare the parts."
+                    )
                 if line.endswith(b"\n"):
                     yield line[:-1]
                 line = b""

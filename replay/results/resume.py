@@ -30,9 +30,9 @@ SHARE_TAKEN = "no result after"
 """Start of the reason detail of an op that was stopped when the run's time, or the op's share of it, was over."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
-    "options": "the options of measuring",
-    "values": "the values of arguments",
-    "code": "what is in the files of --plugin",
+    "options": "the measuring options",
+    "values": "the argument values",
+    "code": "the contents of the --plugin files",
 }
 """Part of the identity that is a digest → its name in messages."""
 
@@ -121,7 +121,7 @@ def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] 
         elif key in WORDS:
             parts.append(WORDS[key])
             if key == "plan" and ops and (which := differing_op(earlier, ops)):
-                parts[-1] += f", first of all {which}"
+                parts[-1] += f", starting with {which}"
         else:
             parts.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
     raise UsageError(
@@ -136,7 +136,7 @@ def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
     for result in earlier.results:
         name, op = f"{result.name} {result.inputs} ({result.id})", now.get(result.id)
         if op is None:
-            return f"{name}, which is no op of this plan"
+            return f"{name}, which is not an op of this plan"
         if op.count != result.count:
             return f"{name}, with {result.count:,} calls before and {op.count:,} now"
         if op.resolved_by != result.resolved_by:

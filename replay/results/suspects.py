@@ -82,8 +82,8 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:
         return ""
     return (
-        f"a few long calls make the recorded mean {mean_us / median_us:.0f} times the median (a busy machine, or first "
-        f"calls); it is {us / median_us:.2g} times the median"
+        f"a few long calls make the recorded mean {mean_us / median_us:.0f} times the recorded median (a busy machine, "
+        f"or first calls); this time is {us / median_us:.2g} times the median"
     )
 
 
@@ -93,20 +93,22 @@ def _communicates(op: ReplayOp) -> bool:
 
 def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Sequence[str]) -> str:
     if refilled:
-        return f"values of this tool's own, not the recorded ones ({'; '.join(refilled)}); `--cache step` has none such"
+        return f"opreplay's own values instead of the recorded ones ({'; '.join(refilled)}); `--cache step` avoids this"
     if op.resolved_by in ("reference", "equivalent", "executor"):
-        return "something else than the recorded op ran, a stand-in"
+        return "a stand-in ran instead of the recorded op"
     if ratio < 1 and _communicates(op):
-        return "recorded communication holds the wait for other ranks"
+        return "recorded communication includes the wait for other ranks"
     if assumed := _assumed(op):
         return assumed
     if recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch"
-    other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check kernels` tell more"
+    other = (
+        "values, sizes or libraries differ from the recording; for more, run `plan --meta` and `run --check kernels`"
+    )
     if ratio >= 1 or op.count >= FEW:
         return other
     calls = "1 recorded call is" if op.count == 1 else f"{op.count} recorded calls are"
-    return f"{calls} too few for a median: a first or an interrupted call may dominate; else {other}"
+    return f"{calls} too few for a median: a first or interrupted call may dominate; otherwise {other}"
 
 
 def _assumed(op: ReplayOp) -> str:
@@ -116,24 +118,24 @@ def _assumed(op: ReplayOp) -> str:
     """
     for assumption in op.assumptions:
         if not_needed(assumption.what) is None:
-            return f"what the trace lacks was assumed ({assumption.argument}: {assumption.what})"
+            return f"a value missing in the trace was assumed ({assumption.argument}: {assumption.what})"
     return ""
 
 
 def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ratio: float) -> str:
     if prediction.by == "bytes":
-        return "no rule knows the op, its bytes alone were charged"
+        return "no cost rule for the op, predicted by bytes only"
     if prediction.by in ("user estimator", "user properties", "tile program", "user rule"):
         return f"by your {prediction.source}"
     if ratio > 1 and recorded_us < SHORT_US:
-        return "the recorded call is shorter than a launch there"
+        return "the recorded call is shorter than a launch on this device"
     if not prediction.kernels:
-        return "the rule takes it for a view, which costs nothing; it was recorded with work"
+        return "the cost rule treats the op as a view (no cost), but device work was recorded"
     if op.ranks is not None or "hcom_" in prediction.kernels[0]:
-        return "recorded communication holds the wait for other ranks"
+        return "recorded communication includes the wait for other ranks"
     if assumed := _assumed(op):
         return assumed
-    return "the rule may not fit what was recorded; `plan --explain` shows its kernels"
+    return "the cost rule may not match the recorded kernels; to see its kernels, run `plan --explain`"
 
 
 def suspects(results: Iterable[OpResult]) -> list[OpResult]:

@@ -61,7 +61,7 @@ class JsonLinesSink:
         it.
         """
         if not Path(path).is_file():
-            raise UsageError(f"there is no file {path} to resume")
+            raise UsageError(f"cannot resume {path}: the file does not exist")
         sink = cls._locked(path, "ab")
         try:
             earlier = read_result_file(path)
@@ -138,7 +138,7 @@ def lock_file(stream: BinaryIO, path: str | Path) -> None:
     try:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"another run is writing {path}", hint="Wait for it, or name another file.") from None
+        raise UsageError(f"another run is writing {path}", hint="Wait for that run, or name another file.") from None
     except OSError:
         return  # a file system without locks: the file is written all the same
 

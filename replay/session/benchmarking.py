@@ -91,7 +91,7 @@ def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
     here = next((kind for kind, backend in backends if backend is not None and backend.is_available()), None)
     if here is not None:
         raise UsageError(
-            f"it is unknown whether to synchronise {here}, because no tensor is on it",
+            f"no tensor is on {here}, so it is unknown whether to synchronize it",
             hint=f'Pass device="{here}" or device="cpu", or pass the tensors as arguments.',
         )
     return "cpu"

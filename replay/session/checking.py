@@ -133,7 +133,7 @@ def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]
         reason = next(call.reason for call in calls if call.reason is not None)
         yield f"{len(calls) - sound} recorded calls cannot be made again: {reason}"
     if sound > fits:
-        yield f"{sound - fits} recorded calls are too large for this machine's memory"
+        yield f"{sound - fits} recorded calls need too much memory for this machine"
     if fits > MOST_RECORDED:
         yield f"the {MOST_RECORDED} heaviest of {fits} recorded calls are tried"
 
@@ -155,5 +155,7 @@ def _refuse_what_workers_lack(op: str) -> None:
     if entry is not None and entry.source == PROGRAM:
         raise UsageError(
             f"worker processes do not have the executor {entry.shown}, which this program registered",
-            hint=('Check in this process with isolation="none", or put it into a file: plugins=("my_ops.py",).'),
+            hint=(
+                'Check in this process with isolation="none", or put the executor into a file: plugins=("my_ops.py",).'
+            ),
         )

@@ -209,12 +209,17 @@ def timeline(
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if not isinstance(source, (Trace, ReplayPlan)) and (ranks or names_several(paths_of(source))):
         if process is not None or kernel_details is not None:
-            raise UsageError("process and kernel_details are for one trace", hint="Remove them, or name one trace.")
+            raise UsageError(
+                "process and kernel_details are for one trace", hint="Remove them, or give only one trace."
+            )
         return _of_ranks(paths_of(source), how, limits)
     read = recorded_trace(trace, process=process, kernel_details=kernel_details, limits=limits)
     part = one_process(read)
     if part is not read:
-        warned(f"{read.info.path} holds {part.info.processes} processes; this is {part.info.process!r}, see `process`")
+        warned(
+            f"{read.info.path} contains {part.info.processes} processes; shown is {part.info.process!r}. Select "
+            "another with `process`"
+        )
     return _of_step(part, how)
 
 
@@ -238,7 +243,7 @@ def _captured(trace: Source | OpenTrace) -> ReplayPlan | None:
     if not isinstance(source, ReplayPlan):
         return None
     if not source.captured:
-        raise UsageError(f"{source.source} is the plan of a trace, without its times", hint="Name the trace.")
+        raise UsageError(f"{source.source} is the plan of a trace and contains no times", hint="Name the trace.")
     return source
 
 
@@ -295,7 +300,7 @@ def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused
     from opreplay.replay.timeline.measured import measured_host
 
     if not how.devices:
-        raise UsageError("a captured step has times on simulated devices alone", hint='Name one: soc="910b3".')
+        raise UsageError("a captured step only has times on simulated devices", hint='Name one: soc="910b3".')
     served_plan = with_fused_kernels(plan, fused)
     assert isinstance(served_plan, ReplayPlan)
     steps = simulate_plan(served_plan, how.devices, expected_contents())

@@ -29,7 +29,7 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     if lacking is not None:
         raise UsageError(
             f"worker processes do not have {lacking}, which this program registered",
-            hint='Run in this process with RunOptions(isolation="none"), or put it into a file and name that: '
+            hint='Run in this process with RunOptions(isolation="none"), or put it into a file and pass that: '
             'RunOptions(plugins=("my_ops.py",)), or opreplay.open(plugins=("my_ops.py",)).',
         )
 

@@ -70,7 +70,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:
-        raise UsageError(f"{name} is {value!r}, which is no whole number", hint=f"Write {name}=128.") from None
+        raise UsageError(f"{name} is {value!r}, which is not a whole number", hint=f"Write {name}=128.") from None
 
 
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
@@ -87,7 +87,7 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
     from opreplay.replay.resolve.written.call import op_of_written
 
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"{name!r} is no name of an op", hint='Write it as "aten::mm" or "aten::add.Tensor".')
+        raise UsageError(f"{name!r} is not an op name", hint='Write it as "aten::mm" or "aten::add.Tensor".')
     load_plugins()
     policy = Policy()
     metas = _Metas([*args, *kwargs.values()])
@@ -117,7 +117,7 @@ def _value(value: Any, metas: _Metas) -> CallValue:
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return TorchName(str(value))
     raise UsageError(
-        f"an op does not accept {type(value).__name__}", hint="Pass tensors, numbers, texts, dtypes or lists."
+        f"an op does not accept {type(value).__name__}", hint="Pass tensors, numbers, strings, dtypes or lists."
     )
 
 

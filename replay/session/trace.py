@@ -222,10 +222,14 @@ def _read(
     patterns = paths_of(source)
     if names_several(patterns):
         if kernel_details is not None:
-            raise UsageError("kernel_details is for one trace", hint="A table beside each trace is found by itself.")
+            raise UsageError(
+                "kernel_details is for one trace", hint="A kernel table next to each trace is found automatically."
+            )
         return Files(patterns, execution_traces, limits or Limits())
     if len(execution_traces) > 1:
-        raise UsageError("one trace takes one ExecutionTrace", hint="Name the traces that the others belong to.")
+        raise UsageError(
+            "one trace takes one ExecutionTrace", hint="Name the traces that these ExecutionTraces belong to."
+        )
     return warned_of(
         open_input(
             patterns[0],
@@ -255,7 +259,10 @@ def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTr
     if not isinstance(source, OpenTrace):
         return open(source, **selecting)
     if given := [name for name, value in selecting.items() if value]:
-        raise UsageError(f"{given[0]} is for a file, and the trace is open", hint="Give it to opreplay.open.")
+        raise UsageError(
+            f"{given[0]} only applies when opening a file, but the trace is already open",
+            hint="Pass it to opreplay.open.",
+        )
     return source
 
 
@@ -288,6 +295,6 @@ def recorded_trace(
         source = source.info.path
     paths = paths_of(source)
     if names_several(paths):
-        raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
+        raise UsageError("inspect takes one trace", hint="Name one file; `run` and `timeline` accept several.")
     named = Named(kernel_details=kernel_details, capture=capture)
     return warned_of(open_trace(paths[0], limits=limits, named=named, process=process, activity=True))

@@ -118,7 +118,7 @@ class EventReplayer:
         found = init() if isinstance(init, type) else init
         if not _patterns(found) or not callable(getattr(found, "initialize", None)):
             raise UsageError(
-                f"{type(found).__name__} cannot fill the tensors of any op",
+                f"{type(found).__name__} is not an initializer",
                 hint='Give it op_patterns = ["namespace::op"] and a method initialize(replayer, **kwargs).',
             )
         cls._custom_init_registry.append(found)

@@ -225,9 +225,14 @@ def simulate(
     steps, contents = job.steps(), job.contents
     if (keep := getattr(contents, "keep", None)) is not None:
         keep()
-    problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
-    problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
-    problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
+    problems = [
+        f"too small for the batch that the trace records: {problem}" for problem in contents.impossible.values()
+    ]
+    problems += [f"may have done more work than is predicted: {problem}" for problem in contents.unrecorded.values()]
+    problems += [
+        f"inputs could not be generated, so only shapes affect the prediction: {text}"
+        for text in contents.problems.values()
+    ]
     return Simulation(job.plan, steps, job.devices, tuple(problems), lambda: _recorded_part(job))
 
 

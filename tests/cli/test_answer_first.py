@@ -45,7 +45,7 @@ def test_rows_that_matter_are_shown_unless_all_are_asked_for() -> None:
 
 def test_a_pipe_gets_every_column_in_one_line() -> None:
     narrow, piped = lines("plan", SAMPLE), lines("plan", SAMPLE, columns=None)
-    assert "no room at 80 columns for: count, bound, memory" in " ".join(narrow)
+    assert "hidden at a width of 80 columns: count, bound, memory" in " ".join(narrow)
     head = next(line.split() for line in piped if line.startswith("id "))
     assert {"count", "bound", "memory"} <= set(head)
     assert not any("…" in line for line in piped if "aten::" in line)

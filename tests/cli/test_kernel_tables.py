@@ -64,7 +64,7 @@ def test_inspect_lists_the_kernels_of_each_op(trace: Path, tmp_path: Path) -> No
     assert json.loads(invoke("inspect", trace, "--format", "json").stdout)["npu_ops"] == []
     table(tmp_path / "kernel_details.csv")
     got = invoke("inspect", trace, "--format", "json")
-    assert "kernel_details.csv beside the trace: 2 of 2 kernels found (2 by start)" in got.stderr
+    assert "kernel_details.csv next to the trace: 2 of 2 kernels found (2 by start)" in got.stderr
     facts = json.loads(got.stdout)
     (op,) = facts["npu_ops"]
     assert (op["op"], op["calls"], op["device_us"]) == ("aten::mm", 1, 13.75)
@@ -98,7 +98,7 @@ def test_a_table_of_another_run_is_refused_when_named_and_told_when_found(trace:
     table(tmp_path / "op_summary_3.csv", shift=1e6)
     got = invoke("plan", trace)
     assert got.exit_code == 0
-    assert "op_summary_3.csv beside the trace is not used" in got.stderr
+    assert "op_summary_3.csv next to the trace was not used" in got.stderr
 
 
 def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> 
     assert invoke("plan", plan).exit_code == 0
     refused = invoke("plan", plan, "--set", f"kernel_details={named}")
     assert refused.exit_code == 2
-    assert "a plan already has its kernels" in refused.stderr
+    assert "a plan already contains its kernels" in refused.stderr
     explained = invoke("plan", plan, "--explain", "aten::mm")
     assert "MatMulV2" in explained.stdout
 
@@ -139,7 +139,7 @@ def test_simulate_compares_its_lowering(trace: Path, tmp_path: Path) -> None:
     named = table(tmp_path / "k.csv")
     got = invoke("simulate", trace, "--set", f"kernel_details={named}")
     said = " ".join(got.stdout.split())
-    assert "lowering against 1 op with recorded kernel types: 1 (100.0 % of the time) the same but for" in said
+    assert "lowering against 1 op with recorded kernel types: 1 (100.0 % of the time) the same except for" in said
     lowering = json.loads(invoke("simulate", trace, "--set", f"kernel_details={named}", "--format", "json").stdout)[
         "lowering"
     ]
@@ -153,5 +153,5 @@ def test_a_batch_takes_the_table_beside_each_trace(trace: Path, tmp_path: Path) 
     table(tmp_path / "kernel_details.csv")
     got = invoke("batch", trace, "--dry-run")
     assert got.exit_code == 0, got.stderr
-    assert f"{trace}: kernel_details.csv beside the trace: 2 of 2 kernels found (2 by start)" in got.stderr
+    assert f"{trace}: kernel_details.csv next to the trace: 2 of 2 kernels found (2 by start)" in got.stderr
     assert "would replay 1 of 1 op" in got.stdout

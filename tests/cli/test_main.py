@@ -168,7 +168,7 @@ def test_a_machine_without_threads_is_an_error_of_the_environment(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done = CliRunner().invoke(main.opreplay, list(command))
     assert done.exit_code == 4
-    assert "no more threads" in done.stderr
+    assert "cannot start more threads" in done.stderr
 
 
 def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:

@@ -65,7 +65,7 @@ def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
         result = call("batch", folder, "--dry-run")
     assert result.exit_code == 0, result.stderr
     for name in ("pipe", "socket"):
-        assert f"left out: {folder / name}.json: no regular file" in result.stderr
+        assert f"left out: {folder / name}.json: not a regular file" in result.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

@@ -99,17 +99,17 @@ def test_the_search_ends_at_a_repository(project: Path) -> None:
         ("socs = 'x'", "no command has an option 'socs'", "Did you mean soc?"),
         ("[runn]\nsoc = 'x'", "there is no command 'runn'", "Did you mean run?"),
         ("[run]\nop-tme = 1", "run has no option 'op-tme'", "Did you mean op-time?"),
-        ("[run]\nop-time = 'long'", "is no time", "--op-time"),
+        ("[run]\nop-time = 'long'", "is not a time", "--op-time"),
         ("[run]\nop-time = [1, 2]", "is not a text or number", "--op-time"),
         ("[run]\ncuda-graph = 1", "is not true or false", "--cuda-graph"),
         ("[run]\ncache = 'lukewarm'", "lukewarm", "--cache"),
-        ("[run]\nop-time = '1s'\nop_time = '2s'", "op-time is there twice", "once"),
-        ("[run", "is no TOML", "soc"),
-        ("[[run]]\nop-time = '1s'", "run is a command, and no table of its options", "[run], once"),
-        ("run = 3", "run is a command, and no table of its options", "[run], once"),
+        ("[run]\nop-time = '1s'\nop_time = '2s'", "op-time is given twice", "once"),
+        ("[run", "is not valid TOML", "soc"),
+        ("[[run]]\nop-time = '1s'", "run is a command, but its value is not a table of options", "in one table [run]"),
+        ("run = 3", "run is a command, but its value is not a table of options", "in one table [run]"),
         ("set = ['op_time=1s']", "no command has an option 'set'", "by its own name: op_time = "),
         ("[run]\nset = 'op_time=1s'", "run has no option 'set'", "by its own name: op_time = "),
-        ("version = true", "no command has an option 'version'", "--version is for the command line alone"),
+        ("version = true", "no command has an option 'version'", "Give --version on the command line only"),
     ],
 )
 def test_what_makes_no_sense_ends_every_command(project: Path, text: str, why: str, hint: str) -> None:
@@ -132,10 +132,10 @@ def test_what_is_no_regular_file_is_said_not_to_be_read(project: Path, kind: str
         path.symlink_to("/dev/zero" if kind == "device" else "nowhere.toml")
     done = invoke("list", "devices")
     assert done.exit_code == 0
-    assert f"{path} is not read: it is no regular file" in done.stderr
-    assert "is not read" not in invoke("--config", "none", "list", "devices").stderr
+    assert f"{path} was ignored: it is not a regular file" in done.stderr
+    assert "was ignored" not in invoke("--config", "none", "list", "devices").stderr
     (project / "sub" / "opreplay.toml").write_text("soc = '910b3'\n")
-    assert "is not read" not in invoke("list", "devices").stderr
+    assert "was ignored" not in invoke("list", "devices").stderr
 
 
 def test_two_files_that_speak_are_refused(project: Path) -> None:

@@ -70,7 +70,7 @@ def test_steps_that_differ_much_are_told(tmp_path: Path) -> None:
     low, high = json.loads(invoke(path, "--format", "json").stdout)["step"]["all_host_us"]
     assert high == pytest.approx(last["dur"])
     assert low < high / 2
-    assert "for ProfilerStep#0, the one of median length of 2 (" in told
+    assert "for ProfilerStep#0, median length of 2 steps (" in told
     assert "for ProfilerStep#1, 1 of 2 (" in " ".join(invoke(path, "--step", "1").stdout.split())
     assert "on the host);" in told
 
@@ -144,7 +144,7 @@ def test_what_python_did_before_the_first_task_is_named(stacks: bool, name: str,
     assert not any("short" in one for one in found["critical_path_python_us"])
     text = " ".join(invoke(path).stdout.split())
     assert f"with the host mostly in {name} (3.00 of 3.1" in text
-    assert "of it Python, between ops" in text
+    assert "Python, between ops" in text
     assert "critical_path_python_us" in found
     assert not json.loads(invoke(training().write(tmp_path / "u.json"), "--format", "json").stdout)[
         "critical_path_python_us"
@@ -299,7 +299,7 @@ def test_of_a_step_without_common_collectives_nothing_is_said_of_waiting(tmp_pat
     result = invoke("--ranks", *traces, "--step", "1", "--soc", "910b3", "--output", str(page))
     assert result.exit_code == 0, result.stderr
     for text in (" ".join(result.stdout.split()), page.read_text()):
-        assert "nothing can be said of it: no collective of this step was found on two of these ranks" in text
+        assert "unknown, because no collective of this step was found on two of these ranks" in text
         assert "no rank is late" not in text
         assert "without waiting" not in text
     assert " 0 µs" not in result.stdout
@@ -318,7 +318,7 @@ def test_ranks_whose_steps_hardly_overlap_say_so(tmp_path: Path) -> None:
     result = invoke("--ranks", *job.write(tmp_path), "--step", "1")
     assert result.exit_code == 0, result.stderr
     text = " ".join(result.stdout.split())
-    assert "0 % of the shorter one, of the two ranks farthest apart: hardly one step" in text
+    assert "0 % of the shorter step, for the two ranks that overlap least: probably different steps" in text
     assert "the steps of these ranks hardly overlap: ProfilerStep#1 of rank 0 and ProfilerStep#1 of rank 1" in text
     sample = Path("traces/samples").absolute()
     together = invoke("--ranks", *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)))

@@ -103,7 +103,7 @@ def test_conditions_that_fail_are_said() -> None:
 @pytest.mark.parametrize(
     ("patterns", "options", "said"),
     [
-        ("my::op", (), "no tuple of names"),
+        ("my::op", (), "not a tuple of names"),
         (("my::op",), (Option(name="n", type=int, default="abc", help=""),), "not of type int"),
         (("my::op",), (Option(name="n", type=int, default=True, help=""),), "not of type int"),
         (
@@ -123,7 +123,7 @@ def test_unsound_declarations_are_refused(patterns: Any, options: Any, said: str
 @pytest.mark.parametrize("priority", ["high", None, 1.5, True])
 def test_a_priority_is_a_whole_number(priority: Any) -> None:
     kind = type("Odd", (CustomInit,), {"name": "odd", "op_patterns": ("my::op",), "priority": priority})
-    with pytest.raises(UsageError, match=r"initializer odd has priority .*, no whole number"):
+    with pytest.raises(UsageError, match=r"initializer odd has priority .*, which is not a whole number"):
         Registry().register(kind())
 
 

@@ -86,8 +86,8 @@ def raises(context: InitContext) -> Work:
         (lambda c: Work(amounts=(Amount(what="rows", done=-2),)), "done of rows is -2"),
         (lambda c: Work(amounts=(Amount(what="rows", done=None),)), "done of rows is None"),  # pyright: ignore[reportArgumentType]
         (lambda c: Work(amounts=[1]), "tuple of Amount"),  # pyright: ignore[reportArgumentType]
-        (lambda c: Work(warnings=5), "tuple of texts"),  # pyright: ignore[reportArgumentType]
-        (lambda c: 5, "int returned, not a Work"),
+        (lambda c: Work(warnings=5), "tuple of strings"),  # pyright: ignore[reportArgumentType]
+        (lambda c: 5, "it must return a Work, not int"),
         (raises, "ZeroDivisionError: by zero"),
     ],
 )

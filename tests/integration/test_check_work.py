@@ -108,7 +108,7 @@ def test_the_batch_is_attended_to_in_full(tmp_path: Path) -> None:
     assert amounts["query tokens"] == (4, 4)
     assert "900 of 2,048 context tokens" in " ".join(text.split())
     assert results["aten::embedding"].work is not None
-    assert "without work" not in text
+    assert "no work done by" not in text
 
 
 def test_supplied_lengths_are_those_counted_and_simulated(tmp_path: Path) -> None:
@@ -149,4 +149,4 @@ def test_an_op_without_work_is_flagged(tmp_path: Path) -> None:
     found = results["_C::paged_attention_v1"].work
     assert found is not None
     assert found.idle
-    assert "warning: 1 op without work: _C::paged_attention_v1" in " ".join(text.split())
+    assert "warning: no work done by 1 op: _C::paged_attention_v1" in " ".join(text.split())

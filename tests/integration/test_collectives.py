@@ -268,4 +268,4 @@ def test_a_plan_with_ranks_has_the_ops_of_a_run_with_ranks(tmp_path: Path) -> No
         ops = json.loads(plans.read_text())["ops"]
         same = {(op["id"], op["name"]) for op in ops} == {(one.id, one.name) for one in collectives(out)}
         assert same == replayed
-    assert "make it with `opreplay plan --ranks N`" in run(plans, tmp_path / "not.jsonl", "--ranks", "2").stdout
+    assert "make the plan with `opreplay plan --ranks N`" in run(plans, tmp_path / "not.jsonl", "--ranks", "2").stdout

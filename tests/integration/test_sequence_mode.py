@@ -117,11 +117,17 @@ def test_memory_of_a_public_trace_stays_below_the_limit(shared_traces: Path, tmp
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--mode", "sequence", "--cache", "cold"], "--cache does not go with --mode sequence"),
-        (["--mode", "sequence", "--check", "work"], "--check does not go with --mode sequence"),
-        (["--mode", "sequence", "--check", "kernels"], "--check does not go with --mode sequence"),
-        (["--mode", "sequence", "--set", "cuda_graph=true"], "--set cuda_graph does not go with --mode sequence"),
-        (["--mode", "sequence", "--set", "over_budget=shrink"], "--set over_budget does not go with --mode sequence"),
+        (["--mode", "sequence", "--cache", "cold"], "--cache cannot be combined with --mode sequence"),
+        (["--mode", "sequence", "--check", "work"], "--check cannot be combined with --mode sequence"),
+        (["--mode", "sequence", "--check", "kernels"], "--check cannot be combined with --mode sequence"),
+        (
+            ["--mode", "sequence", "--set", "cuda_graph=true"],
+            "--set cuda_graph cannot be combined with --mode sequence",
+        ),
+        (
+            ["--mode", "sequence", "--set", "over_budget=shrink"],
+            "--set over_budget cannot be combined with --mode sequence",
+        ),
         (["--set", "max_live_memory=1GB"], "--set max_live_memory needs --mode sequence"),
         (["--mode", "unique", "--set", "max_live_memory=1GB"], "--set max_live_memory needs --mode sequence"),
     ],

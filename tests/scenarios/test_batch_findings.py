@@ -63,17 +63,17 @@ def test_a_batch_says_of_what_part_its_times_are_and_where_steps_and_ranks_are(
     events = [event for i in range(30) for event in owner("aten::relu", 1 + i, [[64, 1 + i]], 10.0)]
     trace, out = trace_of(*events), tmp_path / "r.jsonl"
     told = console("batch", trace, "--quick", "--set", "threads=1", "-o", out, "-o", tmp_path / "r.md").stdout
-    said = "times of a trace are those of its ops in this run, 66.7 % of device time"
+    said = "trace times are sums over the ops in this run (66.7 % of device time)"
     assert said in " ".join(told.split())
     assert said in (tmp_path / "r.md").read_text()
     records = [json.loads(line) for line in out.read_text().splitlines()]
     (one,) = [record for record in records if record["record"] == "trace"]
     assert (one["recorded_us"], one["total_us"]) == (200.0, 300.0)
     assert records[0]["options"]["limit_s"] == 10.0, "huge ops took a minute each of a first look"
-    assert "times of a trace" not in console("batch", trace, "--set", "op_time=1ms", "--set", "threads=1").stdout
+    assert "trace times are" not in console("batch", trace, "--set", "op_time=1ms", "--set", "threads=1").stdout
     for flag in ("--mode=sequence", "--ranks=2"):
         refused = console("run", trace, trace, flag, code=2).stderr
-        assert f"{flag.split('=')[0]} is for one trace" in refused
+        assert f"{flag.split('=')[0]} works with only one trace" in refused
 
 
 def test_a_file_that_is_cut_short_before_its_device_work_is_no_trace_of_a_cpu(
@@ -167,6 +167,6 @@ def test_a_start_that_takes_all_the_time_says_that_resuming_gets_no_further(
     trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
     for more in ((), ("--resume",)):
         given = ("batch", trace, "--set", "total_time=1ms", "--set", "threads=1", "-o", out, *more)
-        assert "no op was tried, because starting took all of the" in console(*given).stderr
+        assert "no op was run, because startup took all of the" in console(*given).stderr
     summary = json.loads(console("show", out, "--format", "json").stdout)["summary"]
     assert summary["measured_us"] is None

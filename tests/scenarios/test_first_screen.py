@@ -63,8 +63,8 @@ def test_a_compiled_model_on_a_cpu_is_not_covered_by_half_of_it(
     inside = op("aten::mm", 10, [[64, 64], [64, 64]], ["float", "float"], dur=50.0)
     trace = trace_of(region(0, 100.0), inside, device=None)
     text = console("plan", trace).stdout
-    assert "would replay 1 of 1 op = 50.0 % of host time; 50.0 % in no selected op" in text
-    label = "labels: 50.0 % of host time is inside labels and outside of ops: Torch-Compiled Region: 0/0 50.0 %"
+    assert "would replay 1 of 1 op = 50.0 % of host time; 50.0 % outside the selected ops" in text
+    label = "labels: 50.0 % of host time is inside labels but outside ops: Torch-Compiled Region: 0/0 50.0 %"
     assert label in " ".join(text.split())
     facts = json.loads(console("plan", trace, "--format", "json").stdout)
     assert facts["host_us_total"] == 100.0
@@ -86,7 +86,7 @@ def test_what_labels_own_on_a_gpu_is_told_by_class(
     )
     text = " ".join(console("plan", trace).stdout.split())
     told = "Torch-Compiled Region: 0/0 50.0 % (GEMM 60.0 %, Triton 25.0 %, attention 15.0 %)"
-    assert f"labels: 50.0 % of device time has a label and no op as owner: {told}" in text
+    assert f"labels: 50.0 % of device time belongs to a label but to no op: {told}" in text
     facts = json.loads(console("plan", trace, "--format", "json").stdout)
     (label,) = facts["where"]["labels"]
     assert label["classes"] == {"GEMM": 0.6, "Triton": 0.25, "attention": 0.15}
@@ -106,7 +106,7 @@ def test_work_without_an_op_is_named_by_class(console: Console, trace_of: Callab
     events = [*owner("aten::mm", 1, [[64, 64]] * 2, 40.0), launch(2000, 50), launch(2010, 51), launch(2020, 52)]
     events += [kernel("SDMA", 2100, 20.0, 50), kernel("Notify Wait", 2150, 30.0, 51), kernel("odd", 2200, 10.0, 52)]
     trace, out = trace_of(*events), tmp_path / "r.jsonl"
-    told = "no op: 60.0 % of device time is in kernels whose op is not recorded (communication 50.0 %, other 10.0 %)"
+    told = "no op: 60.0 % of device time is in kernels without a recorded op (communication 50.0 %, other 10.0 %)"
     assert told in " ".join(console("plan", trace, "--notes").stdout.split())
     facts = json.loads(console("plan", trace, "--format", "json").stdout)
     assert facts["where"]["unowned"] == {"communication": 0.5, "other": 0.1}
@@ -122,8 +122,8 @@ def test_work_of_before_the_recording_is_named_alike_everywhere(
     trace = trace_of(before, *owner("aten::mm", 1, [[64, 64]] * 2, 70.0, ["float", "float"]))
     for command in ("simulate", "plan"):
         text = console(command, trace).stdout
-        assert "launched before the recording: 30.0 % of device time; its ops are not in it" in text, command
-    told = "simulated 70.0 % of device time by rules, 30.0 % in no selected op"
+        assert "launched before the recording: 30.0 % of device time (ops not recorded)" in text, command
+    told = "simulated 70.0 % of device time by rules, 30.0 % outside the selected ops"
     assert told in console("simulate", trace).stdout.splitlines()
     step = " ".join(console("timeline", trace, "--soc", "910b3").stdout.split())
     assert "0.03 ms of device work were launched before the recording, 30.0 % of the file's" in step
@@ -150,10 +150,10 @@ def test_simulate_is_short_unless_asked_for_more(console: Console, trace_of: Cal
 def test_what_caches_hold_is_said_beside_a_prediction(console: Console) -> None:
     """`plan` predicts ops one by one as they would be measured, `simulate` in the order of a step."""
     alone = " ".join(console("plan", SAMPLE, "--top", 3).stdout.split())
-    assert "each op alone with cold caches" in alone
-    assert "each op amid others' data (--l2 sequence)" in " ".join(
+    assert "each op predicted alone with cold caches" in alone
+    assert "caches as left by earlier ops (--l2 sequence)" in " ".join(
         console("plan", SAMPLE, "--top", 3, "--l2", "sequence").stdout.split()
     )
-    assert "follows from the order of 356 calls" in " ".join(console("simulate", SAMPLE, "--notes").stdout.split())
+    assert "contents from the order of 356 calls" in " ".join(console("simulate", SAMPLE, "--notes").stdout.split())
     facts = json.loads(console("plan", SAMPLE, "--top", 1, "--format", "json").stdout)
     assert facts["unique_ops"][0]["l2"] == {"910b3": "cold"}

@@ -127,6 +127,8 @@ def test_an_annotation_that_is_not_understood_is_said_once(tmp_path: Path, conso
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    lines = [line for line in console("plan", str(path), "--notes").stdout.splitlines() if "not understood" in line]
+    lines = [
+        line for line in console("plan", str(path), "--notes").stdout.splitlines() if "could not be parsed" in line
+    ]
     (line,) = lines
     assert "2 annotations" in line

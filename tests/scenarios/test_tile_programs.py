@@ -199,12 +199,12 @@ def test_measured_times_are_shown_beside_the_predicted_and_calibrate_them(
     assert far["outside"] == "x[0]=70000, measured 256 to 2048"
     assert far["high_us"] / far["time_us"] > near["high_us"] / near["time_us"]
     text = " ".join(console(*beside).stdout.split())
-    assert "fused_scale on 910b3 is calibrated: 4 cases are measured to take" in text
+    assert "fused_scale on 910b3 is calibrated: 4 measured cases take" in text
     assert "x[0]=70000, measured 256 to 2048" in text
     assert "held out" in text
     assert "measured times left out: 1 on 910b4" in text
     page = console(*beside, "--format", "html").stdout
-    assert "Measured beside predicted" in page
+    assert "Measured and predicted times" in page
     # Too few on this device: said, and left as it was.
     few = console("tile", plugin, "--measured", times, "--soc", "910b4", "--no-values").stdout
     assert "fused_scale on 910b4 is uncalibrated: measured once: 3 different cases" in " ".join(few.split())

@@ -83,7 +83,7 @@ def test_a_finished_run_says_so(console: Console, tmp_path: Path) -> None:
     arguments = ("run", sample_path("transformer_infer"), "--top", 2, *QUICK, "-o", out)
     console(*arguments)
     done = console(*arguments, "--resume")
-    assert "that run was complete: none of its 2 ops was measured again" in done.stderr
+    assert "the resumed run was already complete; none of its 2 ops was measured again" in done.stderr
 
 
 def test_a_module_that_is_not_found_says_where_it_is_looked_for(
@@ -198,7 +198,7 @@ def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_pa
     for one in counters:
         assert {soc["time_us"] for soc in one["simulated"].values()} <= {0.0}
     told = console("plan", path, "--explain", counters[0]["id"]).stdout
-    assert "step counter of an optimizer" in " ".join(told.split())
+    assert "optimizer step counter" in " ".join(told.split())
     named = {"plan": "for all calls", "simulate": "sum of", "timeline": "step with gaps"}
     for command, figure in named.items():
         soc = ("--soc", "910b3") if command == "timeline" else ()

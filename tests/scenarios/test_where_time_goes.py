@@ -22,7 +22,7 @@ def test_one_table_in_three_formats(console: Console) -> None:
     trace = sample_path("transformer_infer")
     text = console("inspect", trace, "--by", "op", "--top", 2).stdout
     assert "host time by op and shape" in text
-    assert "--top N shows more" in text
+    assert "for more, use --top N" in text
     facts = json.loads(console("inspect", trace, "--by", "op", "--format", "json", "--top", 3).stdout)
     assert len(facts["rows"]) == 3 < facts["all_rows"]
     rows = list(csv.DictReader(io.StringIO(console("inspect", trace, "--by", "op", "--format", "csv").stdout)))

@@ -79,7 +79,7 @@ def test_argument_lists_of_different_lengths_are_a_loss(tmp_path: Path, more: di
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     trace = read_trace(path)
-    assert trace.info.report.losses == {"argument lists of different lengths": 1}
+    assert trace.info.report.losses == {"the argument lists have different lengths": 1}
     (op,) = plan_of(trace, Selection(select="owner"), device="cpu").ops
     assert op.reason is not None
     assert str(op.reason) == "metadata missing: shapes"

@@ -144,7 +144,7 @@ class NodeStream:
         if _header(text) is None:
             raise Malformed(f"{self.source.path} is not an ExecutionTrace: it is not a JSON object with nodes")
         raise UnknownDialect(
-            f"{self.source.path} is JSON but has no nodes",
+            f"{self.source.path} is JSON without nodes",
             hint="torch.profiler.ExecutionTraceObserver writes an ExecutionTrace.",
         )
 
@@ -197,7 +197,7 @@ class NodeStream:
         """Return the last nodes and read the text after the array."""
         max_bytes = self.source.limits.metadata_bytes + self.source.limits.event_bytes
         if len(rest) > max_bytes:
-            raise too_large("metadata_bytes", max_bytes, len(rest), "bytes in and behind the last node")
+            raise too_large("metadata_bytes", max_bytes, len(rest), "bytes in and after the last node")
         end = _array_end(rest)
         if end is None:
             complete = not rest.strip()

@@ -87,7 +87,7 @@ def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
     arguments = _Arguments()
     for index, (value, shape, type_) in enumerate(zip(values, shapes, types, strict=True)):
         if not isinstance(type_, str):
-            raise BrokenArguments(f"the type of argument {index} is no text")
+            raise BrokenArguments(f"the type of argument {index} is not text")
         _add(arguments, value, shape, type_, None if strides is None else strides[index])
     return OpSignature(
         name=name,
@@ -109,7 +109,7 @@ def _result_columns(node: Node) -> list[Any] | None:
     if all(column is None for column in columns):
         return None
     if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
-        raise BrokenArguments("lists of results of different lengths")
+        raise BrokenArguments("the lists of results have different lengths")
     return columns
 
 
@@ -121,7 +121,7 @@ def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | N
     results = _Arguments()
     for value, shape, type_ in zip(*recorded, strict=True):
         if not isinstance(type_, str):
-            raise BrokenArguments("the type of a result is no text")
+            raise BrokenArguments("the type of a result is not text")
         _add(results, value, shape, type_, None)
     return tuple(
         None if tensor is None else (tensor.type, tensor.shape)
@@ -150,9 +150,9 @@ def _columns(node: Node) -> tuple[list[Any], list[Any], list[Any], list[Any] | N
     values, shapes, types = ([] if column == () else column for column in recorded)
     columns = (values, shapes, types) if strides is None else (values, shapes, types, strides)
     if not all(isinstance(column, list) for column in columns):
-        raise BrokenArguments("an argument list is no list")
+        raise BrokenArguments("an argument list is not a list")
     if len({len(column) for column in columns}) > 1:
-        raise BrokenArguments("argument lists of different lengths")
+        raise BrokenArguments("the argument lists have different lengths")
     return values, shapes, types, strides
 
 
@@ -176,7 +176,7 @@ def _add(to: _Arguments, value: Any, shape: Any, type_: str, strides: Any) -> No
 def _add_tensors(to: _Arguments, *columns: Any) -> None:
     """Add tensors; `columns` are their values, shapes, types and strides."""
     if any(not isinstance(column, list) or len(column) != len(columns[2]) for column in columns):
-        raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
+        raise BrokenArguments("a list of tensors has different numbers of values, shapes and types")
     tensors = tuple(map(_tensor, *columns))
     layouts = [(tensor.shape, tensor.strides) if tensor else ((), ()) for tensor in tensors]
     dims, steps = zip(*layouts, strict=True)
@@ -220,7 +220,7 @@ def _text(value: Any) -> str:
 
 def _ints(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(item) is not int for item in value):
-        raise BrokenArguments(f"{what} that are no list of integers")
+        raise BrokenArguments(f"{what} are not a list of integers")
     return tuple(value)
 
 
@@ -237,7 +237,7 @@ def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
         raise BrokenArguments("negative dims")
     recorded = () if strides is None else _ints(strides, "strides")
     if strides is not None and len(recorded) != len(dims):
-        raise BrokenArguments("strides and dims of different lengths")
+        raise BrokenArguments("strides and dims have different lengths")
     return _Tensor(shape=dims, strides=recorded, type=element, **_place(value))
 
 

@@ -176,11 +176,11 @@ class _Builder:
         key = node.name, str(attrs["tid"]), str(attrs["rf_id"])
         before, row = self.phases.get(key, (-1, -1))
         if phase == 0 or before != phase - 1:
-            self.repairs["phase of an op without the one ahead, counted as a call"] += phase > 0
+            self.repairs["op phase without its previous phase, counted as a call"] += phase > 0
             self.phases[key] = phase, len(self.signature)
             return -1
         self.phases[key] = phase, row
-        self.repairs["phase of an op, joined with the one ahead"] += 1
+        self.repairs["op phase joined with its previous phase"] += 1
         starts, dur_ns = (self.start_ns[row], _start_ns(node)), _nanoseconds(node.duration)
         ahead_ns = self.dur_ns[row] if _NO_START in starts else starts[1] - starts[0]
         self.dur_ns[row] = max(self.dur_ns[row], ahead_ns + dur_ns)
@@ -273,7 +273,7 @@ class _Builder:
             np.fromiter((rows[node] for node in self.node_id), np.int64, len(self.node_id))
         )
         if endless:
-            self.losses["parent inside its own child"] += endless
+            self.losses["node whose parent is inside it"] += endless
         ops = OpTable(
             signature=np.array(self.signature, dtype=np.uint32),
             start_ns=np.array(self.start_ns, dtype=np.int64),
@@ -384,7 +384,7 @@ class _Builder:
             self.kernels.append((number, 0, self.start_ns[row], self.dur_ns[row], 0, 0))
             self.launchers.append((self.node_id[row], []))
             self.added_kernels += 1
-            self.repairs["computing node without one on the device, its duration taken as device time"] += 1
+            self.repairs["compute node without device work, its duration taken as device time"] += 1
 
     def _kernel_table(self) -> KernelTable:
         columns = list(zip(*self.kernels, strict=True)) or [()] * 6

@@ -115,7 +115,7 @@ A four-bit type maps to the type of the byte that holds two elements.
 FORMATS: dict[str, str] = {"NZ": "FRACTAL_NZ", "FZ": "FRACTAL_Z", "5HD": "NC1HWC0"}
 """Abbreviated format name → full name."""
 
-_HINT = "Give kernel_details.csv or op_summary.csv of the Ascend profiler."
+_HINT = "Use kernel_details.csv or op_summary.csv from the Ascend profiler."
 _LATEST_NS = Decimal(2**63)
 _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 

@@ -63,7 +63,7 @@ def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
         raise Malformed(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(
-            f"{path} is not a list of collectives: {error}", hint="PARAM writes a JSON list of objects."
+            f"{path} is not a list of collectives: {error}", hint="PARAM files contain a JSON list of objects."
         ) from None
     if len(entries) > limit:
         raise too_large("events", limit, len(entries), "entries in the list")

@@ -36,7 +36,7 @@ def join_shapes(trace: Trace, donor: Trace) -> Trace:
     if donor.info.dialect != "execution_trace":
         raise UsageError(
             f"{donor.info.path} is not an ExecutionTrace but a {donor.info.dialect} trace",
-            hint="Give the file that torch.profiler.ExecutionTraceObserver wrote in the same run.",
+            hint="Use the file that torch.profiler.ExecutionTraceObserver wrote in the same run.",
         )
     if donor.info.metadata_level == "none":
         raise UsageError(f"{donor.info.path} records no arguments", hint="It cannot provide shapes for another trace.")

@@ -48,7 +48,7 @@ _KINDS = (
 """(Pattern of a runtime call, category of the device work in the graph node that it creates)."""
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
 """How servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
-HINT = "give the recording of the capture with --set capture=FILE"
+HINT = "give the profile of the graph capture with --set capture=FILE"
 MAX_BESIDE = 64
 """Maximum number of files next to a trace that are searched for captures."""
 MAX_SHOWN = 3
@@ -462,10 +462,12 @@ def capture_files(named: str | Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
         if not files:
-            raise UsageError(f"{path} contains no .json or .json.gz file", hint="Name the recording of the capture.")
+            raise UsageError(
+                f"{path} contains no .json or .json.gz file", hint="Give the profile of the graph capture."
+            )
         return files[:MAX_BESIDE]
     if not path.is_file():
-        raise UsageError(f"{path} does not exist", hint="Name the recording of the capture, or its folder.")
+        raise UsageError(f"{path} does not exist", hint="Give the profile of the graph capture, or its folder.")
     return [path]
 
 
@@ -523,8 +525,8 @@ def _missed_text(join: GraphJoin) -> str:
     if join.read_captures and not join.ambiguous:
         read = dict.fromkeys(_shown(Path(capture.source).name) for capture in join.read_captures)
         return f"are unknown: {', '.join(read)} {'records' if len(read) == 1 else 'record'} other graphs"
-    why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
-    return f"this recording does not hold{why}: {HINT}"
+    why = f", {join.ambiguous:,} match several captures" if join.ambiguous else ""
+    return f"this recording does not contain{why}: {HINT}"
 
 
 def join_text(join: GraphJoin) -> str:
@@ -537,9 +539,9 @@ def join_text(join: GraphJoin) -> str:
     more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
     resolved = f"matched {join.told_launches:,} with {sources}{more} ({join.told_us / 1000:,.3g} ms)"
     by_order = join.told_launches - join.by_name
-    how = f", {by_order:,} by number and order of kernels alone" if by_order else ""
+    how = f", {by_order:,} only by number and order of kernels" if by_order else ""
     unmatched = join.launches - join.told_launches
-    rest = f"; {unmatched:,} fit no capture" if unmatched else ""
+    rest = f"; {unmatched:,} match no capture" if unmatched else ""
     return f"{ran}; {resolved}{how}{rest}"
 
 

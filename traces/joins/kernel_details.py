@@ -64,8 +64,8 @@ def table_beside(path: str) -> str | None:
         return str(folder / NAME)
     tables = _summaries(folder)
     if len(tables) > 1:
-        hint = "Name one with --set kernel_details=FILE."
-        raise UsageError(f"{len(tables)} tables {SUMMARIES} lie next to the trace", hint=hint)
+        hint = "Select one with --set kernel_details=FILE."
+        raise UsageError(f"{len(tables)} tables {SUMMARIES} are next to the trace", hint=hint)
     return str(folder / tables[0]) if tables else None
 
 
@@ -93,7 +93,7 @@ def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, ma
     Raises UsageError for a trace without NPU tasks, TraceError for a file in another format or from another run.
     """
     if trace.info.dialect != "ascend":
-        raise UsageError("a kernel table completes a trace of torch_npu, which this is not", hint="Leave it out.")
+        raise UsageError("kernel tables are only for traces of torch_npu", hint="Leave it out.")
     tasks = _tasks_by_name(trace)
     with open_table(path, max_rows=max_rows) as table:
         rows = _Rows()
@@ -216,9 +216,9 @@ def join_text(joined: DetailsJoin) -> str:
     """Return one line: which table was joined, how many rows matched and how, what did not match, and whose durations
     are used.
     """
-    where = "beside the trace" if joined.discovered else "as named"
+    where = "next to the trace" if joined.discovered else "as named"
     if joined.problem is not None:
-        return f"{joined.file} {where} is not used: {joined.problem}"
+        return f"{joined.file} {where} was not used: {joined.problem}"
     how = {"start": joined.by_start, "order": joined.by_order}
     matches = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
     matched = joined.by_start + joined.by_order
@@ -226,7 +226,7 @@ def join_text(joined: DetailsJoin) -> str:
     counts = {
         _plural(joined.communication_rows, "collective"): joined.communication_rows,
         f"{joined.unmatched_rows:,} not in the trace": joined.unmatched_rows,
-        f"{_plural(joined.unmatched_tasks, 'task')} of the trace without a row": joined.unmatched_tasks,
+        f"{_plural(joined.unmatched_tasks, 'task')} of the trace not in the table": joined.unmatched_tasks,
         f"{_plural(joined.other_durations, 'duration')} taken from the table": joined.other_durations,
         f"{_plural(sum(joined.dropped.values()), 'broken row')} left out": sum(joined.dropped.values()),
     }

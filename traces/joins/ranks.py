@@ -61,7 +61,7 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
-        raise ValueError(f"ranks come more than once: {sorted(numbers)}")
+        raise ValueError(f"several traces have the same rank: {sorted(numbers)}")
     known = {calls.rank: _on_shared_clock(calls) for calls in sorted(ranks, key=lambda calls: calls.rank)}
     groups = (group for group in _by_group(known).values() if len(group) > 1)
     rows = [row for group in groups for row in _match_group(group, known)]

@@ -21,7 +21,10 @@ from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 RUNTIME = CALL_KINDS.index("runtime")
 MOST_COMPARED = 32
 """Maximum number of steps compared with another trace, the first ones; each costs as much time as a timeline."""
-_HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
+_HINT = (
+    "Record with torch.profiler and call profiler.step(), or cut a time range with `opreplay trim "
+    "TRACE --between A..B`."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +237,6 @@ def _whole(trace: Trace) -> Step:
         ends.append(calls.start_ns + calls.dur_ns)
     starts, ends = [a for a in starts if len(a)], [a for a in ends if len(a)]
     if not starts:
-        raise NothingRan(f"{trace.info.path} contains nothing that ran, so there is no step to time", hint=_HINT)
+        raise NothingRan(f"{trace.info.path} contains no ops or device work, so there is no step to time", hint=_HINT)
     begin, end = min(int(a.min()) for a in starts), max(int(a.max()) for a in ends)
     return Step(name="the whole trace", number=None, start_ns=begin, end_ns=end, track=-1, marked=False)

@@ -57,7 +57,7 @@ def _number_of(trace: Trace, name: str) -> int:
     found = exact or [index for index, known in enumerate(names) if name in known]
     if len(found) == 1:
         return found[0]
-    problem = f"fits {len(found)} processes of" if found else "is no process of"
+    problem = f"fits {len(found)} processes of" if found else "is not a process of"
     raise UsageError(f"{name!r} {problem} {trace.info.path}", hint=f"Its processes are: {', '.join(names)[:400]}.")
 
 

@@ -13,14 +13,12 @@ from typing import NamedTuple
 from opreplay.traces.errors import Malformed
 from opreplay.traces.reading.protobuf_wire import fields, read_varint
 
-HINT = "Give what torch.profiler's export_chrome_trace writes (JSON or gzip), or another file of docs/inputs.md."
+HINT = "Use a file written by torch.profiler's export_chrome_trace (JSON or gzip), or another format in docs/inputs.md."
 HEAD_BYTES = 1 << 16
 """Maximum number of bytes of a file that are examined."""
-_RECORD = (
-    "Record the run with torch.profiler and give what prof.export_chrome_trace writes: only that names torch's ops."
-)
-_UNPACK = "Unpack it and give a trace that is in it."
-_TABLES = "Of an Ascend, kernel_details.csv and op_summary_*.csv beside a trace_view.json are read."
+_RECORD = "Record the run with torch.profiler and prof.export_chrome_trace: only these traces name torch's ops."
+_UNPACK = "Unpack it, and use a trace from it."
+_TABLES = "For Ascend, opreplay reads kernel_details.csv and op_summary_*.csv next to a trace_view.json."
 
 
 class Foreign(NamedTuple):
@@ -56,7 +54,7 @@ _MAGIC: tuple[tuple[bytes, Foreign], ...] = (
     (b"\xfe\xff", Foreign("UTF-16 text", "Convert it to UTF-8.")),
 )
 _GZIP = b"\x1f\x8b"
-_TAR = Foreign("a tar archive", "Unpack it (tar -xf FILE) and give a trace that is in it.")
+_TAR = Foreign("a tar archive", "Unpack it (tar -xf FILE), and use a trace from it.")
 _TWICE = Foreign("gzip data inside gzip data", "Decompress it once: gunzip FILE.")
 
 
@@ -147,18 +145,18 @@ def _protobuf(head: bytes) -> Foreign | None:
 
 _NSYS_LINES = Foreign("JSON lines of Nsight Systems (nsys export --type jsonlines)", _RECORD)
 _LINES = Foreign(
-    "JSON lines: one object a line",
+    "JSON lines: one object per line",
     "If the lines are a trace's events, put them into one array: jq -s '{traceEvents: .}' FILE > trace.json.",
 )
 _CONVERT = (
     "Write it with json.dump, or convert it: python -c 'import ast, json, sys; "
     "json.dump(ast.literal_eval(sys.stdin.read()), sys.stdout)' < FILE > trace.json."
 )
-_REPR = Foreign("what Python prints of a dict or list, not JSON: its texts are in single quotes", _CONVERT)
+_REPR = Foreign("a printed Python dict or list, not JSON: its strings are in single quotes", _CONVERT)
 _REPR_START = re.compile(
     r"(?:\w{1,40}\([^{\[]{0,60})?[\[{(]\s{0,99}(?:[\[{(]\s{0,99})?[bu]?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}[:,\]]"
 )
-_PYTHON_WORDS = Foreign("what Python prints of a dict or list, not JSON: it has None, True or False in it", _CONVERT)
+_PYTHON_WORDS = Foreign("a printed Python dict or list, not JSON: it contains None, True or False", _CONVERT)
 _PYTHON_WORD = re.compile(r"[:,\[]\s{0,9}(?:None|True|False)\s{0,9}[,}\]]")
 _FIRST_LINE = re.compile(r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"')
 _NSYS_KEY = re.compile(r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d')
@@ -196,18 +194,20 @@ def _columns(*names: str) -> Callable[[str], bool]:
 
 _ROCPROF = Foreign("output of ROCm's rocprof", _RECORD)
 _NSYS_TABLE = Foreign("a table of Nsight Systems (nsys stats)", _RECORD)
-_MSPROF_TABLE = Foreign("a table of msprof", f"Give the trace_view.json beside it. {_TABLES}")
-_JAX = Foreign("a profile of JAX or XLA", "opreplay replays torch's ops, which such a profile does not name.")
+_MSPROF_TABLE = Foreign("a table of msprof", f"Use the trace_view.json next to it. {_TABLES}")
+_JAX = Foreign(
+    "a profile of JAX or XLA", "opreplay replays torch's ops, and this profile does not contain their names."
+)
 _EVENT_LIST = Foreign(
-    "what EventList.export_chrome_trace writes (prof.events().export_chrome_trace): no categories, no shapes",
+    "output of EventList.export_chrome_trace (prof.events().export_chrome_trace), without categories and shapes",
     "Use prof.export_chrome_trace of the same run, recorded with record_shapes=True.",
 )
 _AIU = Foreign(
     "device events of another profiler: begin and end events without categories, as IBM's AIU writes them",
-    "opreplay needs the host trace with torch's ops: give what prof.export_chrome_trace writes.",
+    "opreplay needs the host trace with torch's ops: use the output of prof.export_chrome_trace.",
 )
 _TRACES = Foreign(
-    "a list of several traces, each with traceEvents of its own",
+    "a list of several traces, each with its own traceEvents",
     "Write each to a file: jq -c '.[]' FILE | split -l 1 - trace_; `timeline --ranks` and `batch` take several.",
 )
 _HALVES = Foreign("begin and end events of another profiler, without categories", _RECORD)
@@ -232,7 +232,10 @@ _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
     (_has('"ph":"B"'), _HALVES),
     (_is_lines, _LINES),
     (_is_repr, _REPR),
-    (_starts("<!doctype", "<html", "<?xml"), Foreign("a page or XML, not a trace (an error of a download?)", HINT)),
+    (
+        _starts("<!doctype", "<html", "<?xml"),
+        Foreign("an HTML or XML page, not a trace (perhaps a failed download)", HINT),
+    ),
     (_starts("version https://git-lfs"), Foreign("a pointer of Git LFS", "Fetch the file itself: git lfs pull.")),
     (_columns("kernel_name", "start_timestamp"), _ROCPROF),
     (_columns("kernelname", "beginns"), _ROCPROF),

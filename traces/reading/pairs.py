@@ -22,7 +22,7 @@ from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import INVALID, to_ns
 
 PHASES = frozenset("BEbe")
-UNSURE = "end event without a name, at the time of a begin"
+UNSURE = "end event without a name, at the same time as a begin event"
 _FEWEST_TO_PRUNE = 64
 
 _Key = tuple[str, ...]
@@ -172,7 +172,7 @@ class Pairs:
         open_ = _Open()
         for _, at_once in groupby(sorted(halves, key=attrgetter("time")), key=attrgetter("time")):
             made += self._paired_at_once([*at_once], open_)
-        self.losses["begin event without its end"] += open_.count
+        self.losses["begin event without an end event"] += open_.count
         return made
 
     def _paired_at_once(self, halves: list[_Half], open_: _Open) -> list[fields.AnyEvent]:
@@ -194,7 +194,7 @@ class Pairs:
                 late.append(half)
             else:
                 self.losses[UNSURE] += some_begin and some_open
-        self.losses["end event without its begin"] += sum(not _close_last(open_, half, made) for half in late)
+        self.losses["end event without a begin event"] += sum(not _close_last(open_, half, made) for half in late)
         return made
 
 

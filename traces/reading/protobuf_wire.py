@@ -53,7 +53,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = 0
     for digit in range(_MOST_DIGITS):
         if at >= len(data):
-            raise Malformed("a protobuf message ends within a number")
+            raise Malformed("a protobuf message ends in the middle of a number")
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << (7 * digit)
@@ -77,7 +77,7 @@ def fields(data: bytes) -> Iterator[Field]:
         elif kind in (FIXED64, FIXED32):
             length = 8 if kind == FIXED64 else 4
         else:
-            raise Malformed(f"a protobuf field has the wire type {kind}")
+            raise Malformed(f"a protobuf field has the unknown wire type {kind}")
         if length > len(data) - at:
             raise Malformed("a protobuf field is longer than its message")
         chunk = data[at : at + length]

@@ -72,7 +72,7 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
         losses["unreadable argument metadata"] += 1
         return OpSignature(name=name)
     if _lengths_differ(signature):
-        losses["argument lists of different lengths"] += 1
+        losses["the argument lists have different lengths"] += 1
         return OpSignature(name=name)
     return signature
 

@@ -10,7 +10,7 @@ from opreplay.traces.errors import UsageError
 SAMPLES: dict[str, str] = {
     "cnn_train": "one training step of a small residual CNN: convolution, batch norm, backward, SGD",
     "transformer_infer": "prefill and three decode steps of a bfloat16 transformer with a key-value cache",
-    "moe_block": "forward of a mixture-of-experts block: top-2 routing, sort, one matmul an expert, index_add",
+    "moe_block": "forward of a mixture-of-experts block: top-2 routing, sort, one matmul per expert, index_add",
     "ddp_step_rank0": "one DDP training step on two gloo processes, as rank 0 saw it",
     "ddp_step_rank1": "the same step as rank 1 saw it",
 }

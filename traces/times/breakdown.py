@@ -93,12 +93,12 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 
 def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     time = self_time_us(trace)
-    note = "no device work is recorded: times are those of ops on the host, without the ops inside them"
+    note = "no device work is recorded: times are host times of ops, without their child ops"
     if by == "kernel":
         return Breakdown(by=by, clock="host", total_us=0.0, rows=(), note="no device work is recorded: no kernels")
     if by == "category":
         names, at = classes_on_host(trace)
-        note = "no device work is recorded: times are those of ops on the host, by the outermost op whose name tells"
+        note = "no device work is recorded: times are host times of ops, by the outermost op of a known class"
     else:
         at, names, more = _labels(trace, by, modules)
         note = "; ".join(text for text in (note, more) if text)
@@ -180,7 +180,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
         return table[index.of_row], labels, ""
     kind = _phases_of_training(trace)
     if not kind.any():
-        return kind, ["all"], "no iteration says its phase, and there is no backward pass"
+        return kind, ["all"], "no iteration records its phase, and there is no backward pass"
     return kind, ["forward", "backward", "optimizer"], ""
 
 

@@ -34,7 +34,7 @@ likely.
 """
 
 
-Kind = Literal["recorded twice", "longer than all else", "overlaps another of its stream"]
+Kind = Literal["recorded twice", "longer than the rest of the recording", "overlaps another kernel on its stream"]
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +118,8 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
     long &= len(dur) >= FEWEST
     faults: dict[Kind, np.ndarray] = {
         "recorded twice": twice,
-        "longer than all else": long,
-        "overlaps another of its stream": overlapping & ~long,
+        "longer than the rest of the recording": long,
+        "overlaps another kernel on its stream": overlapping & ~long,
     }
     return tuple(
         Impossible(kind=kind, kernels=int(rows.sum()), share=float(dur[rows].sum()) / total)

@@ -14,7 +14,7 @@ FAR_NS = 600 * 10**9
 FAR_WINDOWS = 10
 """The same limit as a multiple of the length of the host's recording; the larger limit applies."""
 WITHOUT_TIME = "device event without a time"
-FAR_OUTSIDE = "device event far outside of the recording"
+FAR_OUTSIDE = "device event far outside the time of the recording"
 
 
 def misplaced(start: Array, dur: Array, host_start: Array, host_end: Array) -> dict[str, Array]:

@@ -50,7 +50,7 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
             cut = partial(_cut, op, base, dim, at, unit)
             pieces = largest_fitting(0, size // unit, cut, lambda smaller: need_of(smaller).total <= limit_bytes)
             if pieces:
-                what = f"{pieces * unit} of {size} in dimension {dim}: a view moves nothing"
+                what = f"{pieces * unit} of {size} in dimension {dim}, because a view moves no data"
                 return cut(pieces), (Assumption(argument=op.args[0].name, what=what),)
     return op, ()
 
@@ -128,14 +128,14 @@ def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitte
     if need <= limit_bytes and flops <= max_flops:
         return Fitted(op=op)
     if need <= limit_bytes:
-        return _in_part(op, limit_bytes, max_flops, f"all of it is {flops:.2g} floating-point operations")
+        return _in_part(op, limit_bytes, max_flops, f"the full op has {flops:.2g} floating-point operations")
     smaller, notes = with_smaller_pools(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
     smaller, notes = with_smaller_view(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
-    return _in_part(op, limit_bytes, max_flops, f"all of it needs {readable(need)}, limit {readable(limit_bytes)}")
+    return _in_part(op, limit_bytes, max_flops, f"the full op needs {readable(need)}, limit {readable(limit_bytes)}")
 
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:

@@ -114,7 +114,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
-NO_SIZES = Reason("collective", "this plan does not give its sizes: make it with `opreplay plan --ranks N`")
+NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `opreplay plan --ranks N`")
 """Reason for collectives in a plan file that was made without sizes."""
 
 
@@ -139,7 +139,7 @@ def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPla
     return msgspec.structs.replace(plan, ops=ops)
 
 
-BESIDE = Reason("label, not an op", "waits for a collective, or initializes one: moves no data itself")
+BESIDE = Reason("label, not an op", "only waits for a collective or initializes one, without moving data")
 
 
 def _not_called_collective(op: ReplayOp) -> ReplayOp:

@@ -268,7 +268,9 @@ def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
         call,
         names=tuple(dict.fromkeys((name, record.name))),
         rows=(listed.row,) if listed.row >= 0 else (),
-        assumed=(*call.assumed, f"dtype: {record.dtype} (the file tells bytes)") if listed.of_bytes else call.assumed,
+        assumed=(*call.assumed, f"dtype: {record.dtype} (the file only records bytes)")
+        if listed.of_bytes
+        else call.assumed,
         host_us=0.0 if listed.on_device else listed.dur_us,
         device_us=listed.dur_us if listed.on_device else 0.0,
         kernels=((listed.name, listed.dur_us),) if listed.on_device else (),

@@ -68,14 +68,14 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
         return None, _lacking_operation(records), ()
     sizes = _sizes(kind, records, record)
     if sizes is None:
-        return None, "how many elements of which dtype it moves", ()
+        return None, "its number of elements and dtype", ()
     recorded_size = _group_size(kind, records, record, sizes)
     group_size = recorded_size or _ranks_of_job(world_size)
     splits = _recorded_splits(kind, records, record)
     recorded = _completed(kind, _by_splits(sizes, *splits), group_size or 1)
     in_elements, out_elements, dtype, parts = _known_to_back_ends(recorded)
     if max(in_elements, out_elements) > MAX_ELEMENTS:
-        return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
+        return None, f"a plausible size ({max(in_elements, out_elements)} elements)", ()
     members = list_of(record.ranks or "")
     collective = Collective(
         kind=kind,
@@ -103,7 +103,7 @@ def _ranks_of_job(world_size: int | None) -> int | None:
 def _lacking_operation(records: Records) -> str:
     named = records.record is not None and records.record.name
     says = named or any(name != PARAMETERS for name in records.names)  # something else then, such as a wait
-    return "" if says else "which operation it is"
+    return "" if says else "its operation"
 
 
 def _known_to_back_ends(sizes: Moved) -> Moved:
@@ -126,12 +126,12 @@ def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_r
             not group_is_recorded and kind not in POINT_TO_POINT,
             "group: all ranks of the job (the group is not recorded)",
         ),
-        (dtype != collective.dtype, f"dtype: {collective.dtype}, twice as many as recorded of {dtype}"),
+        (dtype != collective.dtype, f"dtype: {collective.dtype}, with twice as many elements as recorded for {dtype}"),
         (kind in REDUCING and not collective.reduce_op, "reduce_op: sum (not recorded)"),
-        (with_product(records.names[0]), "product: left out, the collective alone runs"),
+        (with_product(records.names[0]), "product: left out, only the collective runs"),
         (
             any(EXPERTS in name for name in records.names),
-            "all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype",
+            "all-to-all: tokens spread evenly over the ranks (routing is not recorded), in their recorded dtype",
         ),
     )
     return tuple(text for applies, text in assumptions if applies)

@@ -74,7 +74,7 @@ def compare_operands(
     if len(before) > 1 or len(after) > 1:
         raise UsageError(
             "several files on one side are combined only for measured times",
-            hint="Name one file, or results of `opreplay run` on both sides.",
+            hint="Give one file per side, or results of `opreplay run` on both sides.",
         )
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
@@ -121,7 +121,8 @@ def _parsed(times: str | None) -> tuple[str | None, str | None]:
     first, colon, second = times.partition(":")
     if not first or (colon and not second):
         raise UsageError(
-            f"{times!r} does not name times", hint="Write recorded:measured or measured:910b3, for example."
+            f"{times!r} is not a kind of times",
+            hint="For example: --times recorded:measured or --times measured:910b3.",
         )
     return first, second or first
 

@@ -32,7 +32,7 @@ from opreplay.traces.names import file_name
 
 MOST_OPS = 100_000
 """Maximum number of unique ops in a plan; a real model has a few hundred."""
-_HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
+_HINT_OPS = "Select some of them: --top N, --set min_share=SHARE or --include PATTERN."
 
 
 class RecordedOps(NamedTuple):
@@ -151,7 +151,7 @@ def _refuse_too_many(trace: Trace, ops: int) -> None:
         )
 
 
-COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, which a device leaves to the host"),)
+COUNTER = (Assumption(argument="device", what="optimizer step counter, kept on the host"),)
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
@@ -160,5 +160,5 @@ def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
     """
     if batch is None or not batch.others:
         return ()
-    what = f"that of {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
+    what = f"used for {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
     return (Assumption(argument="batch", what=what),)

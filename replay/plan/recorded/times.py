@@ -67,7 +67,7 @@ def times_of_trace(
         what="recorded",
         on=device or UNNAMED
         if on_device
-        else "the host, as no op owns its device work"
+        else "the host, because its device work belongs to no op"
         if len(trace.kernels)
         else "cpu",
         clock="device" if on_device else "host",
@@ -130,13 +130,15 @@ def _of_level(trace: Trace, level: MetadataLevel | None) -> list[str]:
     if level is None or level == trace.info.metadata_level:
         return []
     lacks = {"dims+concrete": "strides", "dims": "strides and values", "none": "arguments"}.get(level, "")
-    return [f"ops are matched without {lacks}, which one of the traces lacks: one row may be several ops"]
+    return [f"ops are matched without {lacks}, which one of the traces lacks, so a row may combine several ops"]
 
 
 def _of_reading(trace: Trace) -> list[str]:
     name, info = file_name(trace.info.path), trace.info
     losses = loss_text(info.report.losses, "its times are")
-    merged = f"{name} is merged of {info.processes:,} processes: {info.process} was taken, --process takes another"
+    merged = (
+        f"{name} was merged from {info.processes:,} processes; {info.process} is used. Select another with --process"
+    )
     return [*([merged] if info.processes > 1 else []), *([f"{name}: {losses}"] if losses else [])]
 
 

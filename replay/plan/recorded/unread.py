@@ -57,7 +57,7 @@ def _is_unread(op: ReplayOp, reads: dict[Shape, int], row: int, rows: int) -> bo
 def _marked(op: ReplayOp) -> ReplayOp:
     shapes = [list(meta.shape) for meta in op.outputs or () if meta is not None]
     shown = ", ".join(map(str, shapes[:SHOWN])) + (", ..." if len(shapes) > SHOWN else "")
-    what = f"results of sizes {shown} are read nowhere after: a guessed value may be another"
+    what = f"no later op reads results of sizes {shown}, so a guessed value may be wrong"
     return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
 
 

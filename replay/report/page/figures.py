@@ -170,7 +170,7 @@ def roofline(model: Roofline, name: str) -> Drawn:
         x_axis_type="log",
         y_axis_type="log",
         x_range=models.Range1d(low, high),
-        x_axis_label="operations a byte (FLOP/byte)",
+        x_axis_label="arithmetic intensity (FLOP/byte)",
         y_axis_label="TFLOP/s",
     )
     for index, device in enumerate(model.devices):
@@ -181,11 +181,11 @@ def roofline(model: Roofline, name: str) -> Drawn:
     plot.add_tools(models.HoverTool(renderers=marks, tooltips=tips), models.TapTool(renderers=marks))
     peaks = [device.device + (f" (at most {device.roof.text})" if device.roof else "") for device in model.devices]
     note = (
-        "An op a mark, its size the share of the time, at the left edge those that only move data; hover for its name, "
-        "click to see its row."
+        "Each mark is an op; its size is the share of the time. Ops that only move data are at the left edge. Hover "
+        "for the name, click to see the row."
     )
     if model.left_out:
-        note += f" {plural(model.left_out, 'op')} whose sizes do not tell their work, not drawn."
+        note += f" {plural(model.left_out, 'op')} not drawn, because their work is unknown."
     about = "Roofline; the table below has the same ops"
     legend = tuple((index % len(COLOURS), peak) for index, peak in enumerate(peaks))
     return _drawn(plot, name, texts, title="Roofline", legend=legend, note=note, about=about)
@@ -415,7 +415,7 @@ def timeline(strips: Sequence[Strip], name: str) -> Drawn:
         ("takes", f"@takes{{0,0.000}} {unit}"),
     ]
     plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
-    note = "underlined: the critical path. Drag to move, Ctrl and wheel or the buttons to zoom, a click shows its op."
+    note = "Underlined: critical path. Drag to move; Ctrl+wheel or buttons to zoom; click a task to show its op."
     return _drawn(
         plot,
         name,

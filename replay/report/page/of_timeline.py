@@ -129,7 +129,7 @@ def page(study: Study, command: str) -> Page:
         flames=flames(study),
         bars=(
             bars_by_name("Where the step goes", _by_category(timeline), "part"),
-            bars_by_name("Work of the device by op", work, note="times of ops, which may overlap"),
+            bars_by_name("Device time by op", work, note="times of ops, which may overlap"),
         ),
         trees=module_trees(timeline.step),
         roofline=roofline_of(rates),

@@ -74,7 +74,7 @@ def step_answers(step: StepReport) -> tuple[Answer, ...]:
             answers.append(answer(name, soc.step_us, soc.low_us, soc.high_us, base_us, lacking))
     if answers:
         return tuple(answers)
-    what = "of the step in ops" if step.bound == "host alone" else f"of the step the {step.accelerator} is busy"
+    what = "of the step in ops" if step.bound == "host alone" else f"of the step with the {step.accelerator} busy"
     detail = f"{time_text(step.busy_us)} of {time_text(base_us)}"
     return (Answer(name=what, ratio=share_text(quotient(step.busy_us, base_us)), detail=detail),)
 
@@ -302,7 +302,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
     """Return the facts of an op that have no table column."""
     rows = [("id", result.id), ("inputs", result.inputs)]
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
-    rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
+    rows += [("kernel classes", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
     if (product := result.product) is not None:
         flops = f"{product.flops / 1e9:,.3g} GFLOP" if product.flops else ""
         moved = f"{product.moved_bytes / 1e6:,.3g} MB of arguments and results" if product.moved_bytes else ""
@@ -316,7 +316,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
                 f"{time_text(predicted.time_us)} ({band}), bound by {predicted.bound}, {predicted.confidence}",
             )
         )
-        rows += [(f"kernels on {name}", ", ".join(predicted.kernels)), (f"taken for, on {name}", predicted.taken_for)]
+        rows += [(f"kernels on {name}", ", ".join(predicted.kernels)), (f"costed on {name} as", predicted.taken_for)]
         rows += [(f"slow path on {name}", predicted.no_path), (f"source of {name}", predicted.source)]
     rows += [("assumed", f"{note.argument}: {note.what}") for note in result.assumptions]
     rows += [("filled by", result.initializer or ""), ("not replayed because", str(result.reason or ""))]

@@ -174,7 +174,7 @@ def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
             title="Launched and waiting",
             unit="tasks",
             points=_points((at_ns - step.start_ns) / 1e3 - zero_us, waiting.astype(np.float64)),
-            note="device tasks between the end of their launch and their start; 0: the device waits for the host",
+            note="number of launched but not yet started device tasks; at 0, the device waits for the host",
         ),
     ]
     return tuple(figure for figure in drawn if len(figure.points) > 1)
@@ -243,5 +243,5 @@ def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
 def flames(study: Study) -> Flames | None:
     """Return the call stacks as a flame graph; None if the trace has no frames."""
     frames = frames_of(study.names.trace, study.graph)
-    note = "host time of the step, all calls of a stack together; a click makes one as wide as the figure"
+    note = "host time of the step, calls with the same stack added up; click a frame to zoom in"
     return Flames(title="Call stacks", frames=frames, note=note) if frames else None

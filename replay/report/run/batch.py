@@ -127,8 +127,8 @@ def part_lines(traces: Sequence[TraceResult]) -> list[str]:
     if not of:
         return []
     return [
-        f"times of a trace are those of its ops in this run, {' and '.join(of)}: not what --quick, --top or filters "
-        "left out, and what no op owns"
+        f"trace times are sums over the ops in this run ({' and '.join(of)}), without ops left out by --quick, --top "
+        "or filters, and without work that belongs to no op"
     ]
 
 
@@ -150,7 +150,7 @@ def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
     damaged = [trace for trace in traces if trace.losses]
     lines = [f"! {trace.source}: {loss_text(trace.losses, 'its numbers are')}" for trace in damaged[:MOST_DAMAGED]]
     rest = len(damaged) - len(lines)
-    return [*lines, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else lines
+    return [*lines, f"! {plural(rest, 'more trace')} not read in full; for all, use --format json"] if rest else lines
 
 
 def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
@@ -210,23 +210,23 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
         missing = max(collectives.missing, (job.world_size or 0) - len(collectives.ranks))
         if collectives.inferred:
             lines.append(
-                f"{job.job}: {collectives.inferred} of {collectives.matched} collectives carry no sequence number: "
-                "matched by order or overlap in time (inferred)"
+                f"{job.job}: {collectives.inferred} of {collectives.matched} collectives have no sequence number, so "
+                "they were matched by order or overlap in time (inferred)"
             )
         if collectives.unmatched:
             lines.append(
-                f"{job.job}: {plural(collectives.unmatched, 'collective')} of these traces without a counterpart on "
-                "another rank given: in no number here"
+                f"{job.job}: {plural(collectives.unmatched, 'collective')} of these traces have no counterpart on "
+                "another given rank and are not included"
             )
         if missing > 0:
             lines.append(
-                f"{job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "
-                "at least, and transfer at most, what is shown"
+                f"{job.job}: {plural(missing, 'rank')} not given: waiting for them counts as transfer, so waiting is a "
+                "lower and transfer an upper bound"
             )
         if moved := [clock for clock in collectives.clocks if clock.corrected]:
             furthest = max(moved, key=lambda clock: abs(clock.shift_us))
             shift = f"{furthest.rank} by {furthest.shift_us:+,.1f} µs"
-            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, that of rank {shift}")
+            lines.append(f"{job.job}: {plural(len(moved), 'clock')} corrected, the most on rank {shift}")
     return lines
 
 

@@ -104,7 +104,7 @@ def coverage_line(
     if outside >= LEAST and summary.unpredicted_share:
         parts.append(f"{share_text(outside)} {ELSEWHERE}")
     if processes > 1:
-        parts.append(f"{processes:,} processes of the file added up (--process takes one)")
+        parts.append(f"{processes:,} processes of the file added up (select one with --process)")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
@@ -158,7 +158,7 @@ def split_of_share(results: Sequence[OpResult]) -> str:
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     """Return the details of a reason with their numbers of ops, most time first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
-        return "one process alone cannot: `run --ranks N` starts N"
+        return "a single process cannot run them; to start N processes, use `run --ranks N`"
     return listed([f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details], LISTED, "other")
 
 
@@ -175,8 +175,8 @@ def clock_notes(header: Header | None) -> list[str]:
     lines: list[str] = []
     if on_device and on_host:
         lines.append(
-            f"clocks: {plural(on_host, 'trace')} of {sum(counts.values()):,} {'has' if on_host == 1 else 'have'} host "
-            "time alone: in no share and no recorded sum, which are of device time"
+            f"clocks: {plural(on_host, 'trace')} of {sum(counts.values()):,} {'has' if on_host == 1 else 'have'} only "
+            "host time, so it is not in shares and recorded sums (device time)"
         )
     if untimed and (on_device or on_host):
         lines.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
@@ -242,8 +242,8 @@ def _measuring_notes(measurements: Sequence[Measurement]) -> list[str]:
         noisy = sum(bool(m.warnings) for m in measurements)
         lines.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
     if far := [m.outliers for m in measurements if m.outliers]:
-        samples = f"{sum(far):,} of {sum(m.samples for m in measurements):,} samples far out"
-        lines.append(f"measuring: {samples}, on {plural(len(far), 'op')}; all count")
+        samples = f"{sum(far):,} of {sum(m.samples for m in measurements):,} samples are outliers"
+        lines.append(f"measuring: {samples}, on {plural(len(far), 'op')} (outliers are kept)")
     return lines
 
 
@@ -285,7 +285,7 @@ def _files_not_read(header: Header) -> list[str]:
         some = [file for file in files if bool(file.get("left_out")) == left_out]
         reasons = [f"{verb}: {safe(str(file.get('file')))}: {safe(str(file.get('why')))}" for file in some[:MOST_FILES]]
         rest = len(some) - len(reasons)
-        lines += [*reasons, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else reasons
+        lines += [*reasons, f"{verb}: {plural(rest, 'more file')}; for all, use --format json"] if rest else reasons
     return lines
 
 
@@ -300,15 +300,15 @@ def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, floa
         return []
     if total_us <= 0:
         return [
-            f"no op: all device time, {time_text(unowned_us)}, is in kernels whose op is not recorded; "
-            "shares are of host time"
+            f"no op: all device time ({time_text(unowned_us)}) is in kernels without a recorded op, so shares are of "
+            "host time"
         ]
     share = share_text(unowned_us / total_us)
-    why = "as with captured graphs, communication streams and launches before the recording"
+    why = "e.g. from captured graphs, communication streams or launches before the recording"
     named = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
     what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in named[:CLASSES_SHOWN])
     what = f" ({what})" if what else ""
-    return [f"no op: {share} of device time is in kernels whose op is not recorded{what}, {why}"]
+    return [f"no op: {share} of device time is in kernels without a recorded op{what}, {why}"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
@@ -354,7 +354,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
             share = share_of_confidence(times_us, confidence)
             parts.append(f"{plural(count, 'op')} = {share_text(share)} of predicted time {text}")
     if far := [shares[r.id] for r, prediction in predicted if prediction.extrapolated]:
-        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
+        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated far from measured sizes")
     if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
@@ -391,7 +391,7 @@ def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> l
     share = sum(share for _, share in without)
     part = f" = {share_text(share)}" if share else ""
     return [
-        f"{safe(soc)}: {kinds} products are not supported: {plural(len(without), 'op')}{part} costed as another dtype"
+        f"{safe(soc)}: {kinds} products are not supported; costed as another dtype: {plural(len(without), 'op')}{part}"
     ]
 
 
@@ -402,7 +402,7 @@ def _listed(counts: Counter[str]) -> str:
 def _ratios_text(ratios: Sequence[float]) -> str:
     """Return the quartiles of sorted time ratios as text."""
     low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
-    return f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)"
+    return f"times {middle:.2f}× the recorded times (quartiles {low:.2f}× to {high:.2f}×)"
 
 
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
@@ -416,7 +416,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
         parts.append(_ratios_text(ratios))
     lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
     differing = [_difference(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
-    return lines + ([f"fidelity: differ most by time: {'; '.join(differing[:DIFFERING])}"] if differing else [])
+    return lines + ([f"fidelity: largest by time that differ: {'; '.join(differing[:DIFFERING])}"] if differing else [])
 
 
 def fidelity_cell(result: OpResult) -> str:
@@ -464,10 +464,10 @@ def counted(results: Sequence[OpResult]) -> list[OpResult]:
 def work_notes(results: Sequence[OpResult]) -> list[str]:
     """Return warnings on ops that do no work, and on argument values that break a convention."""
     idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
-    lines = [f"warning: {plural(len(idle), 'op')} without work: {_distinct(idle)}"] if idle else []
+    lines = [f"warning: no work done by {plural(len(idle), 'op')}: {_distinct(idle)}"] if idle else []
     odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]
     wrong = [f"{name}: {warning}" for name, warnings in odd for warning in warnings]
-    return lines + ([f"warning: the values of {plural(len(odd), 'op')} are odd: {_distinct(wrong)}"] if wrong else [])
+    return lines + ([f"warning: {plural(len(odd), 'op')} with unusual values: {_distinct(wrong)}"] if wrong else [])
 
 
 def _distinct(texts: Sequence[str]) -> str:

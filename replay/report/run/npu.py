@@ -25,7 +25,7 @@ TYPES_LISTED = 6
 NO_OP = "(no op)"
 AGREEMENTS = {
     "same": "the same kernels",
-    "close": "the same but for versions and helper kernels",
+    "close": "the same except for versions and helper kernels",
     "differs": "other kernels",
 }
 _TYPE_CHARS = 32

@@ -153,6 +153,4 @@ def facts_of(run: Run) -> dict[str, object]:
 
 def no_ops() -> Text:
     """Return the text that replaces a table without rows."""
-    return Text(
-        "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
-    )
+    return Text("no op to replay: the trace records no ops, or none is selected", style="yellow", overflow="fold")

@@ -43,7 +43,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
     if sequence.recorded_us > 0:
         lines.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
     if on_device:
-        lines.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
+        lines.append(("their host time", sequence.recorded_host_us, None, "host time, recorded"))
     interval = "median of few passes: no interval" if sequence.passes else ""
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
         interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
@@ -58,13 +58,13 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
     hidden_text = f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}"
     lines: list[Row] = []
     if shared.recorded_us > 0:
-        lines.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
+        lines.append(("its collectives, recorded", shared.recorded_us, None, "sum, including the wait for ranks"))
     return [
         *lines,
         ("collectives in flight", shared.in_flight_us, None, hidden_text),
-        ("calls waited for them", shared.waited_us, None, "until this process ran again"),
-        ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
-        ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
+        ("calls waiting for collectives", shared.waited_us, None, "until this process continued"),
+        ("calls without collectives", shared.wall_alone_us, None, "a whole pass"),
+        ("collectives without calls", shared.collectives_alone_us, None, "one after the other"),
     ]
 
 
@@ -79,7 +79,7 @@ def _scatter(shared: SharedStepResult) -> str:
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is None or high is None or high - low < 0.01:
         return ""
-    return f"{MARK if high - low > VARIES else ''}, {100 * low:.0f} to {100 * high:.0f} % from pass to pass"
+    return f"{MARK if high - low > VARIES else ''}, {100 * low:.0f} to {100 * high:.0f} % between passes"
 
 
 def _sum_notes(sequence: SequenceResult) -> list[str]:
@@ -90,15 +90,15 @@ def _sum_notes(sequence: SequenceResult) -> list[str]:
     if sequence.medians_us and abs(more := sequence.sum_us / sequence.medians_us - 1.0) >= ALIKE:
         slow = "interrupted and slow calls" if more > 0 else "slow calls in few passes"
         lines.append(
-            "measured: all calls together are the sum of a pass; each at its op's median, as in the table of ops, they "
-            f"take {time_text(sequence.medians_us)}: the sum is {100 * more:+.0f} % by {slow}"
+            "measured: all calls of a pass are added up. With op medians, as in the table of ops, they take "
+            f"{time_text(sequence.medians_us)}; the sum differs by {100 * more:+.0f} % because of {slow}"
         )
     pages = sequence.fresh_bytes / PAGE_BYTES
     low_us, high_us = (pages * us for us in PAGE_US)
     if high_us >= FRESH_SHARE * sequence.sum_us:
         lines.append(
-            "fresh memory: the replay keeps freed memory; a program that gives it back, as glibc does by default, pays "
-            f"{time_text(low_us)} to {time_text(high_us)} a step for the first touches of "
+            "fresh memory: the replay keeps freed memory. A program that returns it to the system, as glibc does by "
+            f"default, also needs {time_text(low_us)} to {time_text(high_us)} per step for page faults in "
             f"{readable(sequence.fresh_bytes)} of results of 128 kB and more"
         )
     return lines
@@ -123,19 +123,22 @@ def _tensor_notes(tensors: Tensors) -> list[str]:
     how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
     all_outside = tensors.outside + tensors.recycled
     lines = [
-        f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
-        f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
-        f"{plural(all_outside, 'tensor')} from outside",
+        f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of earlier calls, "
+        f"{tensors.views:,} views of results, {tensors.outside_arguments:,} from outside "
+        f"({plural(all_outside, 'tensor')})",
         f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time",
     ]
     if tensors.recycled:
-        lines.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
+        lines.append(
+            f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} from outside reuse the memory of other "
+            "tensors"
+        )
     if tensors.remade:
-        lines.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
+        lines.append(f"generated again for their call in each pass: {plural(tensors.remade, 'argument')}")
     if tensors.refilled:
         lines.append(
-            "not finite or outside the domain of what reads them, and refilled outside the timing: "
-            f"{plural(tensors.refilled, 'tensor')} a pass"
+            "refilled outside the timing, because not finite or outside the domain of the next op: "
+            f"{plural(tensors.refilled, 'tensor')} per pass"
         )
     return lines
 
@@ -146,55 +149,61 @@ def notes(sequence: SequenceResult) -> list[str]:
     if sequence.left_out_share > ROUNDING:
         lines.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
     if sequence.calls_nested:
-        lines.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
+        lines.append(f"left out, because they run inside other calls: {plural(sequence.calls_nested, 'call')}")
     if sequence.calls_cut:
-        lines.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
+        lines.append(f"left out, because the sequence reached its limit: {plural(sequence.calls_cut, 'call')}")
     lines += _sum_notes(sequence)
     lines += _tensor_notes(sequence.tensors)
     if sequence.shared is not None:
         lines += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)
     if sequence.restarts:
-        lines.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
+        lines.append(f"restarted in a new process: {plural(sequence.restarts, 'time')}")
     return lines
 
 
 def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
     """Return notes on where collectives were waited for, and on how much collectives and calls slow each other down."""
     ways = [
-        (shared.waits_recorded, "where that is recorded"),
-        (shared.waits_inferred, "before the first call that began after they had ended in the recording (inferred)"),
-        (shared.waits_unknown, "at once, since nothing tells where: more of them may be hidden than was"),
+        (shared.waits_recorded, "where the wait is recorded"),
+        (shared.waits_inferred, "before the first call that started after their recorded end (inferred)"),
+        (
+            shared.waits_unknown,
+            "immediately, because the place of the wait is unknown: in the recording, more may have been hidden",
+        ),
     ]
     lines = [f"collectives waited for {where}: {count:,}" for count, where in ways if count]
     if sum_us and shared.calls_alone_us:
         lines.append(
-            f"calls take {ratio_text(sum_us, shared.calls_alone_us)} what they do without collectives beside them; "
-            f"every one of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
+            f"calls take {ratio_text(sum_us, shared.calls_alone_us)} their time without concurrent collectives; each "
+            f"of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
         )
         if sum_us < FASTER * shared.calls_alone_us:
             lines.append(
-                f"{MARK} nothing is faster with collectives beside it: other programs interrupted the passes without "
-                "them, and may have these; measure where processors are idle"
+                f"{MARK} calls cannot be faster with concurrent collectives: other programs slowed down the passes "
+                "without collectives, and perhaps these passes too; measure again on idle processors"
             )
     if sum_us and wall_us:
         rest_us = wall_us - sum_us - shared.waited_us
         between = f"{time_text(rest_us)} between calls" if rest_us > 0 else "no time between calls"
         lines.append(
-            f"a whole pass is {time_text(sum_us)} in calls, {time_text(shared.waited_us)} waiting and {between} (where "
-            "collectives are asked for and tensors freed); each is a median of its own over passes, and of the rank "
-            "where it is longest, so that the three need not add up; what collectives hide is beside the calls, in none"
+            f"a whole pass is {time_text(sum_us)} in calls, {time_text(shared.waited_us)} waiting and {between} "
+            "(starting collectives, freeing tensors). Each is a separate median over passes on its slowest rank, so "
+            "the three need not add up. Hidden collectives are in none of them"
         )
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is not None and high is not None and high - low > VARIES:
         lines.append(
-            f"{MARK} the hidden share varies from pass to pass, as ranks and their threads share the processors: take "
-            "it for no property of the step"
+            f"{MARK} the hidden share varies from pass to pass because ranks share the processors, so it is not a "
+            "property of the step"
         )
-    lines.append("collectives have tensors of their own: no call reads what they leave")
+    lines.append("collectives use their own tensors: no call reads their results")
     if shared.unseen:
-        lines.append(f"end only seen when waited for, so in flight for less: {plural(shared.unseen, 'collective')}")
+        lines.append(
+            f"actual time in flight is shorter for {plural(shared.unseen, 'collective')}, because the end was only "
+            "seen when waiting"
+        )
     if shared.restarts:
-        lines.append(f"begun again with new ranks: {plural(shared.restarts, 'time')}")
+        lines.append(f"restarted with new ranks: {plural(shared.restarts, 'time')}")
     return lines
 
 

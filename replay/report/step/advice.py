@@ -60,14 +60,14 @@ def render(advice: AdviceList, width: int) -> RenderableType:
     if not advice.items:
         return Text()
     shown = advice.items[:SHOWN]
-    parts = terminal(table(advice), width, limit=SHOWN, rest="--format json holds all", room=ROOM)
+    parts = terminal(table(advice), width, limit=SHOWN, rest="for all, use --format json", room=ROOM)
     commands = [Text(safe(item.command), overflow="fold") for item in shown if item.command]
     parts += [Text(), Text("to run an op alone:", style="dim"), *commands] if commands else []
     bases = {item.basis: [other.what for other in shown if other.basis == item.basis] for item in shown}
     notes = [f"{what[0] if len(what) == 1 else 'ops'}: if {basis}" for basis, what in bases.items()]
     notes.append(
-        f"gains are of each change alone: they overlap and do not add up; {plural(advice.tried, 'change')} tried, "
-        "those that gain less than 1 % of the step are left out"
+        f"gains are for each change alone, overlap and do not add up; {plural(advice.tried, 'change')} tried, those "
+        "that save less than 1 % of the step are left out"
     )
     return Group(*parts, *notes_lines([safe(note) for note in notes]))
 

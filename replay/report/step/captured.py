@@ -97,8 +97,8 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     if sequence.cut:
         parts.append(
             Text(
-                f"the plan holds the first {len(sequence.calls):,} calls, the most that one has: times from it are of "
-                f"these alone, without the last {sequence.cut:,}; capture fewer tokens or layers",
+                f"the plan contains only the first {len(sequence.calls):,} calls (the limit): times are without the "
+                f"last {sequence.cut:,} calls; to include them, capture fewer tokens or layers",
                 style="yellow",
             )
         )
@@ -106,7 +106,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     notes += [f"assumed: {note}" for note in capture.notes]
     notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in _refused(plan)[:SHOWN]]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
-    notes.append("FLOPs: of products, convolutions and attention (all pairs, masked or not)")
+    notes.append("FLOPs: only matrix products, convolutions and attention (all pairs, including masked ones)")
     parts += [Text(safe(note), style="dim") for note in notes]
     if check is not None:
         parts += [Text(), *check_lines(check)]

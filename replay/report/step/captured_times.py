@@ -18,9 +18,9 @@ from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, 
 from opreplay.traces.names import trace_name
 
 BOUNDS = {
-    "host": "host-bound, it idles {idle}",
+    "host": "host-bound, device idle {idle}",
     "device": "device-bound",
-    "both": "host and device take turns, it idles {idle}",
+    "both": "host and device take turns, device idle {idle}",
 }
 _OfDevice = Column[tuple[str, CapturedTimes]]
 
@@ -88,7 +88,7 @@ def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
             list(phases.items()),
         )
         parts += terminal(table, width)
-    parts += terminal(_modules(timeline, first), width, limit=MODULES_SHOWN, rest="--format json holds all")
+    parts += terminal(_modules(timeline, first), width, limit=MODULES_SHOWN, rest="for all, use --format json")
     parts += terminal(_changes(timeline), width)
     return Group(*parts, *notes_lines([safe(note) for note in timeline.notes]))
 

@@ -45,7 +45,7 @@ from opreplay.replay.timeline.job.values import (
 
 RANKS_SHOWN = 32
 DISAGREEMENTS_SHOWN = 10
-NOTHING_MET = "nothing can be said of it: no collective of this step was found on two of these ranks"
+NOTHING_MET = "unknown, because no collective of this step was found on two of these ranks"
 
 
 def facts(timeline: JobTimeline) -> dict[str, Any]:
@@ -92,15 +92,15 @@ def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, a
 
 def sum_facts(timeline: JobTimeline) -> list[Fact]:
     """Return how long the ranks wait for each other, and the step length without this waiting."""
-    common = f"{share_text(timeline.least_common)} of the shorter one, of the two ranks farthest apart"
-    waits = f"{time_text(timeline.waiting_us)}, collectives and ranks added up, also where they wait side by side"
+    common = f"{share_text(timeline.least_common)} of the shorter step, for the two ranks that overlap least"
+    waits = f"{time_text(timeline.waiting_us)}, summed over collectives and ranks, also if they wait at the same time"
     share = share_text(quotient(timeline.retimed_step_us - timeline.without_waiting_us, timeline.retimed_step_us))
     without = f"{time_text(timeline.without_waiting_us)} a step: {share} less"
     met = bool(timeline.collectives)
     return [
         (
             "in common",
-            f"{common}: hardly one step; see the first note" if timeline.least_common < LEAST_COMMON else "",
+            f"{common}: probably different steps; see the first note" if timeline.least_common < LEAST_COMMON else "",
             "bold red",
         ),
         ("waiting for ranks", f"{waits}; {_late(timeline)}" if met else NOTHING_MET, ""),
@@ -193,7 +193,7 @@ def disagreements(timeline: JobTimeline) -> list[str]:
         for disagreement in timeline.disagreements[:DISAGREEMENTS_SHOWN]
     ]
     if len(timeline.disagreements) > DISAGREEMENTS_SHOWN:
-        lines.append(f"{len(timeline.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: --format json has them")
+        lines.append(f"{len(timeline.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: see --format json")
     return lines
 
 

@@ -99,7 +99,7 @@ def setting_line(served: ServedSteps) -> str:
     ]
     fused = {row.fused for row in served.rows}
     unfused = dict.fromkeys(part for row in served.rows for part in row.unfused)
-    kernels = "fused kernels of Ascend servers" if True in fused else "not fused: calls as transformers writes them"
+    kernels = "fused kernels of Ascend servers" if True in fused else "not fused: calls as in transformers"
     kernels += f", except {', '.join(unfused)}" if unfused else ""
     weights = f"weights {served.weights}" if served.weights else ""
     return ", ".join(filter(None, (kernels, served.dtype, weights, *ranks)))
@@ -129,8 +129,8 @@ def notes(served: ServedSteps) -> list[str]:
     said = notes_of(served.notes, served.rows)
     if server_ms := max((row.server_ms for row in served.rows), default=0.0):
         said.append(
-            f"a server's host takes {server_ms:.2g} ms between two tokens (of vLLM's own profile on an H100, and what "
-            f"hosts of NPUs take longer), within a factor of {SERVER_BAND:g}: all times have it, servers that schedule "
+            f"a server's host needs {server_ms:.2g} ms between two tokens, within a factor of {SERVER_BAND:g} (from "
+            "vLLM's own profile on an H100, scaled to hosts of NPUs). All times include it; servers that schedule "
             "ahead hide it"
         )
     return said

@@ -51,7 +51,7 @@ def fits_text(rows: Sequence[AnyStep]) -> str:
     words = [fit_text(row) for row in rows]
     no, tight, unknown = (words.count(word) for word in ("no", "tight", "?"))
     if unknown:
-        return "memory of a device is not known"
+        return "device memory is unknown"
     if no:
         return f"{no} of {len(rows)} do not fit in memory"
     return f"all fit in memory, {tight} with less than {100 * RESERVE:.0f} % spare" if tight else "all fit in memory"
@@ -104,8 +104,8 @@ def notes_of(notes: Sequence[str], rows: Sequence[AnyStep]) -> list[str]:
     if known:
         said.insert(
             0,
-            f"fit: tensors at their peak, without workspaces and fragmentation; tight: less than {100 * RESERVE:.0f} % "
-            f"is left, which vLLM keeps free by default; {known}",
+            "fit: peak of the tensors, without workspaces and fragmentation; tight: less than the "
+            f"{100 * RESERVE:.0f} % that vLLM keeps free by default; {known}",
         )
     return said
 

@@ -104,7 +104,7 @@ def render(timeline: Timeline, width: int = 80, *, everything: bool = True, all_
     parts += terminal(_socs(timeline), width)
     parts += terminal(path_table(timeline), width, all_rows=all_rows)
     parts += terminal(modules_table(timeline), width, limit=limit)
-    parts += terminal(_times_table("of it Python, between ops", python), width, all_rows=all_rows)
+    parts += terminal(_times_table("Python, between ops", python), width, all_rows=all_rows)
     parts += terminal(slack_table(timeline), width, limit=None if all_rows else SLACK_SHOWN)
     notes = note_lines(timeline) if everything else decisive(note_lines(timeline), decisive_lines(timeline))
     parts += notes_lines([safe(line) for line in notes])
@@ -182,8 +182,8 @@ def graph_text(timeline: Timeline) -> str:
     if other is None:
         text += "; not testable on another step"
     else:
-        text += f"; {plural(other.steps, 'other step')} by it {100 * other.median_error:.1f} % off"
-        text += f", at worst {100 * other.worst_error:.1f} %" if other.steps > 1 else ""
+        text += f"; error on {plural(other.steps, 'other step')}: median {100 * other.median_error:.1f} %"
+        text += f", maximum {100 * other.worst_error:.1f} %" if other.steps > 1 else ""
     return f"{text}; dependencies: {edges_text(timeline)}"
 
 
@@ -208,11 +208,11 @@ def memory_text(memory: MemoryUse) -> str:
     where = "device" if memory.on_device else "host"
     if memory.low_bytes is None:
         at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
-        text = f"{readable(memory.peak_bytes)} on the {where} at most{at}"
+        text = f"{readable(memory.peak_bytes)} peak on the {where}{at}"
     elif not memory.high_bytes:
         text = "not known"
     else:
-        text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} by lifetimes"
+        text = f"{readable(memory.low_bytes)} to {readable(memory.peak_bytes)} from tensor lifetimes"
     if memory.high_bytes:
         text += f", {readable(memory.high_bytes)} if nothing is freed (inferred)"
     return text + "".join(f"; {safe(soc)}: {verdict}" for soc, verdict in memory.verdicts.items())
@@ -279,8 +279,8 @@ def band_text(step: SocStep) -> str:
     if step.low_us is not None and step.high_us is not None:
         return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     if not step.computing_predicted_share:
-        return "as recorded: nothing of it is predicted"
-    return f"none: {share_text(step.computing_predicted_share)} of the computing is predicted"
+        return "as recorded, without a prediction"
+    return f"none: only {share_text(step.computing_predicted_share)} of the compute time is predicted"
 
 
 def path_table(timeline: Timeline) -> Table[PathPart]:
@@ -400,7 +400,7 @@ def note_lines(timeline: Timeline) -> list[str]:
     if timeline.dropped_edges:
         single = timeline.dropped_edges == 1
         dependencies = "1 dependency" if single else f"{timeline.dropped_edges:,} dependencies"
-        lines.append(f"{dependencies} against the recorded order left out")
+        lines.append(f"{dependencies} left out, because they contradict the recorded order")
     return lines
 
 
@@ -419,7 +419,7 @@ def _of_all_changes(timeline: Timeline) -> list[str]:
     alone = {note for change in timeline.what_if for note in change.assumptions}
     together = timeline.what_if_together
     notes = () if together is None else dict.fromkeys(together.assumptions)
-    return [f"all of these: {note}" for note in notes if note not in alone]
+    return [f"all changes together: {note}" for note in notes if note not in alone]
 
 
 def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:

@@ -33,7 +33,7 @@ def verdict(step: StepReport) -> str:
     busy = share_text(quotient(step.busy_us, step_us))
     function = named_function(step)
     if step.bound == "host alone" and without_copies(step.losses):
-        text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
+        text = f"No device work in the readable part of the trace: {took}, ops run {busy} of it on the host"
     elif step.is_untimed:
         text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
     elif step.bound == "unknown":
@@ -41,7 +41,7 @@ def verdict(step: StepReport) -> str:
             ["no launch of its device work is recorded"] if step.launches_unknown and not step.doubts.shared_ids else []
         )
         reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step), *unknown])
-        text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
+        text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so the bottleneck is uncertain"
     elif step.bound == "host alone" and step.launches_without_kernel:
         found = "is recorded"
         if step.doubts.collided_share:
@@ -50,13 +50,13 @@ def verdict(step: StepReport) -> str:
         text += f"; {_lost_kernels(step)[0]}"
     elif step.bound == "host alone":
         text = f"{_HOST_ALONE}: {took}, ops run {busy} of it"
-        text += "" if function is None else f", and {time_text(function.us)} pass in {_function(function)}"
+        text += "" if function is None else f", and {_function(function)} takes {time_text(function.us)}"
     elif step.bound == "host":
         text = f"Host-bound: {device} idles {idle} of {took}"
         text += "" if function is None else f" and waits {time_text(function.us)} for {_function(function)}"
     elif step.bound == "communication":
         share = share_text(quotient(step.communication_us, step_us))
-        text = f"Communication-bound: {share} of {took} is communication that no computing hides"
+        text = f"Communication-bound: {share} of {took} is communication not hidden by compute"
     elif step.bound == "device":
         text = f"Device-bound: {device} is busy {busy} of {took}"
     else:
@@ -117,7 +117,7 @@ def _lost_device_work(step: StepReport) -> bool:
 def _lost(step: StepReport) -> str:
     """Return a note on the events that a damaged trace lost or holds twice; "" if there are none."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
-    lost = f" What could not be read is left out: {reasons}." if reasons else ""
+    lost = f" Unreadable events are left out: {reasons}." if reasons else ""
     copies = copies_text(step.losses)
     return f"{lost} {copies}." if copies else lost
 
@@ -126,7 +126,9 @@ def _of_process(step: StepReport) -> str:
     """Return which process of a merged file the step belongs to, and how to select another."""
     if step.process is None or step.processes < 2:
         return ""
-    return f" This is process {safe(step.process)}, one of {step.processes:,} in the file: --process takes another."
+    return (
+        f" This is process {safe(step.process)}, one of {step.processes:,} in the file: select another with --process."
+    )
 
 
 def _largest(step: StepReport) -> str:
@@ -162,11 +164,11 @@ def soc_text(step: StepOnDevice, report: StepReport) -> str:
     band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     host = ""
     if step.host_bound:
-        host = "; host-bound, and the band has no error of the host's time"
+        host = "; host-bound, and the band excludes errors of host time"
     elif step.high_us - step.low_us < NARROW * step.step_us:
-        host = "; the band has no error of what stays as recorded, such as the host's time"
+        host = "; the band excludes errors of times copied from the recording, such as host time"
     lost = report.launches_without_kernel
-    unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
+    unknown = f"; without the unknown work of {lost:,} of {report.launches:,} launches" if lost else ""
     ratio = f"{ratio_text(step.step_us, step_us)} the recorded step"
     return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio}"
 
@@ -186,7 +188,7 @@ def step_rows(step: StepReport) -> list[Fact]:
     if step.is_untimed:
         return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
     if window.host_us > step_us and step.begin_us >= _LEAST_SHARE * step_us:
-        lengths += f"; {step.accelerator} busy with the previous step for its first {time_text(step.begin_us)}"
+        lengths += f"; {step.accelerator} busy with the previous step for the first {time_text(step.begin_us)}"
     lengths += f"; {time_text(window.device_us)} from the first to the last device task"
     return [
         ("step", lengths, "yellow" if _is_uneven(step) else ""),
@@ -226,17 +228,17 @@ def _which(step: StepReport) -> str:
     """Return how the step was chosen: by median length among the steps with work."""
     work = "ops" if step.bound == "host alone" else "device work"
     if step.steps_with_work in (0, step.steps):
-        return f"the one of median length of {step.steps:,}"
+        return f"median length of {step.steps:,} steps"
     if step.steps_with_work == 1:
         return f"the only one of {step.steps:,} with {work}"
-    return f"the one of median length of the {step.steps_with_work:,} of {step.steps:,} with {work}"
+    return f"median length of the {step.steps_with_work:,} of {step.steps:,} steps with {work}"
 
 
 def _known(step: StepReport) -> str:
     """Return how much of the critical path is copied from the recording or unexplained."""
-    parts = [f"{share_text(step.copied_host_share)} of the critical path is host time, as recorded"]
+    parts = [f"{share_text(step.copied_host_share)} of the critical path is host time copied from the trace"]
     if step.unknown_wait_us >= _LEAST_SHARE * step.window.step_us:
-        parts.append(f"{time_text(step.unknown_wait_us)} of waits that nothing explains")
+        parts.append(f"{time_text(step.unknown_wait_us)} of unexplained waits")
     if step.blocked_us >= _LEAST_SHARE * step.window.step_us:
-        parts.append(f"{time_text(step.blocked_us)} in blocking calls taken for host work")
+        parts.append(f"{time_text(step.blocked_us)} in blocking calls, treated as host work")
     return "; ".join(parts)

@@ -57,10 +57,10 @@ def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
 def verdict(recalibration: Recalibration) -> str:
     """Return one sentence on whether constants were changed, and how that was validated."""
     if not recalibration.caution:
-        return "nothing was moved: no fit predicted kernels it had not seen better than the device does already"
+        return "device unchanged: no fit predicted unseen kernels better than the current device"
     if not recalibration.compared_held_out:
-        return "too few kernels to hold any out: constants moved a little, and how well is not known"
-    return "constants moved; the figures after are of kernels that the fit had not seen (5 folds)"
+        return "constants changed slightly, with unknown benefit: too few kernels to hold some out"
+    return "constants changed; errors after calibration are for held-out kernels (5 folds)"
 
 
 def render(recalibration: Recalibration, *, output: str) -> RenderableType:
@@ -91,7 +91,7 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
         Text(verdict(recalibration)),
     ]
     if len(recalibration.compared_before) < FEW:
-        parts.append(Text(f"only {len(recalibration.compared_before)} unique kernels: figures this few say little"))
+        parts.append(Text(f"only {len(recalibration.compared_before)} unique kernels, too few for reliable errors"))
     return Group(*parts, *terminal(Table("Errors", columns, rows)))
 
 
@@ -128,11 +128,12 @@ def _contradicted(errors: Sequence[OwnError]) -> list[Text]:
     """Return lines on the calls that the other calls contradict, largest error first."""
     off = sorted((error for error in errors if error.contradicted), key=lambda error: -abs(error.held_out))
     lines = [
-        f"{safe(error.row.call)}, {error.row.l2}: measured {exp(error.held_out):.3g}x what the other calls say"
+        f"{safe(error.row.call)}, {error.row.l2}: measured {exp(error.held_out):.3g}x the prediction from the other "
+        "calls"
         for error in off[:MOST_CONTRADICTED]
     ]
     head = (
-        f"Check {plural(len(off), 'measured time')} that the other calls contradict; no other prediction rests on them:"
+        f"Check {plural(len(off), 'measured time')} that contradict the other calls (not used for other predictions):"
     )
     return [Text(head), *map(Text, lines)] if off else []
 
@@ -168,12 +169,15 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
     parts: list[RenderableType] = [
         Text(
             f"{safe(fit.before.name)} → {safe(output)}: median error {100 * before:.1f} % before; "
-            f"{100 * held_out:.1f} % where each of {times} is left out and predicted from the others",
+            f"{100 * held_out:.1f} % after, predicting each of {times} from the others",
             style="bold",
         ),
         *([Text(_WORSE)] if held_out > before else []),
         *_contradicted(fit.errors),
         *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
-    told = "÷ pred.: measured over predicted; error: of the prediction, in percent; left out: the same from other calls"
+    told = (
+        "÷ pred.: measured ÷ predicted; error: of the prediction in percent; left out: error if "
+        "predicted from the other calls"
+    )
     return Group(*parts, *terminal(Table("Errors", columns, ops), width), Text(told, style="dim"))

@@ -157,8 +157,8 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
     """Return which steps were compared, and how much they vary."""
     if not steps.is_known:
         host = any(side.clock == "host" for side in comparison.sides or ())
-        why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are not known"
-        kind = "all ops, with whatever else ran on the host" if host else "all recorded ops"
+        why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are unknown"
+        kind = "all ops, including other load on the host" if host else "all recorded ops"
         return f"{why}: {kind}{_little_in_common(comparison)}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
@@ -171,7 +171,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
             f"single pairs {precise(low)} to {precise(high)}"
         )
     texts = [_spread_text(side) for side in (steps.before, steps.after)]
-    return f"no step number is in both, so medians: {texts[0]} before, {texts[1]} after"
+    return f"no common step numbers, so medians: {texts[0]} before, {texts[1]} after"
 
 
 def _calls_ratio(comparison: Comparison) -> float:
@@ -187,7 +187,7 @@ def _little_in_common(comparison: Comparison) -> str:
     shares = [side.matched_us / side.total_us if side.total_us else 0.0 for side in comparison.sides]
     if min(shares) >= MOSTLY_ALIKE:
         return ""
-    return f"; the ops of both are {share_text(shares[0])} of it before and {share_text(shares[1])} after"
+    return f"; common ops are {share_text(shares[0])} of the time before and {share_text(shares[1])} after"
 
 
 def _spread_text(steps: Sequence[StepParts]) -> str:
@@ -215,13 +215,13 @@ def _is_shared_shown(comparison: Comparison) -> bool:
 
 
 def _shared_text(shared: float | None) -> str:
-    return f"all ops {precise(shared)}: clocks or power, not one op"
+    return f"all ops {precise(shared)}, probably because of clocks or power"
 
 
 def _total(comparison: Comparison) -> str:
     """Return the ratio of total recorded times if both sides are recorded, otherwise of the ops on both sides."""
     if any(not side.is_total_known for side in comparison.sides or ()):
-        return "; no total, as device time is not known"
+        return "; no total, because device time is unknown"
     if comparison.whole is None or comparison.sides is None:
         return _total_of_both(comparison)
     was, now = (time_text(side.total_us) for side in comparison.sides)
@@ -247,7 +247,7 @@ def side_lines(comparison: Comparison) -> list[str]:
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
         matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
-        known = f"device time is not known: {' and '.join(doubt_lines(side.doubts))}"
+        known = f"device time is unknown: {' and '.join(doubt_lines(side.doubts))}"
         known = known if side.doubts.mistimed else f"on both sides {matched}"
         lines.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); {known}")
     return lines
@@ -306,7 +306,7 @@ def against_times(comparison: Comparison, op: OpComparison) -> str:
     alone = op.after_us / op.before_us
     if op.ratio is None or (op.ratio > 1.0) == (alone > 1.0):
         return ""
-    return f"by the gauges, times alone {precise(alone)}"
+    return f"relative to a fixed workload; the plain ratio is {precise(alone)}"
 
 
 def precise(ratio: float | None) -> str:
@@ -342,10 +342,10 @@ def _machine_lines(machine: float, method: str) -> list[str]:
     lines: list[str] = []
     if method == "gauges":
         lines.append(
-            "ratio: of times relative to a fixed piece of work beside each sample; --method medians is without"
+            "ratio: of times relative to a fixed workload next to each sample; for plain times, use --method medians"
         )
     if abs(machine - 1.0) > 0.02:
-        lines.append(f"machine: a fixed piece of work took {precise(machine)} as long in the second run")
+        lines.append(f"machine: a fixed workload took {precise(machine)} the time in the second run")
     return lines
 
 
@@ -365,10 +365,10 @@ def _method_lines(comparison: Comparison) -> list[str]:
     lines = [_threshold_text(comparison)]
     if comparison.shared is not None:
         lines.append(
-            f"ratios are relative to the change that all ops share, {precise(comparison.shared)}; times are not"
+            f"ratios are relative to the common change of all ops, {precise(comparison.shared)}; times are not"
         )
     if comparison.power is not None:
-        lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
+        lines.append(f"power: these runs can detect changes above {share_text(comparison.power)}")
     return lines if comparison.machine is None else [*lines, *_machine_lines(comparison.machine, comparison.method)]
 
 
@@ -378,8 +378,8 @@ def _alone_lines(comparison: Comparison) -> list[str]:
     if not runs or comparison.alone_share <= ALONE:
         return []
     return [
-        f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
-        "pick ops by their time, others each time; name them with --include, or use one plan for both"
+        f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and time budgets may "
+        "select different ops in each run. Select them with --include, or use one plan for both runs"
     ]
 
 
@@ -700,7 +700,7 @@ def page(comparison: Comparison, steps: StepChange, command: str) -> Page:
         facts=(
             *(_fact(line) for line in head),
             ("ops", counts_line(comparison)),
-            ("an op counts as changed from", share_text(comparison.applied)),
+            ("minimum change of an op", share_text(comparison.applied)),
         ),
         bars=(
             *_bars_of_steps(steps),
@@ -784,10 +784,10 @@ def _flames(steps: StepChange) -> Flames | None:
     frames = compared_frames(before, after) if before and after else ()
     names = [report.name for report in steps.reports.values()]
     note = (
-        f"host time of {names[0]} before and {names[1]} after by call stack; a frame is as wide as the longer of both, "
-        "a click makes one as wide as the figure"
+        f"host time of {names[0]} before and {names[1]} after by call stack; width: the longer of the two; click a "
+        "frame to zoom in"
     )
-    return Flames(title="Call stacks, before against after", frames=frames, note=note) if frames else None
+    return Flames(title="Call stacks, before and after", frames=frames, note=note) if frames else None
 
 
 def _waterfall(comparison: Comparison, steps: StepChange, series: Mapping[str, Mapping[str, float]]) -> Waterfall:

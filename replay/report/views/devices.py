@@ -70,8 +70,8 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
     lines = (
         *held_lines(),
-        f"{fitted}; beside them {n['pulls']} measured kernels correct others of nearly their sizes",
-        "`opreplay list devices NAME` says where each number comes from",
+        f"{fitted}; in addition, {n['pulls']} measured kernels correct predictions of similar sizes",
+        "for the source of each number, use `opreplay list devices NAME`",
     )
     hints = [Text(line, style="dim", overflow="fold") for line in lines]
     return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), *hints)
@@ -81,7 +81,7 @@ def held_lines() -> list[str]:
     """Return how often the 80 % bands were correct for calls that were predicted before anything was fitted to them."""
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
-        f"80 % bands held blind, {titles[evidence]}: "
+        f"measurements inside the 80 % band in blind tests, {titles[evidence]}: "
         + ", ".join(f"{work} {share_text(share)} of {calls} calls" for work, (calls, share) in of.items())
         for evidence, of in HELD.items()
     ]
@@ -93,7 +93,7 @@ def details(device: DeviceProfile) -> RenderableType:
     title = Text.assemble(
         (safe(device.title), "bold"),
         f" ({safe(device.name)}, version {safe(device.version)}): ",
-        f"{have} of the {total} kernel types that were measured anywhere were measured on it",
+        f"measured here: {have} of the {total} kernel types measured on any device",
     )
     parts: list[RenderableType] = [
         title,

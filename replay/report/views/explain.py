@@ -36,13 +36,13 @@ HOW: dict[str, str] = {
     "import": "found after an allowed import",
     "python function": "a Python function without a schema, called by position",
     "equivalent": "replayed through a portable equivalent",
-    "reference": "replayed by opreplay's reference implementation, the vendor library is not here",
+    "reference": "replayed by opreplay's reference implementation, because the vendor library is not installed",
     "executor": "run by a user's executor",
 }
 """Resolution method → text."""
 SHARES = (
-    "a percentage says how much of the time a pipe makes, not how long it works: pipes work at once, and the longest "
-    "hides most of what the others take"
+    "percentages: contribution of each pipe to the time, not its busy time, because pipes overlap and the longest "
+    "hides most of the others"
 )
 KERNELS_SHOWN = 3
 
@@ -79,9 +79,9 @@ def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[st
 
     Return no lines if neither is known.
     """
-    written = ["", "To measure and predict alone, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
+    written = ["", "To measure and predict only this op, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
     if _crosses_bus(explanations):
-        written = ["", "A copy between host and device: `opreplay op` would take it for one on the device."]
+        written = ["", "No command: `opreplay op` would treat this host-device copy as a copy on the device."]
     lines = snippet(op).splitlines()
     as_torch = ["", "As PyTorch (values are placeholders):", "", *map(safe, lines)] if lines else []
     return [*([safe(line) for line in written] if op.reason is None else []), *as_torch]
@@ -195,14 +195,14 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         (f" (version {safe(explanation.device_version)})", "dim"),
         "  ",
         (time_text(total.time_us), "cyan"),
-        f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
+        f", 80 % band {time_text(total.low_us)} to {time_text(total.high_us)}; ",
         f"bound by {total.bound}; {total.confidence}{far}; L2 {total.l2}",
     )
     lines = [_kernel(kernel) for kernel in explanation.kernels]
     if any(len(kernel.prediction.terms_us) > 1 for kernel in explanation.kernels):
         lines.append(Text(f"· {SHARES}", style="dim"))
     if not explanation.kernels:
-        lines.append(Text("no kernel: a view costs nothing", style="dim"))
+        lines.append(Text("no kernel, because the op is a view", style="dim"))
     lines += [Text(f"· {safe(note)}", style="dim") for note in explanation.notes]
     return [head, *(Padding(line, (0, 0, 0, 2)) for line in lines)]
 
@@ -215,7 +215,7 @@ def _kernel(kernel: KernelExplanation) -> Text:
     times = f"{kernel.count} × " if kernel.count > 1 else ""
     samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
     factor = prediction.nearby_factor
-    nearby = f"; × {factor:.2f} by neighbours" if factor and abs(factor - 1) >= 0.005 else ""
+    nearby = f"; × {factor:.2f} from similar kernels" if factor and abs(factor - 1) >= 0.005 else ""
     path = f" ({safe(prediction.slow_path)})" if prediction.slow_path else ""
     known = f"{prediction.confidence}{', extrapolated' if prediction.extrapolated else ''}"
     return Text.assemble(

@@ -118,7 +118,7 @@ def unread_notes(unread: Mapping[str, int]) -> list[str]:
         return []
     first, count = next(iter(unread)), sum(unread.values())
     counted = plural(count, "annotation")
-    return [f"{counted} of iterations not understood, their batches are not used: {end(safe(first), 80)}"]
+    return [f"{counted} of iterations could not be parsed, so their batches are not used: {end(safe(first), 80)}"]
 
 
 def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *, everything: bool) -> list[str]:

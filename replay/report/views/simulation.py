@@ -336,7 +336,7 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool
 def band_text(step: Step) -> str:
     """Return the band, "1.2 ms to 2.3 ms", or a note that nothing is predicted."""
     if not step.ops:
-        return "nothing of it is predicted"
+        return "no prediction"
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
 
 
@@ -375,8 +375,8 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     for step in steps:
         if (memory := memory_facts(plan, step)) is not None:
             verdict = "fits" if memory["fits"] else "does NOT fit"
-            sizes = f"{readable(memory['peak_bytes'])} at most of {readable(int(memory['hbm_bytes']))}"
-            text = f"memory: {verdict} {safe(step.device)}: tensors take {sizes}; workspaces are not counted"
+            sizes = f"{readable(memory['peak_bytes'])} of {readable(int(memory['hbm_bytes']))}"
+            text = f"memory: {verdict} {safe(step.device)}: tensors need {sizes}; workspaces are not counted"
             lines.append(Text(text, style="" if memory["fits"] else "yellow"))
     return lines
 
@@ -391,17 +391,17 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
         return []
     calls = len(plan.sequence.calls)
     return [
-        f"the plan holds the first {calls:,} of {calls + plan.sequence.cut:,} calls: times and memory are of "
-        "these alone; capture fewer tokens or layers"
+        f"the plan contains only the first {calls:,} of {calls + plan.sequence.cut:,} calls: times and memory are for "
+        "these; to include all, capture fewer tokens or layers"
     ]
 
 
 def _streaming_line(step: Step) -> str:
     """Return a warning that the step is predicted to exceed the peak memory bandwidth: an error of the prediction."""
     return (
-        f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of distinct "
-        f"tensors in {time_text(step.pass_us)}: {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, while the peak "
-        f"of memory is {step.peaks[3] / 1e12:.3g}; please report it"
+        f"! {safe(step.device)}: the prediction is too short: a pass of the step reads {readable(step.pass_bytes)} of "
+        f"distinct tensors in {time_text(step.pass_us)}, i.e. {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, "
+        f"but the memory peak is {step.peaks[3] / 1e12:.3g} TB/s; please report this"
     )
 
 
@@ -437,14 +437,14 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Return what caches are assumed to contain, and why; nothing if the plan has no order of calls."""
     if l2 != "sequence":
         contents = HELD[l2]
-        return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
+        return [Text(f"caches ({l2}): when an op starts, they contain {contents} (--l2)", style="dim")]
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
     steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
     whole = "the captured step" if plan.captured else "the whole trace"
     where = f"{safe(step)}{steps}" if step else whole
-    return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where} (--l2)", style="dim")]
+    return [Text(f"L2 cache: contents from the order of {calls:,} calls of {where} (--l2)", style="dim")]
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
@@ -579,7 +579,7 @@ def page(
         notes=(
             *first_screen.capture_lines(plan),
             *notes(results, steps),
-            "Sums over ops: `opreplay timeline --soc` says what the step takes.",
+            "Sums over ops. For the length of the step, use `opreplay timeline --soc`.",
         ),
     )
 

@@ -38,9 +38,9 @@ from opreplay.traces.times.busy import DeviceBusy
 
 MEANING: dict[str, str] = {
     "none": "no shapes: ops cannot be replayed (record with record_shapes=True)",
-    "dims": "shapes and types: scalars are taken from defaults, strides as contiguous",
-    "dims+concrete": "shapes, types and scalars: strides are taken as contiguous",
-    "full": "shapes, types, scalars and strides: ops can be replayed as they were",
+    "dims": "shapes and types: scalars are assumed to be defaults, strides contiguous",
+    "dims+concrete": "shapes, types and scalars: strides are assumed contiguous",
+    "full": "shapes, types, scalars and strides: ops can be replayed exactly",
 }
 """What each metadata level means for a replay."""
 BATCHES_SHOWN = 12
@@ -162,7 +162,7 @@ def _processes(merged: MergedProcesses | None) -> str:
         + ")"
         for process in merged.processes
     ]
-    return f"{len(shown)}: {listed(shown, PROCESSES_SHOWN)}; --process takes one"
+    return f"{len(shown)}: {listed(shown, PROCESSES_SHOWN)}; select one with --process"
 
 
 def _span(summary: TraceSummary) -> str:
@@ -175,11 +175,11 @@ def _recorded_by(summary: TraceSummary) -> str:
     ranks = ""
     if summary.world_size is not None and summary.rank is not None:
         ranks = f"rank {summary.rank} of {summary.world_size}"
-        ranks += ", as recorded, which cannot be" if summary.rank >= summary.world_size else ""
+        ranks += " (impossible, but recorded so)" if summary.rank >= summary.world_size else ""
     elif summary.world_size is not None:
-        ranks = f"{plural(summary.world_size, 'rank')}, which one is not said"
+        ranks = f"{plural(summary.world_size, 'rank')}, this rank is not recorded"
     elif summary.rank is not None:
-        ranks = f"rank {summary.rank}, of how many is not said"
+        ranks = f"rank {summary.rank}, world size is not recorded"
     return ", ".join(text for text in (version, ranks, summary.backend or "") if text)
 
 
@@ -202,9 +202,9 @@ def _device_work(summary: TraceSummary) -> str:
 def _busy(device: DeviceBusy, devices: int) -> str:
     """Return "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..."."""
     which = f"device {device.device}: " if devices > 1 else ""
-    parts = [f"{which}{share_text(device.busy_share)} of {time_text(device.span_us)} from its first work to its last"]
+    parts = [f"{which}{share_text(device.busy_share)} of {time_text(device.span_us)} from first to last work"]
     if device.overlapped_us and device.busy_us:
-        parts.append(f"{share_text(device.overlapped_us / device.busy_us)} of that on several streams at once")
+        parts.append(f"{share_text(device.overlapped_us / device.busy_us)} of the busy time on several streams")
     if device.communication_us:
         hidden = share_text(device.hidden_communication_us / device.communication_us)
         parts.append(f"communication {time_text(device.communication_us)}, {hidden} of it while other work ran")
@@ -235,7 +235,7 @@ def _links(summary: TraceSummary) -> str:
     text = f"{share_text(owned)} of the device time has an owner" + (f": {named}" if named else "")
     text += f"; {links.unowned:,} without" if links.unowned else ""
     if links.launched_before_device_ns / 1e3 / summary.device_time_us >= LEAST_CLASS:
-        text += f", of these {links.launched_before:,} launched before the recording"
+        text += f" ({links.launched_before:,} of them launched before the recording)"
     if links.launches_without_work:
         text += f"; {links.launches_without_work:,} of {links.launches:,} launches without a kernel"
     return text
@@ -244,7 +244,7 @@ def _links(summary: TraceSummary) -> str:
 def _iterations(summary: TraceSummary) -> str:
     if not summary.iterations:
         repeated = any(interval.count > 1 for interval in summary.annotations)
-        return "the trace marks no steps: no annotation is a step's of torch.profiler or a server's" if repeated else ""
+        return "the trace marks no steps: it has no step annotation of torch.profiler or a server" if repeated else ""
     phases = ", ".join(f"{count:,} {phase}" for phase, count in summary.phases.items())
     return f"{summary.iterations:,}" + (f": {phases}" if phases else "")
 

@@ -136,9 +136,7 @@ def kernels_table(validation: Validation) -> Table[Compared]:
         _OfKernel("predicted ÷ measured", lambda kernel: quotient(kernel.predicted_us, kernel.measured_us), RATIO),
         _OfKernel("error", lambda kernel: kernel.ape if kernel.measured_us else None, SHARE),
     ]
-    return heaviest(
-        "Kernels, those that lose most time first", columns, validation.compared, lambda kernel: kernel.absolute_us
-    )
+    return heaviest("Kernels, largest lost time first", columns, validation.compared, lambda kernel: kernel.absolute_us)
 
 
 def head_line(overall: Errors) -> str:
@@ -159,10 +157,11 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
     if validation.fitted_to or validation.by_others:
         notes.append(
-            f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others"
+            f"the device was fitted to {validation.fitted_to} of these kernels: their errors do not apply to other "
+            "kernels"
             if not validation.by_others
-            else f"{validation.by_others} of these calls were learned from: each is predicted by what other sources "
-            "measured"
+            else f"{validation.by_others} of these calls were used for fitting, so each is predicted from measurements "
+            "of other sources"
         )
     parts: list[RenderableType] = [
         Text(head_line(validation.figures.overall), style="bold"),
@@ -187,7 +186,7 @@ def page(validation: Validation, command: str) -> Page:
         command=command,
         answers=(
             Answer(
-                name="error of a kernel, on average",
+                name="average error of a kernel",
                 ratio=share_text(overall.mape),
                 band=f"{share_text(overall.in_band)} in their 80 % band",
                 detail=f"{overall.n:,} kernels",
@@ -203,7 +202,7 @@ def page(validation: Validation, command: str) -> Page:
         ),
         bars=(bars_by_name("Time by kernel type, all launches", times, "type"),),
         tables=(kernels_table(validation),),
-        notes=(f"{validation.fitted_to:,} of these kernels were measured neighbours that the device was fitted to.",)
+        notes=(f"{validation.fitted_to:,} of these kernels were used to fit the device.",)
         if validation.fitted_to
         else (),
     )

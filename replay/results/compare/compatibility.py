@@ -38,11 +38,11 @@ NOTED: tuple[str, ...] = (
 """Facts that may differ, because comparisons are meant to show what a new version costs."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {
-    "mode": "single ops and a sequence of them",
+    "mode": "one run measured single ops, the other a sequence",
     "cache": "cold and warm caches",
     "executor": "another executor",
-    "lanes": "another number of ops at a time",
-    "values": "other values of arguments",
+    "lanes": "another number of ops in parallel",
+    "values": "other argument values",
 }
 """Option that must agree → what a difference means."""
 
@@ -55,8 +55,8 @@ OVERLOADED = 1.0
 """Load per processor at the start of a run above which a note is made."""
 
 ONCE = (
-    "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow it was "
-    "just then, and the same code may differ by 1.5 times and more; measure both runs with `--set repeats=8`"
+    "each op was measured in one block on a busy machine: intervals lack the changes of the machine's load, so the "
+    "same code may differ by 1.5 times and more; measure both runs with `--set repeats=8`"
 )
 """Note on runs whose intervals do not include the variation over time."""
 

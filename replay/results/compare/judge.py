@@ -67,8 +67,8 @@ FOUND, FOUND_NORMAL = 0.8, 0.84
 FOUND_NORMAL is the quantile of the normal distribution for FOUND.
 """
 DOUBTFUL = {
-    "first call": "only a first call was timed",
-    "not settled": "calls did not settle",
+    "first call": "only the first call was timed",
+    "not settled": "times did not become stable",
 }
 """Warning with which a time cannot be compared → reason."""
 
@@ -257,9 +257,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
         if any(not side.is_total_known for side in self.sides or ()):
-            return "a recording does not tell its device time"
+            return "a recording has no reliable device times"
         if any(side.what == "recorded" and side.clock == "host" for side in self.sides or ()):
-            return "what was recorded on a host clock holds what else the machine did, by no known share"
+            return "recorded host times include an unknown amount of other load on the machine"
         return ""
 
     @property
@@ -376,7 +376,7 @@ def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
     """Return notes on how many ops neither run replayed, and how many ops each run did not reach."""
     notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
     return notes + [
-        f"the {which} run was cut short: it did not come to {missing} of its ops"
+        f"the {which} run was cut short: {missing} of its ops were not reached"
         for which, missing in zip(("first", "second"), unreached, strict=True)
         if missing
     ]
@@ -424,9 +424,9 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     if is_within(op.ratio, threshold):
         return op
     if is_within(op.ratio, applied):
-        return unclear(op, "the ops of the two runs scatter as far")
+        return unclear(op, "other ops of the two runs vary as much")
     if op.low <= 1.0 <= op.high:
-        return unclear(op, "the change is within the errors of the two runs")
+        return unclear(op, "the change is within the error of the two runs")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
 
 
@@ -517,11 +517,11 @@ def _doubt(a: Measurement, b: Measurement) -> str:
     if median_ranks(fewest) is None:
         return f"{fewest} samples are too few for an interval"
     if a.part != b.part:
-        return "another part of the op ran"
+        return "the two runs measured different parts of the op"
     if a.cache != b.cache:
         return f"{a.cache} caches before, {b.cache} after"
     if a.threads is not None and b.threads is not None and a.threads != b.threads:
-        return f"with {a.threads} of the threads before, {b.threads} after"
+        return f"{a.threads} threads before, {b.threads} after"
     return ""
 
 

@@ -83,7 +83,7 @@ def agreeing(op: OpComparison, applied: float) -> OpComparison:
     signs = {"slower": change > 0 and ratio > 1, "faster": change < 0 and ratio < 1, "same": is_within(ratio, applied)}
     if signs.get(op.verdict, True):
         return op
-    return unclear(op, "a typical call changed in another way than all calls of a step together")
+    return unclear(op, "a typical call changed differently from the sum of calls per step")
 
 
 def _mean_of_steps(steps: Sequence[Calls]) -> dict[str, tuple[float, float]]:

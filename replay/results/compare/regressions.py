@@ -41,7 +41,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         measures = {
             "lost": (lost, f"{lost} ops are no longer replayed"),
             "unclear": (unclear, f"{100 * unclear:.0f} % of the ops cannot be judged"),
-            "power": (power, f"only changes of {100 * power:.0f} % or more would have been found in most ops"),
+            "power": (power, f"in most ops, only changes of {100 * power:.0f} % or more could be detected"),
         }
         if self.what == "slower":
             slower = ((op, op.ratio or 0.0) for op in comparison.of("slower"))
@@ -60,7 +60,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "total":
             return comparison.untold
         unknown = self.what == "power" and comparison.power is None
-        return "it is not known what change would have been found" if unknown else ""
+        return "the smallest detectable change is unknown" if unknown else ""
 
 
 def _total_violations(comparison: Comparison, limit: float) -> list[str]:
@@ -101,7 +101,7 @@ def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[s
     # Whether all that was replayed before still is can be told of any first run.
     needed = (any(condition.what != "lost" for condition in conditions), bool(conditions))
     short = [
-        f"the {which} run did not come to {missing} of its ops: no condition could be checked on them"
+        f"the {which} run did not reach {missing} of its ops, so no condition was checked on them"
         for which, missing, asked in zip(("first", "second"), comparison.unreached, needed, strict=True)
         if missing and asked
     ]
@@ -119,8 +119,8 @@ def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list
     """Return warnings about conditions that are stricter than the scatter of the ops in these runs allows."""
     if not conditions or comparison.applied <= comparison.threshold:
         return []
-    scatter = f"{100 * comparison.applied:.0f} % do not show: the runs scatter so far"
-    return [f"changes below {scatter} (--fail-if 'power>20%' fails on that)"]
+    scatter = f"{100 * comparison.applied:.0f} % cannot be detected, because the runs vary as much"
+    return [f"changes below {scatter} (to fail in this case, use --fail-if 'power>20%')"]
 
 
 def parse_condition(text: str) -> Condition:

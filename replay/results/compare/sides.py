@@ -191,8 +191,8 @@ def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     if prediction.no_path:
         note = f"{prediction.no_path} products are not supported"
     else:
-        note = "by its bytes alone" if prediction.by == "bytes" else CONFIDENCE[prediction.confidence]
-    far = "predicted far outside of what was measured" if prediction.extrapolated else ""
+        note = "by bytes only" if prediction.by == "bytes" else CONFIDENCE[prediction.confidence]
+    far = "extrapolated far from measured sizes" if prediction.extrapolated else ""
     return msgspec.structs.replace(
         op,
         us=prediction.time_us,
@@ -202,7 +202,7 @@ def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     )
 
 
-UNKNOWN = "its device time is not known"
+UNKNOWN = "its device time is unknown"
 
 
 def _without_wrong_times(side: Times) -> Times:
@@ -285,7 +285,7 @@ def _per_step(before: Times, after: Times) -> PerStep | None:
 
 
 def _outside_notes(ops: int) -> list[str]:
-    return [f"left out: {ops} {'op takes' if ops == 1 else 'ops take'} no time in the compared steps"] if ops else []
+    return [f"left out: {ops} {'op' if ops == 1 else 'ops'} without time in the compared steps"] if ops else []
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
@@ -296,7 +296,7 @@ def _is_idle(side: Times, op: OpTime) -> bool:
 def _idle_notes(ops: int) -> list[str]:
     if not ops:
         return []
-    return [f"left out: {ops} {'op starts' if ops == 1 else 'ops start'} no kernel on the simulated device (views)"]
+    return [f"left out: {ops} {'op' if ops == 1 else 'ops'} without a kernel on the simulated device (views)"]
 
 
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
@@ -423,13 +423,13 @@ def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     low, high = (op.ratio, op.ratio) if op.low is None or op.high is None else (op.low, op.high)
     open_to_both = low <= 1.0 <= high
     if op.level == BAND and open_to_both and not (is_within(low, threshold) and is_within(high, threshold)):
-        return unclear(op, "the 80 % band of the prediction holds both slower and faster")
+        return unclear(op, "the 80 % band of the prediction includes both slower and faster")
     if is_within(op.ratio, threshold):
         return op
     if is_within(op.ratio, applied):
-        return unclear(op, "the ops of the two recordings scatter as far")
+        return unclear(op, "other ops of the two recordings vary as much")
     if open_to_both:
-        return unclear(op, "the change is within the errors of the two sides")
+        return unclear(op, "the change is within the error of the two sides")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
 
 
@@ -438,8 +438,8 @@ def _too_few(op: OpTime, side: Times) -> str:
     if side.clock != "host" or op.low_us is not None:
         return ""
     if op.calls is None:
-        return "of its calls on a host clock the median alone was kept, not how far they scatter"
-    return "so few calls on a host clock do not tell how far they scatter"
+        return "only the median of its calls on a host clock is known, not their variation"
+    return "too few calls on a host clock to know their variation"
 
 
 def _alone(op: OpTime, verdict: Literal["only before", "only after"]) -> OpComparison:
@@ -481,13 +481,14 @@ def _notes(
     if before.doubts.mistimed or after.doubts.mistimed:
         return []
     if not timed:
-        return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    notes = ["ratio: of the medians of an op's calls; total: of these, with the number of calls before"]
+        return ["no op has a time on both sides: the models, sizes or selections (--select) may differ"]
+    notes = ["ratio: between the medians of an op's calls; total: medians × number of calls before"]
     if paired is not None:
-        notes = ["times of an op: all its calls in a step; judged by the medians of its calls"]
+        notes = ["times of an op: sum of its calls per step; verdict: from the medians of its calls"]
         if paired == "whole":
             notes = [
-                "times of an op: its median call × its calls before, on both sides; they do not add up to the total"
+                "times of an op: its median call × its number of calls before, on both sides (these do not add up to "
+                "the total)"
             ]
     notes += _interval_notes(timed, before, after)
     notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
@@ -501,19 +502,22 @@ def _notes(
 def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
     """Return notes on what the intervals are, and which times have none."""
     if before.what == after.what == "simulated":
-        return ["no interval: two predictions err together, and are taken as they are"]
+        return ["no interval: both sides are predictions with similar errors, compared as exact values"]
     notes: list[str] = []
     if _predicts(before, after):
         notes.append(
-            "interval: the 80 % band of the prediction, and the 95 % interval of the other side where it has one"
+            "interval: the 80 % band of the prediction, combined with the 95 % interval of the other side if it has one"
         )
     bare = sum(op.low is None and op.verdict != "unclear" for op in timed)
     if bare:
-        notes.append(f"no interval: {bare} of {len(timed)} ops, by fewer than six calls or a plan: as they are")
+        notes.append(
+            f"no interval: {bare} of {len(timed)} ops with fewer than six calls or from a plan, compared as exact "
+            "values"
+        )
     if _on_host(before) or _on_host(after):
         notes.append(
-            "host clock: what else the machine did is in recorded times and in no interval, and whether the total "
-            "changed cannot be told; `opreplay run` of both, in turns, tells"
+            "host clock: recorded times include other load on the machine and intervals do not, so no verdict on the "
+            "total; for one, alternate `opreplay run` of both sides"
         )
     return notes
 
@@ -532,7 +536,7 @@ def _interrupted(side: Times, threshold: float) -> list[str]:
     ]
     return [
         f"{side.source}: one call of {name} took {longest_us:,.0f} µs, {longest_us / us:,.0f} times its median: "
-        f"{100 * (longest_us / total):.0f} % of the total, which without it is {total - longest_us + us:,.0f} µs"
+        f"{100 * (longest_us / total):.0f} % of the total ({total - longest_us + us:,.0f} µs without it)"
         for longest_us, us, name in sorted(longest, key=lambda row: -row[0])
         if longest_us - us > threshold * total
     ][:3]

@@ -193,7 +193,7 @@ def test_a_library_has_to_be_there() -> None:
     assert "--set library needs --stand-ins" in invoke("_C::gelu_quick", "--set", "library=vllm", code=2).stderr
     assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--set", "library=vllm", code=4).stderr
     assert "no reference implementation matches" in invoke("nothing*", "--stand-ins", code=2).stderr
-    assert "no op is named" in invoke(code=2).stderr
+    assert "no op is given" in invoke(code=2).stderr
 
 
 def test_a_point_that_was_asked_for_and_fails_decides(tmp_path: Path) -> None:

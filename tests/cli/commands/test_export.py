@@ -86,7 +86,7 @@ def test_a_folder_with_three_files_and_a_list_of_what_was_left_out(trace: Path, 
     out = tmp_path / "bundle"
     result = export(trace, "-o", out)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[0] == f"exported 2 of 3 ops to {out}; 1 left out"
+    assert result.stdout.splitlines()[0] == f"exported 2 of 3 ops to {out} (1 left out)"
     assert "* 1 × acme::secret: policy: namespace acme" in result.stdout
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "ops.json", "replay.py"]
     together = "".join(path.read_text() for path in out.iterdir())
@@ -165,7 +165,7 @@ def test_files_for_other_tools(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "ops.json"
     result = export(trace, "--format", "tritonbench", "-o", out)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines() == [f"exported 2 of 3 ops to {out}; 1 left out", "* 1 × policy"]
+    assert result.stdout.splitlines() == [f"exported 2 of 3 ops to {out} (1 left out)", "* 1 × policy"]
     assert json.loads(out.read_text())["aten.relu.default"] == {"((T([4, 4], f32),), {})": 1}
     assert export(trace, "--format", "tritonbench", "-o", out).exit_code == 2, "it exists"
     lines = tmp_path / "ops.txt"
@@ -192,7 +192,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     out, fast = tmp_path / "step.0.et", tmp_path / "fast.0.et"
     result = export(trace, "--format", "chakra", "-o", out)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[0] == f"exported 3 calls, 0 collectives, to {out}: 3 nodes, recorded times"
+    assert result.stdout.splitlines()[0] == f"exported 3 calls and 0 collectives to {out}: 3 nodes, recorded times"
     assert CliRunner().invoke(opreplay, ["inspect", str(out)]).exit_code == 0
     result = export(trace, "--format", "chakra", "-o", fast, "--clock", "910b3")
     assert "910b3 times" in result.stdout
@@ -206,7 +206,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
         (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock has no effect"),
         (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names has no effect"),
         (("-o", "b", "--capture", "nowhere"), "nowhere"),
-        (("-o", "b", "--kernel-details", "nowhere.csv"), "a kernel table completes"),
+        (("-o", "b", "--kernel-details", "nowhere.csv"), "kernel tables are only for traces"),
     ],
 )
 def test_what_goes_with_no_format_is_refused(trace: Path, arguments: tuple[str, ...], why: str) -> None:

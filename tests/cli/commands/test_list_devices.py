@@ -31,7 +31,7 @@ def test_the_list_fits_and_names_what_it_leaves_out(width: int) -> None:
     lines = CliRunner().invoke(opreplay, ["list", "devices"], env={"COLUMNS": str(width)}).stdout.splitlines()
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
-    assert ("no room" in "".join(lines)) == (width < 80)
+    assert ("hidden at a width" in "".join(lines)) == (width < 80)
 
 
 def test_one_device_has_sources_for_all_numbers() -> None:

@@ -95,9 +95,9 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     assert result.exit_code == 2
     assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
     assert "Give a .py file" not in result.stderr
-    assert "Give a .py file that is there" in invoke("list", "plugins", "--plugin", tmp_path / "none.py").stderr
+    assert "Give an existing .py file" in invoke("list", "plugins", "--plugin", tmp_path / "none.py").stderr
     broken.write_text("import nosuchthing.inner\n")
-    assert "Install nosuchthing: Python does not find it" in invoke("list", "plugins", "--plugin", broken).stderr
+    assert "Install nosuchthing: Python cannot find it" in invoke("list", "plugins", "--plugin", broken).stderr
     assert invoke("list", "plugins", "--plugin", "no.such.module").exit_code == 2
     broken.write_text("import sys\nsys.exit(3)\n")
     result = invoke("list", "plugins", "--plugin", broken)
@@ -124,7 +124,7 @@ def test_a_module_beside_a_plugin_is_found_as_the_hint_says(tmp_path: Path) -> N
     plugin.write_text("import beside_ops\n")
     done = CliRunner().invoke(opreplay, ["list", "plugins", "--plugin", str(plugin)])
     assert done.exit_code == 2
-    assert f"beside_ops lies beside mine.py: set PYTHONPATH={tmp_path} to have it found" in done.stderr
+    assert f"beside_ops is next to mine.py, but not on Python's path: set PYTHONPATH={tmp_path}" in done.stderr
     plugin.write_text("import nobodys_ops\n")
     done = CliRunner().invoke(opreplay, ["list", "plugins", "--plugin", str(plugin)])
     assert "PYTHONPATH" not in done.stderr

@@ -147,7 +147,7 @@ def test_a_call_that_fails_where_it_ran_keeps_its_prediction_and_says_why() -> N
     assert done.exit_code == 1
     refused, lacking = json.loads(done.stdout)["cases"]
     assert "same dtype" in refused["reason"]
-    assert any("another device may refuse the call as well" in note for note in refused["notes"])
+    assert any("another device may also refuse the call" in note for note in refused["notes"])
     assert "not implemented for" in lacking["reason"]
     assert any("does not run here" in note for note in lacking["notes"])
     alone = json.loads(invoke(*calls, "--no-measure", "--format", "json").stdout)["cases"]

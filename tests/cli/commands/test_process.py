@@ -132,7 +132,7 @@ def test_steps_shown_are_those_of_one_process(tmp_path: Path) -> None:
     path = merged_steps(tmp_path)
     (inspected, timed) = (invoke(command, path).stdout.splitlines()[0] for command in ("inspect", "timeline"))
     assert inspected == timed
-    assert "This is process [TP01] 9, one of 2 in the file: --process takes another." in inspected
+    assert "This is process [TP01] 9, one of 2 in the file: select another with --process." in inspected
     table = facts("inspect", path, "--by", "step")
     assert [(row["host_us"], row["busy_us"]) for row in table["rows"]] == [(195.0, 80.0)] * 3
     assert "the steps of process [TP01] 9, one of 2" in invoke("inspect", path, "--by", "step").stdout
@@ -143,7 +143,7 @@ def test_compare_says_which_process_of_a_merged_file_was_taken(tmp_path: Path) -
     path = merged_steps(tmp_path)
     comparison = facts("compare", path, path)
     assert comparison["before_us"] == comparison["after_us"] == 240.0
-    said = "steps.json is merged of 2 processes: [TP01] 9 was taken, --process takes another"
+    said = "steps.json was merged from 2 processes; [TP01] 9 is used. Select another with --process"
     assert said in comparison["notes"]
 
 
@@ -176,7 +176,7 @@ def test_a_file_written_twice_is_not_damaged(tmp_path: Path) -> None:
     twice = write(tmp_path, {"traceEvents": events + events}, "twice.json")
     result = invoke("batch", twice, MERGED, "--dry-run")
     assert result.exit_code == 0, result.stderr
-    assert "twice.json: 12 events that are in the file twice count once" in result.stderr
+    assert "twice.json: 12 duplicate events in the file were counted only once" in result.stderr
     assert "damaged" not in result.stderr
 
 

@@ -36,7 +36,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 parsec", "0", "nan", "1e999x"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no size"):
+    with pytest.raises(click.BadParameter, match="is not a size"):
         ByteSize().convert(text, None, None)
 
 
@@ -49,7 +49,7 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1s", "1 fortnight", "soon"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no time"):
+    with pytest.raises(click.BadParameter, match="is not a time"):
         Duration().convert(text, None, None)
 
 
@@ -60,7 +60,7 @@ def test_shares(text: str, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["101%", "2", "-1%", "x"])
 def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no share"):
+    with pytest.raises(click.BadParameter, match="is not a share"):
         Share().convert(text, None, None)
 
 

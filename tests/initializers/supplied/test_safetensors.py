@@ -48,7 +48,7 @@ def test_tensors_and_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "data", "said"),
     [
-        ([], b"", "no object"),
+        ([], b"", "not a JSON object"),
         (b"{", b"", "its header"),
         (b"\xff\xfe", b"", "its header"),
         (b'{"a": 1, "a": 2}', b"", "used twice"),
@@ -60,8 +60,8 @@ def test_tensors_and_their_bytes(tmp_path: Path) -> None:
         ({"a": entry("U8", [1] * 65, 0, 1)}, b"x", "no valid shape"),
         ({"a": entry("U8", [2], 0, 2)}, b"x", "outside the file"),
         ({"a": entry("U8", [1], 1, 0)}, b"x", "outside the file"),
-        ({"a": entry("I64", [1], 0, 1)}, b"x", "another number"),
-        ({"a": entry("U8", [1 << 40, 1 << 40], 0, 1)}, b"x", "another number"),
+        ({"a": entry("I64", [1], 0, 1)}, b"x", "does not match its shape"),
+        ({"a": entry("U8", [1 << 40, 1 << 40], 0, 1)}, b"x", "does not match its shape"),
         ({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 0, 1)}, b"x", "overlap"),
         ({"a": entry("U8", [1], 1, 2)}, b"xy", "gaps"),
         ({"a": entry("U8", [1], 0, 1)}, b"xy", "belong to no tensor"),
@@ -88,9 +88,9 @@ def test_lengths_are_checked_before_anything_is_read(tmp_path: Path, monkeypatch
 def test_pipes_folders_and_files_without_tensors_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in (
-        (tmp_path / "pipe", "no regular file"),
+        (tmp_path / "pipe", "not a regular file"),
         (tmp_path, "Is a directory"),
-        (write(tmp_path / "none.safetensors", {"__metadata__": {}}), "holds no tensors"),
+        (write(tmp_path / "none.safetensors", {"__metadata__": {}}), "contains no tensors"),
     ):
         with pytest.raises(FormatError, match=said):
             SafetensorsFile(path)

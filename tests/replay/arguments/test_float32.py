@@ -83,7 +83,7 @@ def test_an_op_without_a_kernel_for_its_type_is_computed_in_float32(dtype: str) 
     executor.close()
     assert outcome.status == "replayed"
     (note,) = outcome.assumptions
-    assert note.what == f"computed in float32: torch has no {dtype} kernel of this op for this device"
+    assert note.what == f"computed in float32, because torch has no {dtype} kernel of this op for this device"
 
 
 def test_other_errors_of_narrow_ops_stay_errors() -> None:

@@ -37,8 +37,8 @@ def test_what_is_one_kernel_in_a_trace_is_one_in_the_reference(tmp_path: Path) -
         simulated_reference=reference,
     )
     (line,) = notes(shown)
-    assert "µs for the ops of torch that it calls, " in line
-    assert line.endswith("for what the reference calls (L2 warm)")
+    assert "µs for the torch ops that it calls, " in line
+    assert line.endswith("for the ops that the reference calls (L2 warm)")
 
 
 def test_a_ratio_of_pairs_does_not_stand_beside_medians_as_theirs() -> None:

@@ -93,7 +93,7 @@ def test_reports_say_how_faithful_the_replay_was() -> None:
     base = OpResult(id="a" * 12, name="aten::linear", count=1, status="replayed")
     results = [msgspec.structs.replace(base, fidelity=f) for f in (same, other, None)]
     notes = fidelity_notes(results)
-    assert notes[0].startswith("fidelity of 2 ops: child ops: 1 match, 1 differ; times 1.00× those recorded")
+    assert notes[0].startswith("fidelity of 2 ops: child ops: 1 match, 1 differ; times 1.00× the recorded times")
     assert "aten::linear (-aten::t, +aten::x)" in notes[1]
     assert fidelity_cell(results[0]) == "child ops match, time 1.5×"
     assert fidelity_cell(results[2]) == ""

@@ -144,7 +144,7 @@ def test_first_call_is_the_measurement_where_a_second_is_too_much_and_says_so() 
     found = measure(executor, prepared, MeasureOptions(limit_s=10.0))
     assert prepared.calls == 1
     assert found.median_us == pytest.approx(6e6)
-    assert "first call: --set op_limit left no time for a second; what it set up is in its 6 s" in map(
+    assert "first call: --set op_limit left no time for a second call; the 6 s include setup" in map(
         str, found.warnings
     )
 
@@ -471,7 +471,7 @@ def test_a_part_is_scaled_in_all_its_times() -> None:
     found = scaled(summarize([1.0, 2.0], calls=1, resolution_us=1e-3, options=FAST), 0.5)
     assert (found.min_us, found.max_us, found.deciles_us[-1], found.part) == (2.0, 4.0, 4.0, 0.5)
     assert scaled(msgspec.structs.replace(found, relative=3.0), 0.5).relative == 6.0
-    assert str(found.warnings[-1]) == "part of the op: 0.5 of it ran, times are scaled up"
+    assert str(found.warnings[-1]) == "part of the op: 0.5 of the op ran; times are scaled up"
 
 
 def test_every_warning_has_a_text_even_without_its_numbers() -> None:

@@ -112,7 +112,7 @@ def test_a_size_is_given_once() -> None:
 
 
 def test_the_table_is_written_as_page_csv_and_markdown(target: str, tmp_path: Path) -> None:
-    """It was refused after the work was done: "--output is of one plan"."""
+    """It was refused after the work was done: "--output is for a single plan"."""
     files = {suffix: tmp_path / f"sizes{suffix}" for suffix in (".html", ".csv", ".md")}
     for file in files.values():
         done = run(target, "--vary", "rows=1k,4k", "width=256", "--soc", "910b3", "--output", str(file))

@@ -263,7 +263,7 @@ def test_phases_take_only_the_calls_of_their_iterations() -> None:
     assert error.value.hint == "There are iterations of phase prefill, decode."
     with pytest.raises(UsageError, match="phase decode") as error:
         build_plan(trace(rows), select="all", filters=OpFilter(phase="decode"))
-    assert "none is here" in error.value.hint
+    assert "has no such marks" in error.value.hint
 
 
 def test_numbers_of_an_optimizer_that_change_from_step_to_step_make_no_new_op() -> None:

@@ -16,7 +16,7 @@ def test_a_program_of_torch_export_is_told_and_capture_named(read, tmp_path: Pat
     path = tmp_path / "net.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("net/archive_format", "pt2")
-    with pytest.raises(Malformed, match=r"program of torch\.export") as caught:
+    with pytest.raises(Malformed, match=r"torch\.export program") as caught:
         read(str(path))
     assert caught.value.hint
     assert f"opreplay capture {path} --trust" in caught.value.hint

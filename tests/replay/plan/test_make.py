@@ -39,4 +39,4 @@ def test_an_unknown_op_is_a_usage_error_that_names_some() -> None:
 def test_a_rank_that_no_op_has_is_a_usage_error(wanted: str) -> None:
     with pytest.raises(UsageError, match="no op matches") as caught:
         find_ops(PLAN, wanted)
-    assert caught.value.hint == "The selection holds 3 ops, #1 to #3."
+    assert caught.value.hint == "The selection contains 3 ops, #1 to #3."

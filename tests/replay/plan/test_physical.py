@@ -45,7 +45,7 @@ def test_too_much_for_the_recorded_time_is_told_with_both_times() -> None:
     large = _op("aten::mul", _f(100_000_000), outputs=(_f(100_000_000),))
     why = impossible(large, "NVIDIA H100 80GB HBM3")
     assert why is not None
-    assert why.startswith("more work than was recorded: 800.0 MB take at least 22")
+    assert why.startswith("more work than possible in the recorded time: 800.0 MB take at least 22")
     assert why.endswith("µs at 3.35 TB/s, 4 times that in the last cache, recorded were 10.0 µs")
     assert impossible(large, None) is not None
     assert impossible(_op("aten::mul", _f(1000), outputs=(_f(1000),), us=0.5), "NVIDIA H100") is None
@@ -101,7 +101,7 @@ def test_a_plan_marks_such_an_op(tmp_path: Path) -> None:
     result = CliRunner().invoke(opreplay, ["plan", str(path), "--output", str(out)])
     assert result.exit_code == 0, result.output
     (op,) = json.loads(out.read_text())["ops"]
-    assert any("more work than was recorded: 2147.5 MB" in note["what"] for note in op["assumptions"])
+    assert any("more work than possible in the recorded time: 2147.5 MB" in note["what"] for note in op["assumptions"])
 
 
 def test_products_count_for_every_op_of_which_arguments_tell_them() -> None:

@@ -23,8 +23,8 @@ def test_a_single_sample_is_marked_and_told(made: SimpleNamespace) -> None:
 def test_a_number_of_threads_that_was_asked_for_hides_no_busy_machine() -> None:
     asked: dict[str, object] = {"threads": 1, "threads_of_torch": 2, "cpus": 2, "threads_asked": True}
     quiet, busy = {**asked, "idle_cpus": 2.0, "visits": 1}, {**asked, "idle_cpus": 0.0, "visits": 8}
-    assert thread_notes(quiet) == ["threads: 1 as asked; 2 of 2 processors idle at the start"]
+    assert thread_notes(quiet) == ["threads: 1 as requested; 2 of 2 processors idle at the start"]
     assert busy_notes(quiet) == []
-    told = "threads: 1 as asked; 0 of 2 processors idle at the start"
-    assert busy_notes(busy) == [f"{told}; each op measured 8 times, far apart (--set repeats=1 for once)"]
+    told = "threads: 1 as requested; 0 of 2 processors idle at the start"
+    assert busy_notes(busy) == [f"{told}; each op measured in 8 interleaved rounds (--set repeats=1 for one)"]
     assert busy_notes({**busy, "visits": 1}) == [told]

@@ -56,9 +56,9 @@ def test_a_terminal_escapes_text_and_aligns_numbers() -> None:
 
 def test_columns_give_way_in_order_and_are_named() -> None:
     assert shown(TABLE, 34)[1].split() == ["name", "time", "share"]
-    assert shown(TABLE, 34)[-1] == "no room at 34 columns for: count"
+    assert " ".join(shown(TABLE, 34)[-2:]) == "hidden at a width of 34 columns: count"
     assert shown(TABLE, 20)[1].split() == ["name", "share"]
-    assert " ".join(shown(TABLE, 24)[-2:]) == "no room at 24 columns for: count, time"
+    assert " ".join(shown(TABLE, 24)[-2:]) == "hidden at a width of 24 columns: count, time"
 
 
 @pytest.mark.parametrize("width", range(30, 70, 5))
@@ -119,7 +119,7 @@ def test_no_number_is_cut() -> None:
     op = Column[Row]("op", lambda row: OpCell(name="aten::cumsum", detail="f32[64]"), OP)
     lines = shown(Table("Rows", [*devices, op], ROWS), 80)
     assert lines[1].count("device") == lines[3].count("12.3 µs") > 4
-    assert lines[-1].startswith("no room at 80 columns for: device ")
+    assert lines[-1].startswith("hidden at a width of 80 columns: device ")
 
 
 @pytest.mark.parametrize("width", [80, 60, 44])

@@ -91,12 +91,12 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("statement", "wrong"),
     [
-        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END", "other tables"),
+        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END", "does not have the tables"),
         (
             "CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n) SELECT i FROM n",
-            "other tables",
+            "does not have the tables",
         ),
-        ("DROP TABLE ops", "other tables"),
+        ("DROP TABLE ops", "does not have the tables"),
         ("UPDATE ops SET name = printf('%.2000c', 'a')", "damaged"),
         ("UPDATE runs SET label = zeroblob(9000000)", "damaged"),
         ("UPDATE runs SET label = x'00'", "damaged"),
@@ -109,7 +109,7 @@ def test_what_we_would_not_have_written_is_refused(three: Path, statement: str, 
     change(three, statement)
     with pytest.raises(FormatError, match=wrong):
         read_history(str(three))
-    if wrong == "other tables":
+    if wrong == "does not have the tables":
         with pytest.raises(UsageError, match=wrong):
             append_run(str(three), header(9), [result(1.0)])
 

@@ -183,9 +183,9 @@ def test_a_refusal_names_the_op_that_differs(cut: Path) -> None:
     for op, why in (
         (msgspec.structs.replace(first, count=3), "2 calls before and 3 now"),
         (msgspec.structs.replace(first, resolved_by="reference"), "nothing before and reference now"),
-        (msgspec.structs.replace(first, id="f" * 12), "which is no op of this plan"),
+        (msgspec.structs.replace(first, id="f" * 12), "which is not an op of this plan"),
     ):
-        with pytest.raises(UsageError, match=f"the ops .* first of all {first.name}.*{first.id}.*{why}"):
+        with pytest.raises(UsageError, match=f"the ops .* starting with {first.name}.*{first.id}.*{why}"):
             go_on(cut, msgspec.structs.replace(PLAN, ops=(op, *others)))
 
 

@@ -94,7 +94,7 @@ def test_what_is_no_result_file_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(FormatError):
         JsonLinesSink.reopen(other)
     assert other.read_text() == "my notes\nare not results"
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match="the file does not exist"):
         JsonLinesSink.reopen(tmp_path / "absent.jsonl")
 
 

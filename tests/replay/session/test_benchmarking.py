@@ -66,6 +66,6 @@ def test_where_it_computes_must_be_sure() -> None:
 
 def test_without_a_tensor_an_accelerator_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError, match="whether to synchronise cuda"):
+    with pytest.raises(UsageError, match="no tensor is on cuda"):
         device_of([], None)
     assert device_of([], "cpu") == "cpu"

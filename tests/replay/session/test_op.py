@@ -56,7 +56,7 @@ def test_settings_of_torch_are_the_callers_again(op: opreplay.Op) -> None:
 def test_measuring_gives_a_measurement_that_can_be_read(op: opreplay.Op) -> None:
     found = op.measure(options=QUICK)
     assert found.median_us > 0
-    assert "a call (" in repr(found)
+    assert "per call (" in repr(found)
     assert ("95 %" in repr(found)) == (found.samples >= 6)
     assert "caches" in repr(found)
 

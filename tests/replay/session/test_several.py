@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_runs_as_on_the_command_line(folder: Path) -> None:
-    with pytest.warns(UserWarning, match="the same trace as"):
+    with pytest.warns(UserWarning, match="duplicate of"):
         found = opreplay.run(folder, include="aten::*lu", exclude="aten::relu", top=2, options=FAKE)
     options = ["--op-filter", "aten::*lu", "--exclude", "aten::relu", "--top", "2", "--dry-run", "--format", "json"]
     told = CliRunner().invoke(command, ["run", str(folder), *options])
@@ -70,7 +70,7 @@ def test_what_makes_no_sense_is_refused(folder: Path) -> None:
         opreplay.run(str(folder / "none*.json"))
     with pytest.raises(TraceError, match="nothing_of_the_kind"):
         len(opreplay.open(folder, include="aten::nothing_of_the_kind"))
-    with pytest.raises(UsageError, match="top is for a file"):
+    with pytest.raises(UsageError, match="top only applies when opening a file"):
         opreplay.run(opreplay.open(sample_path("moe_block")), top=3)
     with pytest.raises(UsageError, match="for one trace"):
         opreplay.open(folder, kernel_details="op_summary.csv")

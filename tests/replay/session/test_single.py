@@ -157,5 +157,5 @@ def test_sizes_are_those_of_the_call(sizes: dict[str, Any]) -> None:
 
 
 def test_an_overload_of_torch_is_no_name() -> None:
-    with pytest.raises(UsageError, match="no name of an op"):
+    with pytest.raises(UsageError, match="not an op name"):
         opreplay.op_of_call(torch.ops.aten.mm.default, T, T)  # pyright: ignore[reportArgumentType]

@@ -407,7 +407,7 @@ def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memo
     found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
     one = found.socs["910b3"]
     assert (one.computing_predicted_share, one.low_us, one.high_us) == (0.0, None, None)
-    assert band_text(one) == "as recorded: nothing of it is predicted"
+    assert band_text(one) == "as recorded, without a prediction"
     assert any("have no prediction: taken as recorded" in line for line in one.notes)
     assert found.memory is not None
     assert found.memory.fits == {"910b3": None}

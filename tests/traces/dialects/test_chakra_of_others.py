@@ -106,7 +106,7 @@ def test_phases_of_an_op_are_one_op(tmp_path: Path) -> None:
     assert trace.kernels.owner.tolist() == [0, 0, 1]
     assert summarize(trace).top_ops[0].calls == len(trace.ops) == 2
     assert trace.ops.dur_ns.tolist() == [30_000, 10_000]
-    assert trace.info.report.repairs == {"phase of an op, joined with the one ahead": 2}
+    assert trace.info.report.repairs == {"op phase joined with its previous phase": 2}
     assert [(op.name, op.count) for op in build_plan(trace, select="all").ops] == [("aten::relu", 2)]
 
 
@@ -116,7 +116,7 @@ def test_an_op_lasts_from_its_first_phase_to_the_end_of_its_last(tmp_path: Path)
     trace = read(tmp_path, metadata(schema="x"), *nodes)
     assert trace.ops.start_ns.tolist() == [1_000_000, 2_000_000]
     assert trace.ops.dur_ns.tolist() == [60_000, 10_000]
-    assert trace.info.report.repairs["phase of an op without the one ahead, counted as a call"] == 1
+    assert trace.info.report.repairs["op phase without its previous phase, counted as a call"] == 1
 
 
 @pytest.mark.parametrize("begin", [100, 1_700_000_000_000_000])
@@ -264,7 +264,7 @@ def test_a_transfer_owns_itself_beside_the_op_whose_result_it_takes(
     top = {op.name: op.device_us for op in summarize(trace).top_ops}
     assert top == {"aten::relu": 70.0, "ring step": 40.0}
     assert trace.info.report.losses == {"start times of nodes": 2}
-    assumed = "computing node without one on the device, its duration taken as device time"
+    assumed = "compute node without device work, its duration taken as device time"
     assert trace.info.report.repairs == ({} if on_host is False else {assumed: 1})
     assert summarize(trace).collectives == 1
 

@@ -68,7 +68,7 @@ def test_the_first_lines_say_it(tmp_path: Path) -> None:
     step = step_of(trace)
     assert step is not None
     assert step.bound == "host"
-    assert "16 events that are in the file twice count once" in verdict(step)
+    assert "16 duplicate events in the file were counted only once" in verdict(step)
 
 
 def test_a_file_of_the_host_alone_lost_no_device_work(tmp_path: Path) -> None:

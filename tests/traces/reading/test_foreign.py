@@ -80,7 +80,7 @@ def gzipped(content: bytes) -> bytes:
         (gzipped(b"\x28\xb5\x2f\xfd...."), "zstd data"),
         (b"\x04\x22\x4d\x18....", "lz4"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"<!DOCTYPE html><html>", "a page"),
+        (b"<!DOCTYPE html><html>", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         (b'{"a": 1}\n{"a": 2}\n', "JSON lines"),
         (b'{"a": 1}\n{"a": 2}\n', "jq -s '{traceEvents: .}'"),

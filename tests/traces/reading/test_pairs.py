@@ -124,7 +124,7 @@ def test_what_has_no_other_half_is_a_loss(tmp_path: Path) -> None:
     begins = [part for part in parts if part["ph"] == "B" and part["name"] == "aten::mm"]
     ends = [part for part in parts if part["ph"] == "E" and part["name"] == "gemm"]
     got = read(tmp_path, [part for part in parts if part not in (begins[0], begins[1], ends[2])])
-    assert got.info.report.losses == {"end event without its begin": 2, "begin event without its end": 1}
+    assert got.info.report.losses == {"end event without a begin event": 2, "begin event without an end event": 1}
     assert (len(got.ops), len(got.kernels)) == (7, 2)
 
 
@@ -245,7 +245,7 @@ def test_ends_without_a_name_at_the_time_of_a_begin_are_said(tmp_path: Path) -> 
         half for event in (op("aten::b", 5, 20, 1), op("aten::a", 10, 0, 2)) for half in halves(event, named=False)
     ]
     trace = read(tmp_path, [parts[i] for i in (3, 1, 2, 0)])
-    assert trace.info.report.losses == {"end event without a name, at the time of a begin": 1}
+    assert trace.info.report.losses == {"end event without a name, at the same time as a begin event": 1}
 
 
 def test_pairs_of_no_order_are_read_from_a_pipe(tmp_path: Path) -> None:

@@ -48,4 +48,4 @@ def test_a_coarse_clock(tmp_path: Path, durations: list[float], unit: float | No
 def test_commands_say_that_durations_are_no_timings(tmp_path: Path, command: list[str]) -> None:
     path = traced(tmp_path, *[10.0] * LEAST_TASKS)
     told = " ".join(CliRunner().invoke(opreplay, [command[0], str(path), *command[1:]]).output.split())
-    assert "are multiples of 10.0 µs: rounded or placeholders" in told
+    assert "are multiples of 10.0 µs: rounded values or placeholders" in told

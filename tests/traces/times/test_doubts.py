@@ -69,7 +69,7 @@ def test_clocks_hours_apart(tmp_path: Path) -> None:
 def test_a_few_overlaps_are_a_warning_and_most_are_a_doubt(tmp_path: Path) -> None:
     assert doubts_of(recorded(tmp_path, [3.0] * 50)) == Doubts()
     trace = recorded(tmp_path, [3.0] * 50, dur=350)
-    assert [fault.kind for fault in doubts_of(trace).impossible] == ["overlaps another of its stream"]
+    assert [fault.kind for fault in doubts_of(trace).impossible] == ["overlaps another kernel on its stream"]
     ids = {"External id": 3, "correlation": 3}
     trace = recorded(tmp_path, [3.0] * 50, extra=(kernel("late twin", 309, 19, **ids),))
     assert doubts_of(trace) == Doubts()
@@ -121,4 +121,4 @@ def test_cases() -> None:
     (busy,) = summarize(trace).busy
     assert (busy.span_us, busy.busy_us) == (110.0, 20.0)
     assert doubts_of(case("kernels_before_launch")).clock_offset_us == 55.0
-    assert doubts_of(case("duration_overflow")).impossible[0].kind == "longer than all else"
+    assert doubts_of(case("duration_overflow")).impossible[0].kind == "longer than the rest of the recording"

@@ -54,9 +54,9 @@ def lasting(number: int, us: float) -> Callable[[list[Event]], None]:
     ("change", "told"),
     [
         (again, {"recorded twice": 1}),
-        (lasting(2, 120.0), {"overlaps another of its stream": 2}),
-        (lasting(-1, 2e7), {"longer than all else": 1}),
-        (lasting(2, 2e7), {"longer than all else": 1, "overlaps another of its stream": 3}),
+        (lasting(2, 120.0), {"overlaps another kernel on its stream": 2}),
+        (lasting(-1, 2e7), {"longer than the rest of the recording": 1}),
+        (lasting(2, 2e7), {"longer than the rest of the recording": 1, "overlaps another kernel on its stream": 3}),
         (lasting(-1, 2e4), {}),
     ],
 )
@@ -156,7 +156,7 @@ def test_one_kernel_far_longer_than_others_like_it(tmp_path: Path) -> None:
     )
     assert found.share == pytest.approx(20_000 / (20_000 + 700 + 240))
     (told,) = impossible_notes(traced(tmp_path, [100.0] * 7 + [20_000.0]), "t.json")
-    assert "one kernel of 20,000 µs holds 96 % of the device time, while the 7 others of its name in aten::add" in told
+    assert "one kernel of 20,000 µs takes 96 % of the device time, but the 7 others with its name in aten::add" in told
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_device_that_is_right_stays_as_it_is() -> None:
     found = recalibrate([group(1 << k, 1.0) for k in range(8, 16)], DEVICE)
     assert found.caution == 0
     assert found.after.rates == DEVICE.rates
-    assert verdict(found).startswith("nothing was moved")
+    assert verdict(found).startswith("device unchanged")
     assert facts(found, output="x.toml")["after_held_out"] is None
 
 

@@ -38,7 +38,7 @@ def test_no_line_is_wider_than_the_terminal(made: SimpleNamespace, width: int, s
 
 
 def test_what_had_no_room_is_named(made: SimpleNamespace) -> None:
-    assert "no room at 60 columns for: id, count, bound" in shown(
+    assert "hidden at a width of 60 columns: id, count, bound" in shown(
         report.render(Run(made.header, made.results, made.summary), 60), 60
     )
 

@@ -48,13 +48,13 @@ def test_without_counts_there_is_nothing(made: SimpleNamespace) -> None:
 
 def test_idle_ops_and_odd_values_are_warned_of(results: list[OpResult]) -> None:
     first, second = work_notes(results)
-    assert first == "warning: 1 op without work: aten::cudnn_convolution"
-    assert second == "warning: the values of 1 op are odd: aten::cudnn_convolution: offsets | descend"
+    assert first == "warning: no work done by 1 op: aten::cudnn_convolution"
+    assert second == "warning: 1 op with unusual values: aten::cudnn_convolution: offsets | descend"
 
 
 def test_files(made: SimpleNamespace, results: list[OpResult]) -> None:
     page = report.markdown(Run(made.header, results, made.summary))
     assert "| 74.1 % | `aten::addmm` | 8,192 of 65,536 context tokens (12.5 %) |" in page
-    assert "- warning: 1 op without work" in page
+    assert "- warning: no work done by 1 op" in page
     rows = list(csv.DictReader(io.StringIO(report.view(Run(made.header, results, made.summary)).text("csv"))))
     assert [row["work"] for row in rows[:3]] == ["8,192 of 65,536 context tokens (12.5 %)", "no work: 0 of 7 rows", ""]

@@ -235,12 +235,12 @@ def test_terms_are_shown_as_shares_of_the_time() -> None:
     for name, share in shares.items():
         assert f"{name} {share_text(share)}" in text
         assert f"{name} {time_text(one.terms_us[name])}" not in text
-    assert "not how long it works" in text
+    assert "not its busy time" in text
 
 
 def test_explanations_of_views_and_labels() -> None:
     text = shown(explain.render(VIEW, results()[2], {"910b3": explain_op(VIEW, DEVICE)}), 80)
-    assert "no kernel: a view costs nothing" in text
+    assert "no kernel, because the op is a view" in text
     text = shown(explain.render(LABEL, results()[1], {"910b3": explain_op(LABEL, DEVICE)}), 80)
     assert "collective: all_reduce" in text
 

@@ -83,17 +83,17 @@ def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
     assert "4: 4 mixed" in text
     row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
     assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "37"]
-    assert ("no room at" in text) == (len(row) < 11) == (width < 80)
+    assert ("hidden at a width" in text) == (len(row) < 11) == (width < 80)
 
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "says"),
     [
-        (None, 2, "2 ranks, which one is not said"),
-        (3, None, "rank 3, of how many is not said"),
+        (None, 2, "2 ranks, this rank is not recorded"),
+        (3, None, "rank 3, world size is not recorded"),
         (3, 8, "rank 3 of 8"),
-        (9, 8, "rank 9 of 8, as recorded, which cannot be"),
-        (8, 8, "rank 8 of 8, as recorded, which cannot be"),
+        (9, 8, "rank 9 of 8 (impossible, but recorded so)"),
+        (8, 8, "rank 8 of 8 (impossible, but recorded so)"),
         (None, None, ""),
     ],
 )

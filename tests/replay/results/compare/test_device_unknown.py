@@ -73,7 +73,7 @@ def test_the_first_lines_say_it_and_no_condition_passes(tmp_path: Path) -> None:
     assert result.exit_code == ExitCode.UNTESTED
     lines = result.stdout.splitlines()[:5]
     assert not any("×" in line for line in lines)
-    assert sum("device time is not known" in line for line in lines) == 3
+    assert sum("device time is unknown" in line for line in lines) == 3
 
 
 def test_plans_and_results_do_not_pass_host_times_for_device_times(tmp_path: Path) -> None:

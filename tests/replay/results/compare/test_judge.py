@@ -138,7 +138,7 @@ def test_a_slower_machine_makes_no_slower_ops() -> None:
 
 def test_a_change_within_the_errors_is_unclear() -> None:
     found = judge(in_gauges(100.0, 50.0, error=0.05), in_gauges(112.0, 50.0, error=0.05), 0.05)
-    assert (found.verdict, found.note) == ("unclear", "the change is within the errors of the two runs")
+    assert (found.verdict, found.note) == ("unclear", "the change is within the error of the two runs")
     assert judge(in_gauges(100.0, 50.0, error=0.05), in_gauges(150.0, 50.0, error=0.05), 0.05).verdict == "slower"
 
 
@@ -159,7 +159,7 @@ def test_changes_within_the_noise_of_the_samples_are_unclear() -> None:
         for us in (100.0, 120.0)
     ]
     found = judge(result(0, wide[0]), result(0, wide[1]), 0.05)
-    assert (found.verdict, found.note) == ("unclear", "the change is within the errors of the two runs")
+    assert (found.verdict, found.note) == ("unclear", "the change is within the error of the two runs")
 
 
 def test_ops_that_scatter_raise_the_threshold() -> None:
@@ -168,7 +168,7 @@ def test_ops_that_scatter_raise_the_threshold() -> None:
     found = compare(run(1), run(2, slower=lambda i: shifts[i]))
     assert found.applied > 0.1
     assert len(found.of("slower", "faster")) <= 2
-    beyond = [op for op in found.of("unclear") if op.note == "the ops of the two runs scatter as far"]
+    beyond = [op for op in found.of("unclear") if op.note == "other ops of the two runs vary as much"]
     assert len(beyond) > 5, "changes above 5 % that may be noise are not called the same"
 
 
@@ -269,7 +269,7 @@ def test_one_visit_to_each_op_of_a_busy_machine_is_said_to_tell_little() -> None
 
     def told(**environment: object) -> bool:
         found = compare(run(1, ops=4), run(2, ops=4, environment={**busy, **environment}), force=True)
-        return any("measured in one go on a busy machine" in note for note in found.notes)
+        return any("measured in one block on a busy machine" in note for note in found.notes)
 
     assert told()
     assert told(idle_cpus=None, load_1min=30.0)

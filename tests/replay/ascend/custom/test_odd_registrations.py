@@ -191,5 +191,5 @@ def test_a_file_that_exits_hides_no_other(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("devices", [(), []])
 def test_an_estimator_is_for_a_device(devices: Any) -> None:
-    with pytest.raises(CustomOpError, match="estimator of mine::op is for no device"):
+    with pytest.raises(CustomOpError, match="estimator of mine::op names no device"):
         register_op_estimator("mine::op", devices)

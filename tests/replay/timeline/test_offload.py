@@ -109,7 +109,7 @@ def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -
     assert captured.socs_us["910b3"] < found.timeline.socs["910b3"].step_us
     assert "no launch" in captured.assumptions[0].lower()
     assert overlapped.matched == 0
-    assert overlapped.assumptions == ("changes nothing in this step. It has no collectives.",)
+    assert overlapped.assumptions == ("changes nothing in this step. The step has no collectives.",)
 
 
 def test_sizes_of_collectives_come_from_the_ops_around_them(shared_traces: Path) -> None:

@@ -377,5 +377,5 @@ def test_what_is_said_of_a_device_names_it(shared_traces: Path) -> None:
     """Kernels lose 24 % beside collectives as recorded, and nothing on a simulated device: two notes looked alike."""
     trace = str(shared_traces / "nvidia_nccl_parser.json.gz")
     done = invoke(trace, "--soc", "910b3", "--what-if", "*gemm*=0.5x", "--format", "json")
-    notes = [note for note in json.loads(done.stdout)["what_if"][0]["assumptions"] if "beside collectives" in note]
+    notes = [note for note in json.loads(done.stdout)["what_if"][0]["assumptions"] if "during collectives" in note]
     assert [note.startswith("on 910b3: ") for note in notes] == [False, True]

@@ -260,7 +260,7 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
         )
     if word == "fuse" and (pairs := _followers(names, graph)):
         return (
-            "No tasks of these ops follow each other on one stream. The pairs with the most time that do:  "
+            "No tasks of these ops follow each other on one stream. The pairs with the most time that do: "
             f"{', '.join(pairs)}."
         )
     return {

@@ -67,7 +67,7 @@ def test_measured_calls_change_the_prediction(console: Console, script: Path) ->
     done = run(script, "--calls", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 calls measured, 0 failed" in done.stdout
-    assert "reference product and copy" in done.stdout
+    assert "reference matrix product and copy" in done.stdout
     first = rows(script.parent)
     assert [(row["l2"], row["soc"], row["exact"]) for row in first] == [
         ("warm", "910b3", "yes"),

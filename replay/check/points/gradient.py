@@ -353,7 +353,7 @@ def _twice(bench: Bench, case: Case) -> Finding:
         distance = compare(after, before, terms=float(max(t.numel() for t in leaves)))
         if not distance.fits:
             name = next(name for name, v in arguments.values.items() if v is leaf or isinstance(v, list))
-            return failed(f"the gradient of {name} differs in the second run:  {distance.where}")
+            return failed(f"the gradient of {name} differs in the second run: {distance.where}")
     return passed()
 
 

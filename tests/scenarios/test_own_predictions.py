@@ -124,7 +124,7 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     # three tensors of 8 MiB each: far more than a launch
     assert 10 < found["time_us"] < 40
     explained = console("plan", trace, *args, "--explain", "my_ops::scaled_add").stdout
-    assert ("arguments have no names: x is taken for number 0" in " ".join(explained.split())) == (first == "")
+    assert ("unnamed argument 0 is assumed to be x" in " ".join(explained.split())) == (first == "")
     assert found["taken_for"].startswith("Axpy as a kernel of family ")
     assert f"named by a rule of yours, scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
     beside = "names not checked, as the library is not here: x = argument 0, y = argument 1"

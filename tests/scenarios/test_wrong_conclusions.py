@@ -80,7 +80,7 @@ def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, t
     first = console("plan", trace).stdout.splitlines()[0]
     assert "= 81.6 % of device time = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)" in first
     explained = flat(console("plan", trace, "--explain", "vllm::moe_forward").stdout)
-    assert "invented: 8 experts of 64 x 64 in 16 bits, 2 a token" in explained
+    assert "invented: 8 experts of 64 x 64 with 16 bits, 2 per token" in explained
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "simulate", "export"])

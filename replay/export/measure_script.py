@@ -281,7 +281,9 @@ def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, A
         except (EOFError, OSError) as error:  # a timeout is one
             child.kill()
             child.join()
-            why = str(error) if isinstance(error, TimeoutError) else f"its process ended with {child.exitcode}"
+            why = (
+                str(error) if isinstance(error, TimeoutError) else f"its process ended with exit code {child.exitcode}"
+            )
             if len(waiting) == left:  # before any call: another process would do no better
                 yield {"kind": "no device", "why": why}
                 return

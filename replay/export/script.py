@@ -744,7 +744,11 @@ def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
         except (EOFError, OSError):
             child.join()
             late, running = child.exitcode == -signal.SIGALRM, None
-            why = f"no result after {options.time_limit:g} s" if late else f"its process ended with {child.exitcode}"
+            why = (
+                f"no result after {options.time_limit:g} s"
+                if late
+                else f"its process ended with exit code {child.exitcode}"
+            )
             yield {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed", "reason": why}
 
 
@@ -753,7 +757,7 @@ def asked() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
     parser.add_argument("--iterations", type=int, default=20, help="samples per op (default: 20)")
-    parser.add_argument("--op", default="", help="only ops whose name contains this, or of this id")
+    parser.add_argument("--op", default="", help="only ops with this text in their name, or with this id")
     parser.add_argument("--seed", type=int, default=0, help="seed of the inputs' values (default: 0)")
     parser.add_argument(
         "--threads", type=int, default=0, help="CPU threads that an op may use (default: as many as are idle)"

@@ -287,7 +287,7 @@ class _Reader(TokenReader):
         try:
             return msgspec.json.decode(text, type=str)
         except (msgspec.DecodeError, UnicodeError):
-            raise self._wrong("a text in quotes") from None
+            raise self._wrong("a quoted string") from None
 
     def _plain(self, match: re.Match[str]) -> CallValue:
         """Parse a number or a word."""

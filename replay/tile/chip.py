@@ -320,7 +320,7 @@ def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
         notes.append(f"{skipped:,} iterations repeat others: they were counted, not run")
     if looked := max(recording.looked for _, recording in runs.classes):
         notes.append(
-            f"{looked:,} of them are of loops whose body looks at positions: {PROBES} were compared, others may differ "
+            f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, others may differ "
             "(--every runs all)"
         )
     if slowest.averaged:

@@ -521,9 +521,9 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"the device was still running the step before for the first {graph.begin_us / 1e3:,.2f} ms (inferred from "
-            f"its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms are from then until "
-            "its own work was done, and no less than the host needed"
+            f"the device was still running the previous step for the first {graph.begin_us / 1e3:,.2f} ms (inferred "
+            f"from its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms count from "
+            "then until its own work was done, but at least the time that the host needed"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))

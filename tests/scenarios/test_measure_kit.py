@@ -106,7 +106,7 @@ def test_calls_that_fail_crash_or_hang_cost_themselves_alone(script: Path) -> No
     done = run(script, "--calls", "4", "--time-limit", "20")
     assert done.returncode == 1
     assert "1 calls measured, 3 failed" in done.stdout, done.stdout + done.stderr
-    for why in ("RuntimeError: no kernel", "its process ended with -6", "no result after 20 s"):
+    for why in ("RuntimeError: no kernel", "its process ended with exit code -6", "no result after 20 s"):
         assert why in done.stdout
     assert len(rows(script.parent)) == 2
 

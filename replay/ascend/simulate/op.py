@@ -671,7 +671,7 @@ def explain_op(
         note = f"kernels from your rule {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     if simulated.by in ("user estimator", "user properties", "tile program"):
-        note = f"time from {simulated.by.removeprefix('user ')} {simulated.source} of yours, not from these kernels"
+        note = f"time from your {simulated.by.removeprefix('user ')} {simulated.source}, not from these kernels"
         note += f"; {simulated.taken_for}" if simulated.taken_for else ""
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels: list[KernelExplanation] = []

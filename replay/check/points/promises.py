@@ -147,7 +147,7 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
     if "not implemented for 'Float8" in said and any(
         t.is_floating_point() and not is_float(t) for t in arguments.tensors()
     ):
-        return nothing("opcheck cannot compare numbers of 8 bits")
+        return nothing("opcheck cannot compare 8-bit floats")
     if said in ("SUCCESS", "SKIPPED"):
         return passed()
     lines = [line.strip() for line in said.splitlines() if line.strip()]

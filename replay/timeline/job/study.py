@@ -474,7 +474,7 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, i
     notes = [*_apart_notes(_apart(job, ranks)), *_matching_notes(ranks, inside), *_clock_notes(matches.clocks)]
     unmatched = sum(matches.unmatched.values())
     if unmatched:
-        notes.append(f"{unmatched} collectives of these traces have no counterpart on another rank given")
+        notes.append(f"{unmatched} collectives of these traces have no counterpart on any other given rank")
     if job.dropped:
         notes.append(f"{job.dropped} collectives contradict the order of others, so no rank waits for them")
     if not inside:

@@ -272,7 +272,7 @@ def broken(folder: Path, name: str, instead: str) -> None:
     ("instead", "reason"),
     [
         ("any(iter(int, 1))", "no result after 2 s"),
-        ("os.abort()", "its process ended with -6"),
+        ("os.abort()", "its process ended with exit code -6"),
         ("print('not a reply')", None),
     ],
 )

@@ -158,7 +158,7 @@ def test_rows_of_a_cpu_are_no_rows_of_an_npu(console: Console, script: Path) -> 
         check=False,
         timeout=240,
     )
-    assert "its rows say cpu, not 910b3" in done.stdout
+    assert "its rows name cpu, not 910b3" in done.stdout
     refused = console(
         "calibrate", script.parent / "measured.csv", "--soc", "910b3", "-o", script.parent / "mine.toml", code=3
     )

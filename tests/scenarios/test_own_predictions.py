@@ -127,7 +127,7 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     assert ("unnamed argument 0 is assumed to be x" in " ".join(explained.split())) == (first == "")
     assert found["taken_for"].startswith("Axpy as a kernel of family ")
     assert f"kernels from your rule scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
-    beside = "names not checked, as the library is not here: x = argument 0, y = argument 1"
+    beside = "argument names not checked, because the library is not installed: x = argument 0, y = argument 1"
     assert (beside in found["taken_for"]) == (first == "")
 
 

@@ -44,7 +44,7 @@ NEXT_READERS = 8
 _INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
 """Bytes per microsecond (8 TB/s) that no memory exceeds; a call with less recorded time moved fewer rows."""
-_TRUE = re.compile(r"\], (\d+) true: told")
+_TRUE = re.compile(r"\], (\d+) true: inferred")
 """Number of true elements in the note that `_shown_list` writes for a list with masks."""
 
 

@@ -172,7 +172,7 @@ def test_sizes_that_both_refuse_are_tried_as_multiples(tmp_path: Path, step: int
         assert any(one.case.startswith("float16 at prime sizes") for one in found.point("dtypes").of("pass"))
     else:
         assert correct.verdict == "pass"
-        assert correct.detail.endswith("no uneven row was tried: all are multiples of 128")
+        assert correct.detail.endswith("no uneven row length was tried: all are multiples of 128")
 
 
 def test_a_reference_without_a_default_gets_that_of_the_op(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_training_step_leaves_the_host() -> None:
     assert one.predicted_share > 0.99
     assert 0.0 < one.low_us < one.step_us < one.high_us
     assert one.step_us < found.timeline.recorded_step_us
-    assert any("16 µs for each op that left it" in note for note in one.notes)
+    assert any("16 µs for each op moved to the device" in note for note in one.notes)
     kinds = one.categories_us
     assert kinds.computing + kinds.communication_not_overlapped + kinds.copies + kinds.idle == pytest.approx(
         one.step_us

@@ -399,7 +399,7 @@ def test_a_pattern_that_device_work_matches_leaves_labels_and_views_alone(tmp_pa
 
 def test_a_change_names_what_it_may_have_meant(tmp_path: Path) -> None:
     change = study(training(), tmp_path, what_if=["aten::nm=0.5x"]).timeline.what_if[0]
-    assert "nearest here: 'aten::mm'" in change.assumptions[0]
+    assert "the closest names in this step: 'aten::mm'" in change.assumptions[0]
 
 
 def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memory(tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memo
     one = found.socs["910b3"]
     assert (one.computing_predicted_share, one.low_us, one.high_us) == (0.0, None, None)
     assert band_text(one) == "as recorded: nothing of it is predicted"
-    assert any("have no prediction: taken as recorded" in line for line in one.notes)
+    assert any("have no prediction: their time is as recorded" in line for line in one.notes)
     assert found.memory is not None
     assert found.memory.fits == {"910b3": None}
     assert memory_text(found.memory).startswith("not known; 910b3: unknown")

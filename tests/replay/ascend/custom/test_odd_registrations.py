@@ -93,7 +93,7 @@ def test_whatever_an_estimator_returns(name: str, other: str, device: Any, value
     plain = other.split(".")[0] != name.split(".")[0]
     if any(value is wrong for wrong in WRONG):
         with pytest.raises(
-            CustomOpError, match=r"test_odd_registrations.py:\d+: the estimator of .* no time"
+            CustomOpError, match=r"test_odd_registrations.py:\d+: the estimator of .* not a time"
         ) as caught:
             simulate_op(one(name), device)
         assert len(str(caught.value)) < 1000

@@ -78,7 +78,7 @@ def test_broken_conventions_are_said(before: Any, after: Any) -> None:
     args["num_valid_ids"][0] -= 1
     said = " ".join(before("aiter::ck_moe_stage1", args).warnings)
     assert "padding entries" in said
-    assert "not whole blocks of 16" in said
+    assert "not a multiple of the block size 16" in said
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

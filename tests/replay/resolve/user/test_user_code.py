@@ -167,7 +167,7 @@ def test_a_conversion_may_lead_to_an_executor(tmp_path: Path) -> None:
     ("made", "reason"),
     [
         (ZeroDivisionError("boom"), "ZeroDivisionError: boom (test_user_code.py:"),
-        ("aten::relu", "returned str in place of a Conversion"),
+        ("aten::relu", "returned str instead of a Conversion"),
         (Conversion(op="aten::relu", args=[object()], note=""), "cannot be an argument"),
         (Conversion(op="aten::no_such_op", args=[], note=""), "has no aten::no_such_op"),
         (Conversion(op="os.system", args=[], note=""), "is not an op"),

@@ -267,7 +267,7 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
         "fuse": "No tasks of these ops follow each other on one stream of a device.",
         "dtype": "No op whose kernels are known takes a wider floating-point dtype.",
         "overlap": "The step has no collectives.",
-    }.get(word, "The step has no recorded launches of device work, so there is nothing to capture.")
+    }.get(word, "No launch of device work is recorded in the step, so there is nothing to capture.")
 
 
 def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:

@@ -63,7 +63,7 @@ def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
         refuse_no_op(names, "rule", rule)
         for name in () if override else names:
             if cost_of(name) is not None:
-                raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
+                raise ValueError(f"{name} already has a built-in lowering rule; override=True replaces it")
         USER_RULES.add(UserFunction(ops=names, function=rule), replace=override)
         return rule
 
@@ -81,7 +81,7 @@ def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
         for pattern in patterns or ("",):
             _refuse_no_pattern(pattern, rule)
             if is_pattern(pattern):
-                raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
+                raise ValueError(f"{pattern} already has a built-in lowering rule")
         USER_RULES.add(UserFunction(ops=patterns, function=rule), {op: re.compile(op) for op in patterns})
         return rule
 
@@ -93,9 +93,9 @@ def _refuse_no_pattern(pattern: str, rule: Cost) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise CustomOpError(f"{place_of(rule)}: {pattern!r} is no regular expression: {error}") from None
+        raise CustomOpError(f"{place_of(rule)}: {pattern!r} is not a regular expression: {error}") from None
     if not pattern:
-        raise CustomOpError(f"{place_of(rule)}: a rule needs the start of ops' names, such as mylib::norm")
+        raise CustomOpError(f"{place_of(rule)}: a rule needs the beginning of an op name, such as mylib::norm")
 
 
 def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
@@ -106,7 +106,7 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     outputs = [*view.outputs(*(written or inputs[:1]))]
     work = None if view.contents is None else view.contents.work
     if work is not None and (work.bytes_read is not None or work.bytes_written is not None):
-        view.note("bytes are those that its initializer says")
+        view.note("the bytes come from the op's initializer")
         inputs, outputs = _of_bytes(work.bytes_read, inputs), _of_bytes(work.bytes_written, outputs)
     return [kernel("Unknown", inputs, outputs)]
 
@@ -135,7 +135,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     raises CustomOpError, a failing built-in rule InternalError.
     """
     if op.on_host:
-        return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
+        return Lowering(kernels=(), notes=("runs on the host: it counts an optimizer's steps",))
     view = OpView(op, contents)
     if op.reason is not None and op.collective is None and not any(arg.tensors for arg in op.args):
         # Without this a rule would make an op on scalars of what is not known.
@@ -144,7 +144,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     if users is not None:
         return _by_user(users, op, contents)
     if _fills_nothing(op):
-        return Lowering(kernels=(), notes=("no result has an element: nothing is launched",), fills_nothing=True)
+        return Lowering(kernels=(), notes=("all results are empty, so no kernel is launched",), fills_nothing=True)
     known = COLLECTIVE if op.collective is not None else op.called
     rule = cost_of(known) or cost_of(canonical_name(op.name))
     is_unresolved = op.resolved_by is None and (op.reason is None or op.reason.kind not in OPAQUE)
@@ -155,15 +155,15 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         view = OpView(msgspec.structs.replace(op, name=other), contents)
         if other != op.via:
             near = other
-            view.assume(f"no lowering for {op.name}: costed as {other}, which is near by name")
+            view.assume(f"no lowering for {op.name}: costed as {other}, which has a similar name")
     if rule is not None:
         if op.unfit:
-            view.assume(f"arguments are not as {op.name} takes them, as far as is known here: taken by place and name")
+            view.assume(f"the arguments do not match the known schema of {op.name}: used by position and name")
         try:
             kernels = list(rule(view))
         except DoesNotFit as misfit:
             view = OpView(op)
-            view.note(f"arguments do not fit what {op.name} takes, {misfit}: costed by bytes")
+            view.note(f"the arguments do not fit {op.name} ({misfit}): costed by bytes")
         except Exception as error:
             raise internal_error(f"lowering rule {rule.__name__} for {op.name} ({op.id})", error) from error
         else:
@@ -204,7 +204,7 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
             hint="`opreplay plan TRACE --explain OP` shows the arguments that were recorded.",
         ) from error
     if not all(isinstance(call, KernelCall) for call in kernels):
-        raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
+        raise CustomOpError(f"{users.place}: the rule for {op.name} returned something other than kernels")
     return Lowering(
         kernels=(*view.prologue, *kernels),
         notes=tuple(view.notes),

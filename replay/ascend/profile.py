@@ -417,6 +417,6 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not math.isfinite(self.value):
             raise ValueError("value must be a finite number")
         if self.unit == "exponent" and abs(self.value) > MOST_EXPONENT:
-            raise ValueError(f"an exponent is {MOST_EXPONENT} at most")
+            raise ValueError(f"an exponent must be at most {MOST_EXPONENT}")
         if not self.unit or not self.source:
             raise ValueError("unit and source must not be empty")

@@ -74,7 +74,7 @@ def capture_made(
     world_size, rank, via = options.world_size, options.rank, options.via
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
     if options.decompose and via != "export":
-        raise UsageError("decompose needs graphs of torch.export", hint="Add --via export.")
+        raise UsageError("decompose works only with --via export", hint="Add --via export.")
     real = options.real or via == "compile"
     with _job(world_size, rank):
         recording = record(
@@ -132,6 +132,6 @@ def step_maker(make: Callable[[], Any]) -> Make:
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:
     if world_size is None:
         if rank:
-            raise UsageError("rank is given without world_size", hint="Add --set world_size=N.")
+            raise UsageError("rank is set, but world_size is not", hint="Add --set world_size=N.")
         return nullcontext()
     return fake_ranks(world_size, rank)

@@ -50,7 +50,7 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
     other = None
     if mine != real:
         at = next((i for i, (a, b) in enumerate(zip(mine, real, strict=False)) if a != b), min(len(mine), len(real)))
-        other = f"call {at} is {_at(mine, at)} on fake tensors and {_at(real, at)} on real ones"
+        other = f"call {at} is {_at(mine, at)} on fake tensors, but {_at(real, at)} on real ones"
         if why := _other_storages(plan, recording, snapshots):
             return Check(
                 outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=f"{other}; {why}"
@@ -59,7 +59,9 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
     found = _replayed(plan, state, theirs, recording, snapshots, seed)
     differs = None if found.equal or found.reason else found.first_difference or other
     if not found.equal and not found.reason and differs is None:
-        found = msgspec.structs.replace(found, reason="no call of the plan gives another result: it lacks calls")
+        found = msgspec.structs.replace(
+            found, reason="all calls of the plan give the same results, so the plan lacks calls"
+        )
     return msgspec.structs.replace(found, first_difference=differs or found.first_difference, other_calls=other)
 
 
@@ -215,7 +217,9 @@ def _refuse_other_values(first: Sequence[tuple[str, torch.Tensor]], second: Sequ
         if detail := difference(a.detach(), b.detach()):
             raise UsageError(
                 f"two runs of the step with the same seed differ: {name}: {detail}",
-                hint="make() must return the same each time: use torch's generator, which is seeded.",
+                hint=(
+                    "make() must return the same each time: draw random numbers with torch, whose generator is seeded."
+                ),
             )
 
 
@@ -231,7 +235,7 @@ def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshot
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
     theirs = [snapshots.storages[number].nbytes() for number in recording.recorder.outside]
-    return "" if mine == theirs else "they take other tensors from outside"
+    return "" if mine == theirs else "the two runs use different parameters or inputs"
 
 
 def _at(names: Sequence[str], at: int) -> str:

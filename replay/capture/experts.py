@@ -14,7 +14,7 @@ import torch
 
 from opreplay.traces.errors import UsageError
 
-NOTE = "routing is taken to be balanced: each rank gets as many tokens as it sends, rounded up to share them evenly"
+NOTE = "routing is assumed to be balanced: each rank receives as many tokens as it sends, rounded up to equal shares"
 
 
 def spread_experts(model: Any, ranks: int) -> None:

@@ -42,28 +42,30 @@ class _Tensors(NamedTuple):
 _UNSUPPORTED = (
     _Tensors(
         ("NestedTensorImpl",),
-        "nested tensors with the strided layout cannot be captured: torch does not tell their sizes",
+        "nested tensors with the strided layout cannot be captured: torch does not give their sizes",
         "Use layout=torch.jagged and --real, or pad them: torch.nested.to_padded_tensor(nested, 0.0).",
     ),
     _Tensors(
         ("_nested_", "shape_env must not be None"),
-        "nested tensors cannot be fake: the lengths of their parts are values",
-        "--real runs it once on real tensors, with layout=torch.jagged; or pad them: torch.nested.to_padded_tensor.",
+        "fake tensors cannot be nested: the lengths of the parts depend on values",
+        "Use layout=torch.jagged and --real, which runs the step once on real tensors; or pad them: "
+        "torch.nested.to_padded_tensor.",
     ),
     _Tensors(
         ("Creating a new Tensor subclass",),
-        "tensor subclasses made of other tensors (as_subclass) cannot be fake",
-        "--real runs it once on real tensors; or make the subclass with torch.Tensor._make_wrapper_subclass.",
+        "fake tensors do not support subclasses made from other tensors (as_subclass)",
+        "Use --real to run the step once on real tensors, or create the subclass with "
+        "torch.Tensor._make_wrapper_subclass.",
     ),
     _Tensors(
         ("OpaqueTensorImpl",),
-        "tensors of mkldnn (to_mkldnn) have no storage and cannot be fake",
-        "Leave them dense: what runs on an NPU or GPU does not use mkldnn.",
+        "mkldnn tensors (to_mkldnn) have no storage, so fake tensors do not support them",
+        "Remove to_mkldnn: models on an NPU or GPU do not use mkldnn.",
     ),
     _Tensors(
         ("is not allocated yet",),
-        "something reads the memory of fake tensors, as DistributedDataParallel does in a group of its own",
-        "Leave out init_process_group and use --set world_size=N, which plays one rank of a job; or --real runs it "
+        "code reads the memory of fake tensors, as DistributedDataParallel does in its own process group",
+        "Remove init_process_group and use --set world_size=N to act as one rank of a job; or use --real to run it "
         "once on real tensors.",
     ),
 )
@@ -71,8 +73,8 @@ _UNSUPPORTED = (
 
 _NO_FORWARD_FORMULA = re.compile(r"Trying to use forward AD with (\S+) that does not support it")
 _FORWARD_WAYS = (
-    ("attention", "Attention has one with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around it."),
-    ("mkldnn", "The other kernels of the CPU have one: torch.backends.mkldnn.flags(enabled=False) around it."),
+    ("attention", "Wrap attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has one."),
+    ("mkldnn", "Wrap it in torch.backends.mkldnn.flags(enabled=False): the other CPU kernels have one."),
 )
 """Words in the name of an op without a forward derivative, each with a hint at an alternative that has one."""
 
@@ -134,15 +136,15 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
     if name:
         return UsageError(
             f"{name} has no fake kernel, so torch does not know the shapes of its results{at}",
-            hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and gives '
+            hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and returns '
             "torch.empty_like(...) or the like; or run it with --real.",
         )
     if any(word in str(error) for word in _NO_GROUP):
         return UsageError(
             f"the step needs a process group, but a capture is a single process{at}",
             hint=(
-                "Use --set world_size=N to act as one rank of a job of N, with the environment that "
-                "torchrun sets; nothing is exchanged."
+                "Use --set world_size=N to act as one rank of a job of N ranks, with the environment "
+                "that torchrun sets; no data is exchanged."
             ),
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

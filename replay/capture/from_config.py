@@ -94,10 +94,11 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.pipeline_parallel > 1:
         notes.append(
-            f"one micro-batch in one of {shape.pipeline_parallel} stages: others wait for it, or have their own"
+            f"one micro-batch in one of {shape.pipeline_parallel} stages: the other stages wait for it or run other "
+            "micro-batches"
         )
     if shape.phase == "train" and shape.ranks > 1:
-        notes.append("gradients of what the ranks have in common are not exchanged")
+        notes.append("gradients of parameters that the ranks share are not exchanged")
     return tuple(notes)
 
 
@@ -202,7 +203,7 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
             _place_image(model, inputs)
     if not inputs:
         raise UsageError(
-            f"the size of {model.main_input_name}, the input of {type(model).__name__}, is not in its config",
+            f"the config does not give the size of {model.main_input_name}, the input of {type(model).__name__}",
             hint=_BY_HAND,
         )
     if getattr(config, "is_encoder_decoder", False):
@@ -288,7 +289,9 @@ def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
     width = model.get_input_embeddings().embedding_dim
     tokens = sum(part.numel() for part in tree_leaves(features.pooler_output)) // (width * ids.shape[0])
     if tokens >= ids.shape[1]:
-        raise UsageError(f"an image takes {tokens} of only {ids.shape[1]} tokens", hint="Use a larger --context.")
+        raise UsageError(
+            f"an image takes {tokens} tokens, but the context has only {ids.shape[1]}", hint="Use a larger --context."
+        )
     ids[:, :tokens] = model.config.image_token_id
     if "mm_token_type_ids" in signature(model.forward).parameters:
         inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()

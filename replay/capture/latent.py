@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 NAME = "opreplay_absorbed"
-NOTE = "latent attention (MLA) is absorbed, as servers decode: --set mla=expanded is what transformers writes"
+NOTE = "latent attention (MLA) is absorbed, as in servers; --set mla=expanded captures what transformers runs"
 EXPANDED = (
     "each token expands the latents of all cached ones to keys and values: servers that absorb that projection into "
-    "the query (MLA) take many times less"
+    "the query (MLA) need much less time"
 )
 
 

@@ -92,7 +92,8 @@ def _real_meshes() -> Iterator[None]:
                     kwargs["_rank_map"] = torch.arange(table.numel(), dtype=torch.int)
                 if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
                     raise UsageError(
-                        "a device mesh needs the contents of a tensor, which has none here", hint="Give it as lists."
+                        "a device mesh needs the values of a tensor, but fake tensors have none",
+                        hint="Pass the mesh as lists.",
                     )
                 return function(*args, **kwargs)
 

@@ -63,7 +63,9 @@ class Replay:
         storage, offset = self._sequence.places[output.memory]
         memory = self._of_memory.get(output.memory) or self._storages.get(storage)
         if memory is None:
-            raise CannotReplay(f"no call made the output {output.name}", hint="Is it a tensor without memory?")
+            raise CannotReplay(
+                f"no call of the plan writes the output {output.name}", hint="Is it a tensor without memory?"
+            )
         return _view(memory, output.tensor, offset)
 
     def _call(self, place: int, index: int) -> Any:

@@ -23,7 +23,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     for text in itertools.chain.from_iterable(text.split() for text in texts):
         name, values = parse_sizes(text)
         if min(values) < 1 or name in sizes:
-            what = f"{name} is given twice" if name in sizes else f"{text!r} holds a size below 1"
+            what = f"{name} is given twice" if name in sizes else f"{text!r} contains a size below 1"
             raise UsageError(what, hint=HOW)
         sizes[name] = values
     return sizes
@@ -34,6 +34,6 @@ def check_sizes(target: str, shape: Mapping[str, Any], sizes: Mapping[str, Seque
     if not target.startswith(PREFIX):
         return
     if other := next((name for name in sizes if name not in VARIED), None):
-        raise UsageError(f"{other!r} is not a size of a config", hint=HOW)
+        raise UsageError(f"{other!r} is not a size that hf: models have", hint=HOW)
     if twice := next((name for name in sizes if name in shape), None):
         raise UsageError(f"--{twice} is given together with --vary {twice}=...", hint="Remove one of them.")

@@ -13,7 +13,7 @@ from opreplay.traces.errors import UsageError
 
 OPTIONS = frozenset({"optimizer", "loss"})
 _FORM = (
-    'It gives (callable, args), or (module, inputs, {"optimizer": ..., "loss": ...}); '
+    'make() must return (callable, args), or (module, inputs, {"optimizer": ..., "loss": ...}); '
     "args and inputs are a tuple, or a dictionary of named ones."
 )
 

@@ -16,7 +16,7 @@ from opreplay.replay.capture.config_file import PREFIX, config_fields, config_fi
 from opreplay.replay.ir.captured import Via
 from opreplay.traces.errors import UsageError
 
-FORM = "Write FILE.py:make, where make() gives (callable, args) or (module, inputs, {...}): docs/capture.md."
+FORM = "Write FILE.py:make, where make() returns (callable, args) or (module, inputs, {...}): docs/capture.md."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,8 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
     else:
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
-        assumed.append(Assumption(argument="*", what=f"made up, as nobody gave a call: {case.text.partition(': ')[2]}"))
+        text = case.text.partition(": ")[2]
+        assumed.append(Assumption(argument="*", what=f"generated, because no call was given: {text}"))
     add_compact(bench)
     return bench, tuple(assumed)
 
@@ -126,7 +127,9 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     why = "" if error is None else f": {words(error)}"
     raise UsageError(
         f"{setup.op} rejects the given call {call}{also}{why}",
-        hint=(f"Give a call that it accepts: --shapes, or --trace. Its schema: {schema_text(bench.spec(first).text)}."),
+        hint=(
+            f"Give a call that it accepts with --shapes or --trace. Its schema: {schema_text(bench.spec(first).text)}."
+        ),
     )
 
 
@@ -149,7 +152,7 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
     raise UsageError(
         f"no call of {name} could be generated{why}",
         hint=(
-            f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. Its schema: "
+            f"Give one with --shapes '{name}(f32[16,32], ...)' or --trace. Its schema: "
             f"{schema_text(target.specs[0].text)}."
         ),
     )

@@ -80,11 +80,11 @@ class Checker:
                 continue
             why = end.detail
             if end.lost:
-                raise EnvironmentRefused(f"the worker process {why}", hint="See what ended the process.")
+                raise EnvironmentRefused(f"the worker process {why}", hint="Find out what ended the process.")
             if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
                 raise UsageError(
                     f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",
-                    hint="Give a call that it accepts: --shapes, or --trace.",
+                    hint="Give a call that it accepts with --shapes or --trace.",
                 )
             self.lost[case] = why
 
@@ -115,7 +115,7 @@ class Checker:
         if not self._workers.is_ready:
             listed = self.start()
             if listed.trials.get(point, ())[number : number + 1] != (case,):
-                return Finding(case=case, verdict="fail", detail="what is tried changed when it was started again")
+                return Finding(case=case, verdict="fail", detail="the list of trials changed after a restart")
         limit_s = self._limit_s + (self._setup.speed_s if point == "speed" else 0.0)
         return self._answer(Trial(point=point, number=number), limit_s)
 

@@ -22,23 +22,23 @@ was interrupted earlier, its process was ended from outside, or no call was left
 """
 
 POINTS: dict[str, str] = {
-    "schema": "what the schema says of writing and aliasing holds, and nothing else is written",
-    "shape inference": "the fake kernel gives the sizes, strides and dtypes of real results",
-    "correctness": "results against the reference, over sizes and layouts",
-    "dtypes": "each dtype is right, or clearly refused",
-    "broadcast, scalars": "broadcasts, and takes zero-dimensional tensors, as the reference does",
-    "dynamic shapes": "torch.export and torch.compile take sizes as symbols, without a graph break",
-    "gradient": "gradcheck, and gradients against those of the reference; second order where there is one",
-    "in-place, out=": "the variants that exist agree with the functional one",
-    "determinism": "the same bits in every run",
-    "memory": "nothing is kept from call to call; peak of temporary memory",
+    "schema": "the op writes and aliases exactly what its schema declares",
+    "shape inference": "the fake kernel returns the sizes, strides and dtypes of real results",
+    "correctness": "results match the reference, for many sizes and layouts",
+    "dtypes": "each dtype gives right results or a clear error",
+    "broadcast, scalars": "broadcasts and accepts zero-dimensional tensors like the reference",
+    "dynamic shapes": "torch.export and torch.compile accept symbolic sizes without a graph break",
+    "gradient": "gradients pass gradcheck and match the reference; second-order ones, too, if they exist",
+    "in-place, out=": "in-place and out= variants agree with the functional one",
+    "determinism": "every run returns the same bits",
+    "memory": "no memory is kept between calls; peak of temporary memory",
     "asynchrony": "the call returns before the device is done",
-    "bad input": "an exception that says what is wrong; never a crash",
+    "bad input": "raises an exception that says what is wrong; never crashes",
     "CPU fallback": "there is a kernel for the CPU",
     "autocast": "a cast policy is registered",
-    "vmap": "torch.vmap gives what a loop gives",
-    "ONNX export": "an export is registered",
-    "speed": "time against that of the reference on the same tensors",
+    "vmap": "torch.vmap returns the same as a loop",
+    "ONNX export": "an ONNX export is registered",
+    "speed": "its time, compared with the reference's on the same tensors",
 }
 """Every point, in report order, with the claim it checks."""
 
@@ -235,8 +235,8 @@ def _untried(point: str, findings: Sequence[Finding]) -> str:
     calls = [finding.case for finding in made_up if finding.verdict in ("pass", "fail")]
     columns = math.gcd(*(int(match[1]) for call in calls if (match := _COLUMNS.search(call))))
     if not calls:
-        return "; no uneven row was tried: every made-up size is refused"
-    return f"; no uneven row was tried: all are multiples of {columns}" if columns >= EVEN else ""
+        return "; no uneven row length was tried: the op refuses every generated size"
+    return f"; no uneven row length was tried: all are multiples of {columns}" if columns >= EVEN else ""
 
 
 def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:

@@ -95,7 +95,7 @@ def compared(
 def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed | None]:
     """Compare the times of op and reference on one case, in this process."""
     if not bench.has_reference(case):
-        return nothing("no reference to be faster than (--against)"), None
+        return nothing("no reference to compare the time with (--against)"), None
     try:
         arguments = bench.arguments(case)
         calls = (bench.call_of(case, arguments), bench.reference_call(case, arguments))
@@ -112,7 +112,7 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
         if collecting:
             gc.enable()
     if not math.isfinite(high):
-        return nothing(f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--set speed_time)"), None
+        return nothing(f"the time was up after {len(pairs)} pairs, but {FEWEST} are needed (--set speed_time)"), None
     speed = Speed(
         ratio=math.exp(estimate),
         low=math.exp(low),

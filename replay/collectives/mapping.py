@@ -97,8 +97,11 @@ def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Shar
     n, kind = len(members), collective.kind
     notes: list[str] = []
     if n < recorded:
-        what = "what leaves a rank" if kind == "all_to_all" else "the message"
-        notes.append(f"group of {recorded:,} on {n}: {what} is as recorded, for {n - 1} peers, not {recorded - 1:,}")
+        what = "the data that leaves a rank" if kind == "all_to_all" else "the message"
+        notes.append(
+            f"group of {recorded:,} on {n}: {what} has its recorded size, but goes to {n - 1} peers, not "
+            f"{recorded - 1:,}"
+        )
     matrix, factor = (), bus_factor(kind, n)
     inputs, outputs = _sizes_on(collective, n)
     if kind == "all_to_all":
@@ -107,7 +110,7 @@ def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Shar
         if inputs:
             factor = max(1.0 - row[i] / max(sum(row), 1) for i, row in enumerate(matrix))
         if collective.in_elements != collective.out_elements and not collective.in_splits:
-            notes.append("splits not recorded: even beside what stays on the rank")
+            notes.append("splits not recorded: equal shares assumed for the other ranks")
     return Share(
         kind=collective.kind,
         dtype=collective.dtype,

@@ -102,7 +102,7 @@ def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
     """Add a hint to the reason of a failed call if its random contents may be the cause."""
     if reason.kind != "failed" or not drawn:
         return reason
-    hint = f"{', '.join(drawn)}: random whole numbers; if the op needs others, write an initializer"
+    hint = f"{', '.join(drawn)}: random integers; if the op needs other values, write an initializer"
     return Reason("failed", f"{reason.detail} ({hint}: docs/initializers.md)")
 
 

@@ -118,7 +118,7 @@ def make_bundle(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if op.resolved_by == "python function":
-                    what = f"{op.called} is a Python function of a module, which a bundle cannot hold"
+                    what = f"{op.called} is a Python function of a module, which a bundle cannot contain"
                     raise NotReplayable(
                         Reason(
                             "library missing",
@@ -193,7 +193,7 @@ def _prepared(
         call = called_instead(op)
         if call is None:
             raise NotReplayable(
-                Reason("library missing", f"torch no longer has {op.name}, nor a single op that replaces it")
+                Reason("library missing", f"torch no longer has {op.name}, and no single op replaces it")
             )
         op = call
     if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
@@ -205,7 +205,7 @@ def _prepared(
     namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
     if namespace != "aten" and not from_plugin and namespace not in policy.allow_imports:
         what = (
-            f"a bundle calls ops of ATen alone (for ops of yours --plugin FILE.py --with-plugins where a file defines "
+            f"a bundle calls only ATen ops (for your own ops, use --plugin FILE.py --with-plugins where a file defines "
             f"them by torch.library, else --allow-import {namespace}=MODULE)"
         )
         raise NotReplayable(Reason("library missing", what))

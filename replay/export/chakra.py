@@ -123,9 +123,9 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         start_us += duration_us
     unselected = len(called) - len(nodes)
     notes = [
-        f"{untimed} calls have no {clock} time and take none" if untimed else "",
-        f"{unselected} calls of ops that the selection leaves out are not in it" if unselected else "",
-        "each call waits for the one before it: what overlapped does not",
+        f"{untimed} calls have no {clock} time and count as 0 µs" if untimed else "",
+        f"{unselected} calls of unselected ops are not exported" if unselected else "",
+        "each call waits for the previous one: recorded overlap is lost",
     ]
     return written(nodes, clock, notes)
 
@@ -146,7 +146,10 @@ def written(
         collectives += kind in _COMMUNICATION
         messages.append(_framed(_node(number, node, kind or NodeType.COMP, attributes)))
     if unsized:
-        notes = [f"{unsized} collectives of unknown size or kind are computation of their {clock} time", *notes]
+        notes = [
+            f"{unsized} collectives of unknown size or kind are exported as compute nodes with their {clock} time",
+            *notes,
+        ]
     return ChakraTrace(
         data=b"".join(messages),
         nodes=len(nodes),

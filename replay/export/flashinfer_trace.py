@@ -207,7 +207,7 @@ def _form(op: ReplayOp) -> _Form:
     if op.reason is not None:
         raise _Unsaid(str(op.reason))
     if op.resolved_by is None or op.outputs is None:
-        raise _Unsaid("its results are not known")
+        raise _Unsaid("its results are unknown")
     if sum(len(arg.tensors) for arg in op.args) > MOST_TENSORS:
         raise _Unsaid(f"more than {MOST_TENSORS} tensors")
     names = _Names()
@@ -217,7 +217,7 @@ def _form(op: ReplayOp) -> _Form:
     outputs = {names.take(name): meta for name, meta in _results(op)}
     unread = {meta.dtype for meta in (*metas.values(), *outputs.values())} - DTYPES
     if unread:
-        raise _Unsaid(f"the form has no dtype {', '.join(sorted(unread))}")
+        raise _Unsaid(f"the format has no dtype {', '.join(sorted(unread))}")
     return _Form(op=op, args=args, metas=metas, numbers=numbers, outputs=outputs)
 
 

@@ -112,4 +112,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.device):
         return str(value)
-    raise TypeError(f"{value!r} has no form in a plan")
+    raise TypeError(f"{value!r} cannot be written to a plan")

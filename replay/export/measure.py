@@ -68,7 +68,7 @@ def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
     if op.collective is not None:
         return Reason("policy", "collectives need several devices")
     if op.resolved_by in ("executor", "python function"):
-        return Reason("library missing", "runs through Python code of yours")
+        return Reason("library missing", "runs through your own Python code")
     if op.called.partition("::")[0] not in NAMESPACES:
         return Reason("library missing", f"the file can only call ops of {' and '.join(sorted(NAMESPACES))}")
     try:

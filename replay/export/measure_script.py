@@ -281,7 +281,9 @@ def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, A
         except (EOFError, OSError) as error:  # a timeout is one
             child.kill()
             child.join()
-            why = str(error) if isinstance(error, TimeoutError) else f"its process ended with {child.exitcode}"
+            why = (
+                str(error) if isinstance(error, TimeoutError) else f"its process ended with exit code {child.exitcode}"
+            )
             if len(waiting) == left:  # before any call: another process would do no better
                 yield {"kind": "no device", "why": why}
                 return
@@ -318,11 +320,11 @@ def read_done(path: Path) -> set[tuple[str, str, str]]:
     if not path.exists() or not path.stat().st_size:
         return set()
     if drop_cut_row(path):
-        print(f"the last row of {path} was cut: it is measured again")
+        print(f"the last row of {path} was incomplete: its call is measured again")
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path} exists and is no table of measured calls; name another one with --output")
+            raise ValueError(f"{path} exists and is not a table of measured calls; choose another file with --output")
         return {(row["soc"], row["l2"], row["op"]) for row in rows}
 
 
@@ -373,18 +375,18 @@ class Report:
         print(f"\n{len(calls)} calls measured, {len(self.failed)} failed; rows in {output}")
         if self.references:
             shown = "; ".join(f"{f['tflops']:.3g} TFLOP/s, {f['gb_per_s']:.4g} GB/s" for f in self.references)
-            print(f"reference product and copy: {shown}")
+            print(f"reference matrix product and copy: {shown}")
             changed = drift(self.references)
-            steady = f"they differ by {100 * changed:.0f} %: times may be off by as much, measure again"
+            steady = f"readings differ by {100 * changed:.0f} %: times may be wrong by as much; measure again"
             steady = "steady" if changed <= DRIFT else steady
-            print(f"clock: {steady if len(self.references) > 1 else 'not checked, as there is one reading alone'}")
+            print(f"clock: {steady if len(self.references) > 1 else 'not checked, because there is only one reading'}")
         self.show_ratios()
         unsteady = sum(row["spread"] > STEADY for _, row in self.rows)
         host_bound = sum(row["host_bound"] for _, row in self.rows)
         if unsteady:
             print(f"unsteady: {unsteady} of {len(self.rows)} times have a spread above {100 * STEADY:.0f} %")
         if host_bound:
-            print(f"host-bound: {host_bound} times are of the host, not of the device; calibrate leaves them out")
+            print(f"host-bound: {host_bound} times measure the host, not the device; `calibrate` ignores them")
         for text, why in self.failed:
             print(f"failed: {short(text)}: {why}")
         for line in [*self.notes, *FACTS["left_out"]]:
@@ -424,11 +426,11 @@ def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add("--device", default="", help="npu, npu:1, cuda, cpu  (default: npu where torch_npu is installed)")
     add("--output", type=Path, default=Path("measured.csv"), help="default: measured.csv")
     add("--budget", type=seconds, default=FACTS["budget_s"], help="seconds, or minutes as 5m  (default: as exported)")
-    add("--samples", type=int, default=SAMPLES, help=f"of each time, at least  (default: {SAMPLES})")
-    add("--calls", type=int, default=len(CALLS), help="measure the first N calls alone")
+    add("--samples", type=int, default=SAMPLES, help=f"minimum number of samples of each time  (default: {SAMPLES})")
+    add("--calls", type=int, default=len(CALLS), help="measure only the first N calls")
     add("--soc", default="", help="name of the device in the table  (default: its own)")
     add("--flush-mb", type=float, default=0.0, help="MB written to clear the caches  (default: twice the L2 cache)")
-    add("--time-limit", type=float, default=120.0, help="seconds that one call may take  (default: 120)")
+    add("--time-limit", type=float, default=120.0, help="time limit of one call in seconds  (default: 120)")
     options = parser.parse_args()
     if options.samples < 2:
         parser.error("--samples must be at least 2")
@@ -455,12 +457,12 @@ def take(
             facts = message
             soc = options.soc or soc_of(facts["name"])
             if FACTS["soc"] and soc != FACTS["soc"]:
-                report.notes = [f"the device calls itself {facts['name']}; its rows say {soc}, not {FACTS['soc']}"]
-            print(f"device: {facts['name']}, {facts['software']}; rows say {soc}", flush=True)
+                report.notes = [f"the device calls itself {facts['name']}; its rows name {soc}, not {FACTS['soc']}"]
+            print(f"device: {facts['name']}, {facts['software']}; rows name {soc}", flush=True)
         elif kind == "reference":
             report.references.append(message)
         elif kind == "no time":
-            report.notes.append(f"the budget of {options.budget:g} s is spent; run again to go on")
+            report.notes.append(f"the budget of {options.budget:g} s is spent; run again to continue")
         elif kind == "failed":
             text = json.loads(CALLS[message["index"]])["text"]
             report.failed.append((text, message["why"]))
@@ -513,7 +515,7 @@ def main() -> int:
         try:
             problem = take(messages(settings, wanted), report, options, device, write)
         except KeyboardInterrupt:
-            report.notes.append("interrupted: the rows so far are kept; run again to go on")
+            report.notes.append("interrupted: the rows so far are kept; run again to continue")
     if problem is not None:
         parser.error(problem)
     report.show(options.output, options.soc or FACTS["soc"] or "NAME")

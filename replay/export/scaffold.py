@@ -127,9 +127,12 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
     elif has_stand_in and op.resolved_by != "jit":
         head = ["from opreplay.replay.ops.register import stand_in_of", "", f"reference = stand_in_of({op.called!r})"]
         calling = f"reference({', '.join(f'{name}={name}' for name in names)})"
-    body, docstring = f"return {calling}", "Runs the op in place of what opreplay would run: call your kernel here."
+    body, docstring = (
+        f"return {calling}",
+        "Run the op instead of the implementation that opreplay would use: call your kernel here.",
+    )
     if op.reason is not None:
-        docstring = "Runs the op, whose library is not here: compute its results of these arguments."
+        docstring = "Run the op, whose library is not installed: compute its results from these arguments."
         body = f"raise NotImplementedError({'compute ' + (op.schema or op.called)!r})"
     split = keyword_only.index(True) if by_schema and True in keyword_only else len(names)
     parameters = ", ".join([*names[:split], *["*"][: len(names) - split], *names[split:]])
@@ -224,7 +227,7 @@ def _filling(op: ReplayOp) -> list[str]:
 def _estimator(op: ReplayOp) -> str:
     return f'''@opreplay.register_op_estimator({op.called!r})
 def {_function(op)}_time(info, device):
-    """Every byte once over the memory: put your formula here. info.args are meta tensors, numbers and lists."""
+    """Time to move every byte once: replace it with your formula. info.args are meta tensors, numbers and lists."""
     # {", ".join(_identifiers(op))} = info.args, then info.kwargs
     moved = info.get_memory_access_properties()
     seconds = (moved.memory_read_bytes + moved.memory_write_bytes) / device.memory_bandwidth_bytes_ps
@@ -275,7 +278,7 @@ def _tile(op: ReplayOp) -> str:
         what = f"as {op.called} does"
     else:
         expected, computed = f"torch.zeros_like({operands[0]})", "tile.zeros((b.size,)).to(result.dtype)"
-        what = "zeros: a start, which reads and writes every byte once"
+        what = "zeros, a placeholder that reads and writes every byte once"
         loads = "".join(
             f"    for b in tile.blocks({name}.view(-1).shape[0], n):\n        tile.load({name}.view(-1)[b])\n"
             for name in operands
@@ -286,12 +289,12 @@ from opreplay import tile
 
 
 def reference({letters}):
-    """What the kernel has to compute: now {what}."""
+    """Return what the kernel has to compute: now {what}."""
     return {expected}
 
 
 def operands({", ".join(f"{name}=None" for name in _identifiers(op))}):
-    """The arguments of the kernel, of those that were recorded."""
+    """Return the kernel's arguments from the recorded ones."""
     return {{{", ".join(f"{name!r}: {name}" for name in operands)}}}
 
 

@@ -160,16 +160,16 @@ def operator(op: Json) -> Callable[..., Any]:
     """Return the overload that an op names. Raises ValueError unless it is a computation of ATen or of an --import."""
     if op.get("resolved_by") == "executor":
         if op["id"] not in RUNS:
-            raise ValueError(f"no plugin of this bundle has the function that runs {op['name']}")
+            raise ValueError(f"no plugin of this bundle contains the function that runs {op['name']}")
         return RUNS[op["id"]]
     # An equivalent has the arguments of the recorded op, which is therefore the one to call.
     name = op["name"] if op.get("resolved_by") == "equivalent" else op.get("via") or op["name"]
     match, overload = NAME.fullmatch(name), op.get("overload") or ""
     if match is None or not OVERLOAD.fullmatch(overload) or (match[1] == "aten" and REFUSED.search(match[2])):
-        raise ValueError(f"{name!r} is no operator that this script calls")
+        raise ValueError(f"{name!r} is not an operator that this script may call")
     library, base = match[1], match[2]
     if library not in NAMESPACES:
-        raise ValueError(f"{name!r} is no operator that this script calls without --import {library}=MODULE")
+        raise ValueError(f"{name!r} is not an operator that this script may call without --import {library}=MODULE")
     known = [s.overload_name for s in torch._C._jit_get_schemas_for_operator(f"{library}::{base}")]
     if overload not in known:
         raise ValueError(f"torch {torch.__version__} has no {library}::{base}.{overload or 'default'}")
@@ -209,7 +209,7 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
         return constant
     if kind == "str":
         if not TEXT.fullmatch(value):
-            raise ValueError(f"a text of argument {arg['name']} is no option of a computation")
+            raise ValueError(f"the string value of argument {arg['name']} is not allowed")
         return value
     return float(value) if value in ("inf", "-inf", "nan") else complex(value)
 
@@ -744,7 +744,11 @@ def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
         except (EOFError, OSError):
             child.join()
             late, running = child.exitcode == -signal.SIGALRM, None
-            why = f"no result after {options.time_limit:g} s" if late else f"its process ended with {child.exitcode}"
+            why = (
+                f"no result after {options.time_limit:g} s"
+                if late
+                else f"its process ended with exit code {child.exitcode}"
+            )
             yield {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed", "reason": why}
 
 
@@ -752,14 +756,19 @@ def asked() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Parse the command line; return the parser, for errors, and the options."""
     parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
-    parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
-    parser.add_argument("--op", default="", help="only ops whose name contains this, or of this id")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs' values (default: 0)")
+    parser.add_argument("--iterations", type=int, default=20, help="samples per op (default: 20)")
+    parser.add_argument("--op", default="", help="only ops with this text in their name, or with this id")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs' values (default: 0)")
     parser.add_argument(
-        "--threads", type=int, default=0, help="of the CPU an op may use (default: as many as are idle)"
+        "--threads", type=int, default=0, help="CPU threads that an op may use (default: as many as are idle)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds an op may take; 0: none, and no child")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        help="time limit of an op in seconds; 0: no limit and no child process",
+    )
     parser.add_argument(
         "--import",
         dest="imports",
@@ -792,7 +801,7 @@ def conclude(results: list[Json], options: argparse.Namespace, idle: float | Non
     on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}")
     if idle is not None and idle < max(1.0, 0.9 * threads):
-        print(f"only {idle:.1f} processors idle at the start: times of a busy machine, which next time may differ")
+        print(f"only {idle:.1f} processors were idle at the start: times on a busy machine may differ in the next run")
     marked = sum(bool(result.get("interrupted")) for result in results)
     if marked:
         ops = f"{marked} op{'s' if marked > 1 else ''}"

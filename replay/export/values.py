@@ -129,7 +129,7 @@ def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple
     if _ascends(tensor):
         return {"fill": "ramp", "low": low, "high": high}, f"ascending from {low:g} to {high:g} in even steps"
     if fill.is_integer(tensor.dtype):
-        what = f"{name} holds {tensor.numel()} integers of initializer {rule}, limit {KEPT_VALUES}"
+        what = f"{name} has {tensor.numel()} integers of initializer {rule}, but the limit is {KEPT_VALUES}"
         raise NotReplayable(Reason("budget", f"values: {what}"))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise NotReplayable(

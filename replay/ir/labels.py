@@ -21,8 +21,8 @@ _COLLECTIVE_WORD = re.compile(
     "|moe_distribute_dispatch|moe_distribute_combine"
 )
 _BOOKKEEPING = {
-    "aten::record_stream": "tells the allocator about a stream, computes nothing",
-    "aten::_make_dual": "pairs a tensor with its tangent, inside a level of forward differentiation that has ended",
+    "aten::record_stream": "only tells the allocator that a stream uses the tensor; computes nothing",
+    "aten::_make_dual": "pairs a tensor with its tangent; the level of forward-mode differentiation has ended",
 }
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}

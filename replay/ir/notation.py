@@ -93,9 +93,9 @@ def _head(text: str) -> re.Match[str]:
         hint = "Write one as aten::mm(f32[64,32], f32[32,8])."
         if function := _FUNCTION.match(text.strip()):
             hint = (
-                f"torch's own ops are written aten::{function[1]}(…). A function of Python's becomes an op by "
-                f"@register_executor('mylib::{function[1]}') in a file for "
-                "--plugin; `opreplay check FILE.py:FUNCTION` takes it as it is."
+                f"torch's own ops are written aten::{function[1]}(…). To make a Python function an op, put "
+                f"@register_executor('mylib::{function[1]}') above it and load the file with "
+                "--plugin; `opreplay check FILE.py:FUNCTION` checks a function without that."
             )
         raise UsageError(f"{_cut(text)!r} is not a call of an op", hint=hint)
     return head
@@ -136,7 +136,7 @@ def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, _, right = text.partition("=")
     if not re.fullmatch(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*", name) or not right.strip():
-        raise UsageError(f"{_cut(text)!r} does not give sizes", hint="Write them as n=1,47,128 or n=2^7..2^14.")
+        raise UsageError(f"{_cut(text)!r} is not NAME=SIZES", hint="Write them as n=1,47,128 or n=2^7..2^14.")
     values: list[int] = []
     for part in right.split(","):
         values += _range(part)
@@ -245,7 +245,7 @@ class _Reader(TokenReader):
             if name is None and kwargs:
                 raise self._wrong("name=value")
             if name is not None and name in kwargs:
-                raise UsageError(f"{name} occurs twice in {_cut(self._text)!r}", hint="Give each argument once.")
+                raise UsageError(f"{name} is given twice in {_cut(self._text)!r}", hint="Give each argument once.")
             value = self.value(0)
             if name is None:
                 args.append(value)
@@ -264,7 +264,9 @@ class _Reader(TokenReader):
     def value(self, depth: int) -> CallValue:
         """Parse one argument."""
         if depth > MOST_NESTING:
-            raise UsageError(f"lists are nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
+            raise UsageError(
+                f"lists are nested more than {MOST_NESTING} deep", hint="No op takes an argument like this."
+            )
         match = self._peek()
         if match is None:
             raise self._wrong("a value")
@@ -285,7 +287,7 @@ class _Reader(TokenReader):
         try:
             return msgspec.json.decode(text, type=str)
         except (msgspec.DecodeError, UnicodeError):
-            raise self._wrong("a text in quotes") from None
+            raise self._wrong("a quoted string") from None
 
     def _plain(self, match: re.Match[str]) -> CallValue:
         """Parse a number or a word."""
@@ -370,7 +372,7 @@ class _Reader(TokenReader):
 
     def _factor(self, depth: int) -> int:
         if depth > MOST_NESTING:
-            raise UsageError(f"parentheses are nested deeper than {MOST_NESTING}", hint="Simplify the expression.")
+            raise UsageError(f"parentheses are nested more than {MOST_NESTING} deep", hint="Simplify the expression.")
         if self.take("-"):
             return -self._factor(depth + 1)
         if self.take("("):

@@ -33,19 +33,19 @@ ReasonKind = Literal[
 KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
 MEANINGS: dict[ReasonKind, str] = {
-    "collective": "moves data between processes; one process alone cannot replay it, `--ranks N` starts several",
-    "triton kernel": "generated code, of which a trace records neither source nor arguments",
-    "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
-    "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
-    "layout not recorded": "takes a tensor that is not strided; a trace holds neither its layout nor how full it is",
+    "collective": "moves data between processes, so one process cannot replay it; `--ranks N` starts several",
+    "triton kernel": "generated code: a trace records neither its source nor its arguments",
+    "label, not an op": "the framework or autograd labelled a time range; there is nothing to call",
+    "metadata missing": "the trace lacks an argument that the call needs, and it cannot be inferred",
+    "layout not recorded": "takes a sparse or opaque tensor, and a trace records neither layout nor element count",
     "policy": "not allowed to run or to be imported; see the page on security",
     "budget": "needs more memory or time, or returns more tensors, than allowed",
-    "out of time": "the run had no time left for it; continuing the run is another chance",
-    "rank lost": "a process of its group died or was stopped in the middle of it; continuing the run is another chance",
-    "worker lost": "its process was ended or stopped from outside; continuing the run is another chance",
-    "library missing": "the library that has the op is not installed, and there is no reference for it",
-    "failed": "was resolved or called, and torch refused it or broke",
-    "internal error": "code of opreplay's own failed on it: please report it",
+    "out of time": "the run's time was used up; continue the run to try it again",
+    "rank lost": "a process of its group died or was stopped while it ran; continue the run to try it again",
+    "worker lost": "another program ended or stopped its process; continue the run to try it again",
+    "library missing": "the op's library is not installed, and opreplay has no reference implementation of it",
+    "failed": "torch raised an error or crashed when the op was looked up or called",
+    "internal error": "a bug in opreplay: please report it",
 }
 """Meaning of each kind, as readable text."""
 
@@ -72,7 +72,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.kind not in MEANINGS:
-            raise ValueError(f"{self.kind!r} is no reason; the list is {', '.join(KINDS)}")
+            raise ValueError(f"{self.kind!r} is not a reason; use one of {', '.join(KINDS)}")
         if not self.detail and self.kind in DETAILED:
             raise ValueError(f"{self.kind!r} needs a detail")
 
@@ -180,7 +180,7 @@ def refuses_arguments(reason: Reason) -> bool:
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
-IMPOSSIBLE_SHAPE = "a possible shape"
+IMPOSSIBLE_SHAPE = "a valid shape"
 """Beginning of the detail for ops with an impossible tensor: with a negative size, or with more elements than 64 bits
 can count.
 """

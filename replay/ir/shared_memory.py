@@ -15,9 +15,9 @@ from opreplay.replay.ir.model import Assumption, ReplayArg
 from opreplay.replay.ir.sizes import extent, itemsize
 from opreplay.traces.model import TensorMeta
 
-MIXED = "memory of its own: it shared bytes with another type"
-INDEXED = "memory of its own: its numbers must be valid for this argument alone"
-REFUSED = "memory of its own: this implementation refuses arguments that share it"
+MIXED = "separate memory: it shared bytes with a tensor of another dtype"
+INDEXED = "separate memory: its indices must be valid for this argument"
+REFUSED = "separate memory: this implementation refuses arguments that share memory"
 LARGE_BYTES = 1 << 20
 """Minimum size of a tensor in bytes that an earlier reader does not leave in a core's nearest caches."""
 _FLOATING = ("float", "bfloat", "complex")

@@ -21,7 +21,7 @@ from opreplay.traces.model import TensorMeta, beyond_memory
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
 """Names of int[] arguments whose product is the number of elements that an op creates."""
 FLAG = "--set max_op_memory"
-ABSURD = "sizes beyond any memory"
+ABSURD = "sizes larger than any memory"
 """Beginning of the detail for ops with a tensor larger than any memory; as they cannot be called, nothing is predicted
 for them.
 """

@@ -53,7 +53,7 @@ def verify(plan: ReplayPlan) -> None:
     seen: set[str] = set()
     for op in plan.ops:
         where = f"op {op.id!r} ({op.name[:80]})"
-        _need(_ID.fullmatch(op.id) is not None, where, "an id has 12 hex digits")
+        _need(_ID.fullmatch(op.id) is not None, where, "an id must have 12 hex digits")
         _need(op.id not in seen, where, "the id occurs twice")
         seen.add(op.id)
         _verify_op(where, op)
@@ -70,23 +70,23 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
     calls, collectives = len(sequence.calls), sequence.collectives
     checks = {
         f"the sequence has {calls} calls, limit {MAX_CALLS}": calls <= MAX_CALLS,
-        "the sequence has not one recorded time a call": (
+        "the sequence does not have one recorded time per call": (
             len(sequence.host_us) == calls and len(sequence.device_us) in (0, calls)
         ),
-        "the sequence has not the memories of each call": len(sequence.memories) in (0, calls),
-        "the sequence has not the phase and the module of each call": (
+        "the sequence does not give the memories of every call": len(sequence.memories) in (0, calls),
+        "the sequence does not give phase and module of every call": (
             {len(sequence.phases), len(sequence.modules)} <= {0, calls}
         ),
-        "a call of the sequence is of no module that it names": (
+        "a call of the sequence refers to a module that it does not list": (
             all(-1 <= index < len(sequence.module_names) for index in sequence.modules)
         ),
-        "a call of the sequence is of no op that it names": (
+        "a call of the sequence refers to an op that it does not list": (
             all(0 <= index < len(sequence.ids) for index in sequence.calls)
         ),
-        "a collective of the sequence is not at a place of it": (
+        "a collective has a position outside the sequence": (
             len(collectives) <= MAX_CALLS and all(0 <= call.at <= call.wait <= calls for call in collectives)
         ),
-        "the sequence names an op twice": len(set(sequence.ids)) == len(sequence.ids),
+        "the sequence lists an op twice": len(set(sequence.ids)) == len(sequence.ids),
     }
     for fault, is_right in checks.items():
         if not is_right:
@@ -97,11 +97,11 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
 
 
 def _verify_op(where: str, op: ReplayOp) -> None:
-    _need(0 < len(op.name) <= MAX_NAME, where, f"a name has 1 to {MAX_NAME} characters")
+    _need(0 < len(op.name) <= MAX_NAME, where, f"a name must have 1 to {MAX_NAME} characters")
     _need(op.count >= 1, where, f"count {op.count}")
-    _need(op.overload is None or is_overload(op.overload), where, "an overload is a word")
+    _need(op.overload is None or is_overload(op.overload), where, "the overload is not a single word")
     is_called_by_name = op.via is None or op.resolved_by == "equivalent" or split_name(op.via) is not None
-    _need(is_called_by_name, where, "what it is called by is not namespace::op")
+    _need(is_called_by_name, where, "the op that it calls is not in the form namespace::op")
     ranks_fit = op.ranks is None or 1 <= op.ranks <= MAX_RANKS
     _need(ranks_fit, where, f"a collective of {op.ranks} ranks, limit {MAX_RANKS}")
     recorded = op.recorded
@@ -111,12 +111,12 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     _times(where, *totals, recorded.device_us_median or 0.0, *(kernel.total_us for kernel in recorded.kernels))
     # Both may be set: a reason found after resolving, such as a budget, leaves resolved_by.
     is_resolved = op.resolved_by is not None
-    _need(is_resolved or op.reason is not None, where, "neither resolved nor a reason why not")
+    _need(is_resolved or op.reason is not None, where, "neither resolved nor with a reason")
     if op.collective is not None:
         _verify_collective(where, op.collective)
     else:
         is_named = not is_resolved or split_name(op.name) is not None
-        _need(is_named, where, "resolved, but its name is not namespace::op")
+        _need(is_named, where, "resolved, but its name is not in the form namespace::op")
     verify_arguments(where, op)
     for meta in filter(None, (*(op.outputs or ()), *(op.recorded_outputs or ()))):
         _verify_tensor(f"{where}, outputs", meta)
@@ -124,9 +124,9 @@ def _verify_op(where: str, op: ReplayOp) -> None:
 
 def verify_arguments(where: str, op: ReplayOp) -> None:
     """Raise FormatError, with a message that begins with `where`, unless an op's arguments are valid and in order."""
-    _need(len({arg.name for arg in op.args}) == len(op.args), where, "two arguments of one name")
+    _need(len({arg.name for arg in op.args}) == len(op.args), where, "two arguments have the same name")
     keyword_only = [arg.keyword_only for arg in op.args]
-    _need(keyword_only == sorted(keyword_only), where, "a positional argument after a keyword-only one")
+    _need(keyword_only == sorted(keyword_only), where, "a positional argument follows a keyword-only one")
     for arg in op.args:
         verify_argument(f"{where}, argument {arg.name!r}", arg)
 
@@ -136,16 +136,16 @@ def _verify_collective(where: str, collective: Collective) -> None:
     sizes = (collective.in_elements, collective.out_elements, *itertools.chain(*lists))
     sizes_fit = all(0 <= n <= MAX_ELEMENTS for n in sizes)
     _need(sizes_fit, where, f"a collective of {max(sizes)} elements, limit {MAX_ELEMENTS}")
-    _need(collective.dtype in ITEMSIZE_BYTES, where, f"dtype {collective.dtype!r} is not known")
+    _need(collective.dtype in ITEMSIZE_BYTES, where, f"dtype {collective.dtype!r} is unknown")
     ranks = (collective.rank, collective.root, collective.source, collective.target, *collective.group_ranks)
-    _need(all(0 <= n <= MAX_RANKS for n in ranks if n is not None), where, f"a rank beyond {MAX_RANKS}")
+    _need(all(0 <= n <= MAX_RANKS for n in ranks if n is not None), where, f"a rank is not in 0..{MAX_RANKS}")
     parts_fit = max(map(len, (*lists, collective.group_ranks))) <= MAX_PARTS
-    _need(parts_fit, where, f"a collective of more than {MAX_PARTS} parts")
+    _need(parts_fit, where, f"a collective has more than {MAX_PARTS} parts")
     size = collective.group_size
     _need(size is None or 1 <= size <= MAX_RANKS, where, f"a group of {size} ranks, limit {MAX_RANKS}")
     for total, splits in zip(sizes[:2], lists[:2], strict=True):
         splits_fit = not splits or sum(splits) == total
-        _need(splits_fit, where, f"splits of {sum(splits)} elements in a message of {total}")
+        _need(splits_fit, where, f"the splits have {sum(splits)} elements, but the message has {total}")
 
 
 def _times(where: str, *values: float) -> None:
@@ -161,24 +161,24 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
     if arg.type in ("Tensor", "Tensor[]"):
         _verify_tensors(where, arg)
         return
-    _need(not arg.tensors, where, f"tensors in an argument of type {arg.type}")
+    _need(not arg.tensors, where, f"an argument of type {arg.type} contains tensors")
     if arg.type in LIST_TYPES:
-        _need(arg.value is None or isinstance(arg.value, tuple), where, f"{arg.type} needs a list")
+        _need(arg.value is None or isinstance(arg.value, tuple), where, f"the value of {arg.type} must be a list")
     else:
-        _need(arg.type in SCALAR_TYPES, where, f"type {arg.type!r} is not known")
-        _need(not isinstance(arg.value, tuple), where, f"{arg.type} is no list")
+        _need(arg.type in SCALAR_TYPES, where, f"type {arg.type!r} is unknown")
+        _need(not isinstance(arg.value, tuple), where, f"the value of {arg.type} must not be a list")
     for item in arg.value if isinstance(arg.value, tuple) else (arg.value,):
         kind = arg.type.removesuffix("[]")
-        _need(item is None or _fits(kind, item), where, f"{item!r} is no {kind}")
+        _need(item is None or _fits(kind, item), where, f"{item!r} is not of type {kind}")
 
 
 def _verify_tensors(where: str, arg: ReplayArg) -> None:
     if arg.type == "Tensor":
         is_single = len(arg.tensors) <= 1 and _is_wrapped(arg)
-        _need(is_single, where, "a Tensor has at most one tensor, and a value where it is a number's")
+        _need(is_single, where, "a Tensor needs at most one tensor, and a value only if it stands for a number")
     else:
         is_list = arg.value is None or (arg.value == () and not arg.tensors)
-        _need(is_list, where, "a Tensor[] has tensors, or () as value where it is empty")
+        _need(is_list, where, "a Tensor[] needs tensors, or () as its value if it is empty")
     for meta in filter(None, arg.tensors):
         _verify_tensor(where, meta)
 
@@ -222,10 +222,10 @@ def _is_complex(value: Value) -> bool:
 
 
 def _verify_tensor(where: str, meta: TensorMeta) -> None:
-    _need(meta.dtype in ITEMSIZE_BYTES, where, f"dtype {meta.dtype!r} is not known")
+    _need(meta.dtype in ITEMSIZE_BYTES, where, f"dtype {meta.dtype!r} is unknown")
     _need(len(meta.shape) <= MAX_RANK, where, f"{len(meta.shape)} dimensions, limit {MAX_RANK}")
     strides_fit = meta.strides is None or len(meta.strides) == len(meta.shape)
     _need(strides_fit, where, f"strides {meta.strides} do not fit shape {meta.shape}")
     numbers = (*meta.shape, *(meta.strides or ()), meta.storage_offset, meta.storage or 0)
     numbers_fit = all(0 <= n < 2**63 for n in numbers)
-    _need(numbers_fit, where, "a size, stride or offset is negative or beyond 64 bits")
+    _need(numbers_fit, where, "a size, stride or offset is negative or needs more than 64 bits")

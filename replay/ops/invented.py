@@ -28,8 +28,8 @@ class Invented(NamedTuple):
 
 
 _EXPERTS = (
-    Invented(WEIGHTS, "invented: one pair of matrices for all experts, intermediate size as the hidden size at most"),
-    Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, else 8"),
+    Invented(WEIGHTS, "invented: one pair of matrices for all experts, intermediate size at most the hidden size"),
+    Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, otherwise 8"),
 )
 _CACHE = (Invented("cache", "invented: the layer's cache is not an argument, so rows of the keys are repeated"),)
 _LATENT = (*_CACHE, Invented(WEIGHTS, "invented: the layer's up-projection is left out, its result is cut"))
@@ -63,7 +63,7 @@ def invented_by(op: str) -> tuple[Invented, ...]:
 
 EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
 """MoE layers whose weights are not arguments."""
-NAMED_BY = "--set init_arg=moe_routing.intermediate=N says them"
+NAMED_BY = "set them with --set init_arg=moe_routing.intermediate=N"
 """Hint for setting the sizes of an MoE layer whose weights are not arguments."""
 NARROW_BITS = 8
 """Weights with at most this many bits are costed as 8-bit integers, the narrowest that the cube is known to
@@ -103,9 +103,11 @@ def expert_sizes(
     bits = BITS_OF.get(str(words.get("dtype") or "")) or recorded_bits or 16
     rows = tokens * top_k
     if said := _number(words, "intermediate"):
-        return ExpertSizes(experts, said, top_k, bits, "user", f"{experts} experts of {said} x {width} in {bits} bits")
+        return ExpertSizes(
+            experts, said, top_k, bits, "user", f"{experts} experts of {said} x {width} with {bits} bits"
+        )
     if evidence is None or evidence.most_bytes is None or evidence.most_flops is None:
-        text = f"{experts} experts, {width} wide: sizes of weights are in no argument, and nothing bounds them"
+        text = f"{experts} experts, {width} wide: no argument gives the sizes of the weights, and nothing limits them"
         return ExpertSizes(experts, width, top_k, bits, "nothing", text)
     shared = 1 if op.name.endswith("_shared") else 0
     read = 3 * width * (min(experts, max(1, rows)) + shared) * max(bits, NARROW_BITS) / 8
@@ -113,7 +115,7 @@ def expert_sizes(
     limit = int(min(evidence.most_bytes / read, evidence.most_flops / max(1.0, done)))
     inner = max(1, min(width, limit))
     text = (
-        f"invented: {experts} experts of {inner} x {width} in {bits} bits, {top_k} a token: at most what "
+        f"invented: {experts} experts of {inner} x {width} with {bits} bits, {top_k} per token: at most what "
         f"{evidence.device} reads and multiplies in {evidence.time_us:.3g} µs"
     )
     return ExpertSizes(experts, inner, top_k, bits, "recording", text)

@@ -19,13 +19,13 @@ from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 _JUDGED = re.compile(r"str|int|bool|float|number|List\[bool\]|Optional\[.*\]")
 
 INERT: dict[str, str] = {
-    "chooses a kernel, or names what is called": """
+    "selects a kernel or names the called function": """
         CUBLAS_M_THRESHOLD allow_bf16x3_router_gemm arg2 backend check config cutlass_block_fp8_supported fa_version
         is_experimental is_rocm_aiter kernelName kernel_type layer_id layer_name mfma_type schedule
         skip_indices_sorting_fwd sm_version solution_index use_aiter_and_is_supported use_int64_offset use_upstream_fa
         ver smooth_scale_map_hash consecutive_range_length consecutive_range_start
     """,
-    "cuts, schedules, orders or waits for the work": """
+    "splits, schedules, orders or waits for the work": """
         BLOCK_SIZE_K BLOCK_SIZE_N CuCount block_size_M blocks_per_sm can_refresh cublas_handle cuda_stream dependency
         deterministic dispatch_policy enable_pdl enable_ps expected_m forced_token_heads_per_warp gen_mask_parallel
         kv_cache_dummy_dep ksplit max_num_partitions max_size moe_sorting_dispatch_policy non_blocking
@@ -34,14 +34,14 @@ INERT: dict[str, str] = {
         sm_margin splitK split_k_iters splitk sync thread_k thread_n thx thy tuning_config use_atomic_add use_kvsplit
         use_non_temporal_load work_indptr work_info_set work_meta_data
     """,
-    "sets the precision of sums inside, or which of equal values comes first": """
+    "sets the precision of inner sums, or the order of equal values": """
         a16 high_precision how_v3_bf16_cvt inner_precise inner_precision_mode is_v3_atomic_fp32
         round_norm_before_rope stable use_fast_accum use_fp32_reduce use_model_sensitive_rmsnorm
     """,
-    "rounds activations inside, which are multiplied unrounded": """
+    "rounds activations inside; the reference multiplies them unrounded": """
         _moe_C::moe_wna16_marlin_gemm.a_scales a1_scale a2_scale
     """,
-    "is a size, dtype or scheme that the tensors tell, too": """
+    "is a size, dtype or scheme that also follows from the tensors": """
         N_in aiter::*.dst_type antiquant_group_size batch_size batches block_k block_m block_n block_shape block_size
         block_size_in_bytes block_tables_stride0 dummy_is_scale_transposed dummy_is_tma_aligned enable_gqa
         fc_scale_blkk fc_scale_blkn fp8_min global_num_experts group_shape group_size group_sizes has_zp input_dtype
@@ -52,43 +52,43 @@ INERT: dict[str, str] = {
         stride0 stride1 token_nums topK topk total_hash_size_bits total_tokens use_fp8_w8a8 use_int8_w8a16
         use_int8_w8a8 v_row_bytes
     """,
-    "is memory to work in, or takes a result that is returned as well": """
+    "is workspace, or receives a result that is also returned": """
         c_or_none grads_share_storage inplace intermediate_cache13 intermediate_cache2 out out_ output workspace
         zero_bias_buf aiter::per_group_quant_hip.scale
     """,
-    "leaves rows or results unspecified, which are computed all the same": """
+    "leaves rows or results unspecified; the reference computes them, too": """
         filter_expert is_ep num_local_tokens num_rows num_rows_factor valid_token_count zero_tensors
         zeroing_output_tensor
     """,
-    "seeds random numbers, which are torch's own": """
+    "seeds random numbers; the reference uses torch's generator": """
         gen generator lambd npu::*attention*.offset philox_offset philox_seed rng_state seed
     """,
-    "says how weights or scales are shuffled, which are read as plain rows": """
+    "describes how weights or scales are shuffled; the reference reads plain rows": """
         a_type acl_format b_type bpreshuffle btype customize_dtype g_idx1 g_idx2 g_idx_or_none group_scales_type
         inner_k_tiles isBpreshuffled is_a_8bit is_full_k is_k_full is_shuffled n32k16_reorder perm_or_none
         shuffle_scale sort_indices1 sort_indices2 use_exllama use_shuffle
     """,
-    "belongs to the gradient, or to the optimizer's step after it": """
+    "belongs to the gradient or to the optimizer step after it": """
         fbgemm::*lookup*.eps fbgemm::*lookup*.max_norm fbgemm::*lookup*.stochastic_rounding
         fbgemm::*lookup*.weight_decay fbgemm::*lookup*.weight_decay_mode fb::scale_gradient.scale feature_requires_grad
         gradient_clipping learning_rate max_gradient
     """,
-    "has a bearing only with another argument, which is refused": """
+    "matters only with another argument, which is refused": """
         blocksparse_block_size blocksparse_head_sliding_step blocksparse_local_blocks cp_rank expert_capacity
         is_rotary_interleaved rotary_interleaved rotary_sin seqlens_rotary tp_rank
     """,
-    "tells of a layer whose weights and caches are not among the arguments, and are made up": """
+    "describes a layer whose weights and caches are no arguments; the reference generates them": """
         hidden_dim_unpadded input_ids save_kv_cache shared_experts_input
     """,
-    "is of an op that is not public, whose meaning is assumed": """
+    "belongs to an op that is not public; its meaning is assumed": """
         fb::rms_norm.flag
     """,
-    "holds what is computed again, or what is not needed": """
+    "holds values that are recomputed or not needed": """
         _C::get_cutlass_moe_mm_problem_sizes.blockscale_offsets aiter::ck_moe_stage2.activation
         fbgemm::bounds_check_indices.weights gating_output
         npu::npu_moe_init_routing_v2.expert_tokens_num_flag softmax_in
     """,
-    "has one meaning in all shapes that the stand-in takes": """
+    "has the same meaning for all shapes that the reference supports": """
         npu::npu_apply_rotary_pos_emb.layout npu::npu_scatter_pa_kv_cache_functional.cache_mode split_item
     """,
 }

@@ -194,7 +194,7 @@ class OpView:
         if place is not None:
             self.args[names[0]] = self.op.args[place]
             self.placed[names[0]] = place
-            self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
+            self.assume(f"its library is not installed: unnamed argument {place} is assumed to be {names[0]}")
 
     def number(self, *names: str) -> float | None:
         """Return a numeric argument, or None if it is absent or not a number."""

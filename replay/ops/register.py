@@ -201,7 +201,9 @@ def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[.
         values_by_name = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         for mode, values in modes.items():
             if mode in values_by_name and not is_computed(values_by_name[mode], values):
-                raise ValueError(f"{schema.name}: {mode}={_brief(values_by_name[mode])} is not stood in for")
+                raise ValueError(
+                    f"{schema.name}: {mode}={_brief(values_by_name[mode])} is not implemented by the reference"
+                )
         targets = [values_by_name[name] for name in version.into]
         if fake and targets:
             return targets[0].clone() if schema.returns else None

@@ -159,7 +159,7 @@ class Row:
         """Set fields that are not set yet. Raises ValueError for a field that is already set."""
         for name, value in aspects.items():
             if value and getattr(self, name):
-                raise ValueError(f"{self.name} has its {name} already: {getattr(self, name)}")
+                raise ValueError(f"{self.name} already has its {name}: {getattr(self, name)}")
             if value:
                 setattr(self, name, value)
 
@@ -356,7 +356,7 @@ def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work |
     counter = counter_of(context.op)
     if counter is None:
         return None
-    with strict(f"counter of work {counter.__name__} for {context.op}"):
+    with strict(f"work counter {counter.__name__} for {context.op}"):
         try:
             return counter(replace(context, role=role_of(context.op)), lengths)
         except InitializerError:

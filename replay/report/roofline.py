@@ -208,7 +208,7 @@ def _row_of(result: OpResult, time_us: float, share: float, peak: Peak | None) -
     )
     product = result.product
     if product is None:
-        return msgspec.structs.replace(row, why="its work is not known")
+        return msgspec.structs.replace(row, why="its work is unknown")
     n = result.count
     work = CallWork(
         flops=None if product.flops is None else n * product.flops,

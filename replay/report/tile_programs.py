@@ -190,7 +190,7 @@ def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, li
     said = [note for row in asked if row.time is not None for note in row.time.notes]
     if said:
         notes.append("repeated loop iterations were counted, not simulated (how many: --format json)")
-    notes += [f"warning: {note}" for note in dict.fromkeys(said) if "looks at positions" in note]
+    notes += [f"warning: {note}" for note in dict.fromkeys(said) if "uses positions" in note]
     notes += list(dict.fromkeys(f"values not computed: {row.note}" for row in asked if row.note))
     if study.skipped:
         notes.append(f"{plural(study.skipped, 'default shape')} left out, because the reference does not accept them")

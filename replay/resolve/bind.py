@@ -32,8 +32,8 @@ UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
 COUNTS = {
     **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), ("int64", "offsets count rows")),
-    "indices": ("int64", "what indexes is a whole number"),
-    "state_steps": ("float32", "one step counter a parameter"),
+    "indices": ("int64", "indices are integers"),
+    "state_steps": ("float32", "one step counter per parameter"),
 }
 """Tensor lists with a fixed dtype, regardless of the dtypes of other arguments, and the reason."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
@@ -85,7 +85,7 @@ def bind(
     _refuse_values(args)
     alike = aliasing.alike(args)
     if alike:
-        notes.append(Assumption(argument="*", what=f"{', '.join(alike)} are taken for different tensors"))
+        notes.append(Assumption(argument="*", what=f"{', '.join(alike)} are assumed to be different tensors"))
     args, apart = aliasing.settle(args)
     return args, (*notes, *apart)
 
@@ -175,7 +175,9 @@ def _alignment_notes(match: Match) -> list[Assumption]:
             Assumption(argument="*", what=f"the last {len(match.recorded)} recorded entries are the arguments")
         )
     if match.dropped:
-        notes.append(Assumption(argument="*", what=f"the last {match.dropped} recorded entries are no arguments here"))
+        notes.append(
+            Assumption(argument="*", what=f"the last {match.dropped} recorded entries are not arguments of this op")
+        )
     return notes
 
 
@@ -251,7 +253,7 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
     """
     if arg.name != UNSAFE or arg.value is not True:
         return arg
-    notes.append(Assumption(argument=UNSAFE, what="False: recorded was True, which leaves out checks of bounds"))
+    notes.append(Assumption(argument=UNSAFE, what="False: the recorded True skips bounds checks"))
     return msgspec.structs.replace(arg, value=False)
 
 
@@ -303,8 +305,8 @@ def _guessed(
         return _not_guessed(arg, rec, context)
     completed, why = _from_guess(arg, guess), guess.why
     if _is_long(rec, context) and context.calls > 1:
-        calls = f"{context.calls} calls count as this op"
-        why += f"; {calls}, whether or not their lists are equal: --execution-trace tells"
+        calls = f"{context.calls} calls are grouped as this op"
+        why += f"; {calls}, although their lists may differ; --execution-trace records them"
     if _has_dtypes(completed):
         return completed, why
     dtype, why_dtype = inference.list_dtype(arg.name, _known_dtypes(bound.values()), context)
@@ -321,9 +323,9 @@ def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[Repl
     from opreplay.replay.resolve.guess import lists
 
     if arg.optional:
-        return argument_of(arg), "None: the recorded value is not known" if rec.value is MISSING else None
+        return argument_of(arg), "None: the recorded value is unknown" if rec.value is MISSING else None
     what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
-    why = f"{lists.TOO_LONG}, and an empty one looks the same; an ExecutionTrace has it: --execution-trace"
+    why = f"{lists.TOO_LONG}, and an empty one looks the same; an ExecutionTrace records it: --execution-trace"
     more = f" ({why})" if _is_long(rec, context) else ""
     raise Unbound(Reason("metadata missing", f"{what} {arg.name}{more}"))
 

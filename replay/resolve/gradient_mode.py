@@ -34,7 +34,7 @@ def with_gradient_mode(op: ReplayOp) -> ReplayOp:
     if not with_gradients or 2 * with_gradients < op.count:
         return op if not assumed else _with_note(op, _assumed_off(assumed, op.count))
     calls = "" if with_gradients == op.count else f" in {with_gradients:,} of {op.count:,} calls"
-    what = f"gradients on, as recorded{calls}; every floating argument requires them"
+    what = f"gradients on, as recorded{calls}; every floating-point argument requires grad"
     return msgspec.structs.replace(_with_note(op, what), gradients=True)
 
 
@@ -46,7 +46,7 @@ def _with_note(op: ReplayOp, what: str) -> ReplayOp:
 def _assumed_off(calls: int, count: int) -> str:
     """Return the note for an op of `count` calls, of which autograd may have recorded `calls`."""
     of_calls = "" if calls == count else f" for {calls:,} of {count:,} calls"
-    return f"gradients assumed off{of_calls}: neither a later call nor a backward node tells whether they were recorded"
+    return f"gradients assumed off{of_calls}: no later call or backward node shows whether they were on"
 
 
 def _takes_gradients(op: ReplayOp) -> bool:

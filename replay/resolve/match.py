@@ -84,7 +84,7 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
         fit = match_overload(spec, valid) if codes else None
         if fit is not None and not fit.skipped and (match is None or fit.cost < match.cost):
             _, arg, code = codes[0]
-            known = f"the last known one is {len(CODES[arg.kind]) - 1}"
+            known = f"the last known code is {len(CODES[arg.kind]) - 1}"
             return f"{arg.name} is {code}, which is not a known {arg.kind} code ({known})"
     return None
 

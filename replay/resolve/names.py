@@ -156,7 +156,9 @@ def _missing_library(name: str, namespace: str, policy: Policy) -> str | None:
     if modules:
         is_users = namespace in policy.allow_imports
         return (
-            f"{' or '.join(modules)} not importable: is it on PYTHONPATH?" if is_users else modules[0].partition(".")[0]
+            f"{' or '.join(modules)} cannot be imported: is it on PYTHONPATH?"
+            if is_users
+            else modules[0].partition(".")[0]
         )
     if namespace in ("aten", "prims", "quantized"):
         import torch
@@ -164,7 +166,7 @@ def _missing_library(name: str, namespace: str, policy: Policy) -> str | None:
         return f"torch {torch.__version__.partition('+')[0]} has no {name}"
     if known := _registered(namespace):
         near = near_names(name) or tuple(sorted(known)[:MOST_NEAR])
-        return f"what registers {namespace} here has no {name}; it has {', '.join(near)}"
+        return f"the installed {namespace} has no {name}, only {', '.join(near)}"
     return None
 
 
@@ -209,7 +211,7 @@ def _import_failure(module: str) -> str | None:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a library may raise anything
         first = str(error).strip().partition("\n")[0]
-        return f"{module.partition('.')[0]} is installed, its import fails: {type(error).__name__}: {first}"
+        return f"{module.partition('.')[0]} is installed, but its import fails: {type(error).__name__}: {first}"
     return None
 
 
@@ -291,7 +293,7 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     entry = candidates(op.called, policy)
     _stop_for(entry.reason or refused_text(op.args))
     if entry.function is None:
-        why = f"{op.called} has a schema here, and the plan's call was made without one"
+        why = f"the plan's call was made without a schema, but {op.called} has one here"
         raise NotReplayable(Reason("failed", why))
     return entry.function.function
 

@@ -72,9 +72,9 @@ def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
     compare with.
     """
     if op.resolved_by == "reference":
-        return not_compared("a stand-in ran, and the library is not here")
+        return not_compared("the reference implementation ran, because the library is not installed")
     if op.resolved_by == "equivalent":
-        return not_compared(f"{op.name} is not here; {op.via or 'an equivalent'} ran")
+        return not_compared(f"{op.name} is not available here, so {op.via or 'an equivalent'} ran")
     if op.via is not None and op.via != op.name:
         return not_compared(f"it was converted to {op.via}, with other arguments")
     if op.resolved_by != "executor":

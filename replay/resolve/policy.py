@@ -63,9 +63,9 @@ UNSAFE_WORDS: tuple[str, ...] = ("unsafe", "unchecked", "reinterpret")
 
 SAFE_DESPITE_NAME: dict[str, str] = {
     "aten::_unsafe_view": "checks sizes like view; unsafe for autograd's view tracking only",
-    "aten::unsafe_chunk": "is chunk; unsafe for autograd's view tracking only",
-    "aten::unsafe_split": "is split; unsafe for autograd's view tracking only",
-    "aten::unsafe_split_with_sizes": "is split_with_sizes; unsafe for autograd's view tracking only",
+    "aten::unsafe_chunk": "same as chunk; unsafe for autograd's view tracking only",
+    "aten::unsafe_split": "same as split; unsafe for autograd's view tracking only",
+    "aten::unsafe_split_with_sizes": "same as split_with_sizes; unsafe for autograd's view tracking only",
 }
 """Ops that check their arguments although their name says unsafe → the reason."""
 
@@ -231,9 +231,9 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
         if any(refused in type_text for refused in REFUSED_TYPES):
             return Reason("policy", f"argument {argument!r} of type {type_text}")
         if _base(type_text) == "str" and not _may_be_string(namespace, name, argument):
-            return Reason("policy", f"string argument {argument!r} not on the list")
+            return Reason("policy", f"string argument {argument!r} is not on the list")
         if re.fullmatch(r"(Optional\[|List\[)*t\w*\]*", type_text):
-            return Reason("policy", f"argument {argument!r} of any type")
+            return Reason("policy", f"argument {argument!r} accepts any type")
     return None
 
 
@@ -243,7 +243,7 @@ def refuse_value(argument: str, value: object) -> Reason | None:
         return Reason("policy", f"{argument}={value}")
     texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     if any(isinstance(text, str) and not _PLAIN_TEXT.fullmatch(text) for text in texts):
-        return Reason("policy", f"text of argument {argument!r}")
+        return Reason("policy", f"string value of argument {argument!r}")
     return None
 
 

@@ -164,7 +164,7 @@ class Resolver:
                 raise
             return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
         if resolved.resolved_by == "equivalent" and base in EQUIVALENTS:
-            what = f"{base} has no kernel for {self._device}; convert to {resolved.via}"
+            what = f"{base} has no kernel for {self._device}; convert to {resolved.via} instead"
             raise Unbound(Reason("failed", f"conversion {entry.shown}: {what}"))
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
@@ -378,5 +378,5 @@ def _with_unread_text(op: ReplayOp, match: Match, specs: Sequence[OpSpec]) -> Re
     unread = text_rival(match, specs)
     if unread is None:
         return op
-    what = "None: another overload takes a text here, and texts are not recorded"
+    what = "None: another overload takes a string here, and strings are not recorded"
     return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument=unread.name, what=what)))

@@ -92,7 +92,9 @@ class Expectations:
         file = None if baseline is None else self.folder / baseline
         before, output = (None, file) if self.update else (file, None)
         if before is not None and not before.is_file():
-            raise OpsNotAsExpected(f"no baseline {file}; pytest --opreplay-update writes it on the machine that judges")
+            raise OpsNotAsExpected(
+                f"no baseline {file}; write it with pytest --opreplay-update on the machine that runs the tests"
+            )
         chosen = msgspec.structs.replace(options or RunOptions(), device=opened.setting.device)
         results = run(opened, options=chosen, output=output, force=True)
         missed = [f"{op.name} {op.inputs}: {op.why_not()}" for op in results.ops if op.status != "replayed"]

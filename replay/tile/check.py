@@ -151,14 +151,14 @@ def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
     """
     if not isinstance(given, Mapping):
         raise UsageError(
-            f"{bound.program.place}: inputs= of {bound.program.name} returned a {type(given).__name__}, a dict is "
-            "wanted",
+            f"{bound.program.place}: inputs= of {bound.program.name} returned a {type(given).__name__} "
+            "instead of a dict",
             hint="Name the inputs: inputs=lambda x, table: {'table': torch.arange(len(table)).int()}.",
         )
     for name, value in cast("Mapping[str, Any]", given).items():
         meta, actual = bound.tensors.get(name), as_meta(value)
         if meta is None or getattr(actual, "shape", None) != meta.shape or actual.dtype != meta.dtype:
-            wanted = "no tensor of it" if meta is None else tensor_text(meta)
+            wanted = "no argument with that name" if meta is None else tensor_text(meta)
             shown = tensor_text(actual) if isinstance(actual, TensorMeta) else repr(value)
             raise UsageError(
                 f"{bound.program.name}: {name} is {shown}, but the case has {wanted}",
@@ -171,11 +171,11 @@ def too_large(bound: Bound, part: int = 1) -> str:
     """Return why the values of a case are too expensive to compute; "" if they are not. `part` divides the limits."""
     elements = sum(prod(meta.shape) for meta in bound.tensors.values())
     if elements > MOST_ELEMENTS // part:
-        return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
+        return f"{elements:,} elements; values are checked for up to {MOST_ELEMENTS:,}"
     sizes = sorted((prod(meta.shape) for meta in bound.tensors.values()), reverse=True)[:3]
     # Of a product of [m, k] and [k, n] the root of m k * k n * m n.
     if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > (MOST_PRODUCTS // part) ** 2:
-        return f"about {prod(sizes) ** 0.5:.2g} products, values are run for up to {MOST_PRODUCTS:,}"
+        return f"about {prod(sizes) ** 0.5:.2g} multiplications; values are checked for up to {MOST_PRODUCTS:,}"
     return ""
 
 

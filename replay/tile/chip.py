@@ -317,14 +317,14 @@ def _buffers(runs: CoreRuns, device: DeviceProfile) -> dict[Place, tuple[int, in
 def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
     notes: list[str] = []
     if skipped := max(recording.left_out for _, recording in runs.classes):
-        notes.append(f"{skipped:,} iterations that repeat others were not run but counted")
+        notes.append(f"{skipped:,} iterations repeat others: they were counted, not run")
     if looked := max(recording.looked for _, recording in runs.classes):
         notes.append(
-            f"{looked:,} of them are of loops whose body looks at positions: {PROBES} were compared, others may differ "
+            f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, others may differ "
             "(--every runs all)"
         )
     if slowest.averaged:
-        notes.append(f"{slowest.averaged:,} repetitions of loops whose schedule had not settled count with their mean")
+        notes.append(f"{slowest.averaged:,} loop iterations without a steady schedule count with the mean time")
     return tuple(notes)
 
 

@@ -136,8 +136,8 @@ def read_times(path: Path) -> tuple[Row, ...]:
 
 
 _HINT = (
-    'A CSV with the columns program, soc, shape ("x=bf16[4096,1024] w=bf16[1024]", in quotes) and time_us; '
-    'tiling ("rows=8"), cores and l2 if they are told.'
+    'Write a CSV with the columns program, soc, shape ("x=bf16[4096,1024] w=bf16[1024]", in quotes) and time_us; '
+    'tiling ("rows=8"), cores and l2 are optional.'
 )
 
 
@@ -248,8 +248,8 @@ def _refusal(centre: float, width: float, unmeasured_band: float) -> str:
         return f"measured {times}: are the times in microseconds, of this kernel alone?"
     if math.exp(width) > unmeasured_band:
         return (
-            f"cases say too little of each other: a band of {math.exp(width):.2g} times, {unmeasured_band:.2g} where "
-            "nothing was measured"
+            f"the measured cases predict each other within a factor of {math.exp(width):.2g}, worse than the factor of "
+            f"{unmeasured_band:.2g} without measurements"
         )
     return ""
 
@@ -343,7 +343,7 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
     """
     for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
-            return f"{name}={word}, measured {', '.join(sorted(there)) or 'otherwise'}"
+            return f"{name}={word}, but measured with {', '.join(sorted(there)) or 'other values'}"
     for name, value in _sizes(bound, time).items():
         if name not in known.ranges:
             return f"{name}={value:.6g}, measured without"
@@ -351,7 +351,7 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
         beyond = 1.0 if name in bound.settings else BEYOND
         if value > beyond * high or value * beyond < low:
             unit = " us" if name == "time" else ""
-            return f"{name}={value:.6g}{unit}, measured {low:.6g} to {high:.6g}"
+            return f"{name}={value:.6g}{unit}, but measured from {low:.6g} to {high:.6g}"
     return ""
 
 

@@ -67,7 +67,7 @@ def _refuse_unknown_overload(program: Program) -> None:
     if known and overload not in known:
         raise UsageError(
             f"{program.place}: {name} has no overload {overload}",
-            hint=f"Its overloads: {', '.join(sorted(known))}; {name!r} stands for all of them.",
+            hint=f"Its overloads: {', '.join(sorted(known))}; {name!r} without an overload means all of them.",
         )
 
 
@@ -97,7 +97,7 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     except UsageError as error:
         raise CustomOpError(
             f"{program.place}: {program.name} does not fit this call of {op.name}: {error.problem}",
-            hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
+            hint="Use @tile.kernel(arguments=...) to convert the call's arguments, or when=... to exclude calls.",
         ) from error
 
 
@@ -106,7 +106,8 @@ def _call_user_function(program: Program, function: Any, op: ReplayOp, info: OpI
         return function(*info.args, **{k: v for k, v in info.kwargs.items() if v is not None})
     except Exception as error:  # user code may raise anything
         raise CustomOpError(
-            f"{program.place}: {program.name} cannot tell what to do with {op.name}: {type(error).__name__}: {error}",
+            f"{program.place}: {program.name} failed in when= or arguments= for {op.name}: {type(error).__name__}: "
+            f"{error}",
             hint="`when` and `arguments` get the call's arguments in order, tensors as meta tensors.",
         ) from error
 
@@ -121,7 +122,7 @@ def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[st
     if not isinstance(arguments, Mapping):
         kind = type(arguments).__name__
         raise CustomOpError(
-            f"{program.place}: arguments= of {program.name} returned a {kind}, a dict is wanted",
+            f"{program.place}: arguments= of {program.name} returned a {kind} instead of a dict",
             hint="Name the program's arguments: arguments=lambda self, dim: {'x': self}.",
         )
     return cast("Mapping[str, Any]", arguments)
@@ -171,7 +172,7 @@ def _check_numbers_used(program: Program, op: ReplayOp) -> None:
         raise CustomOpError(
             f"{program.place}: {program.name} does not fit this call of {op.name}: it has no {arg.name}, which is "
             f"{arg.value} there",
-            hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
+            hint="Use @tile.kernel(arguments=...) to convert the call's arguments, or when=... to exclude calls.",
         )
 
 

@@ -249,8 +249,8 @@ def _hint(error: Exception) -> str:
         wanted = str(error.name)
         names = [name for name in dir(error.obj) if not name.startswith("_")]
         near: list[str] = [name for name in names if wanted in name] or get_close_matches(wanted, names, n=3)
-        return f"There is {', '.join(near)}." if near else "The page on tile programs lists what there is."
-    return "Functions of torch do not take tiles; those of tile do." if isinstance(error, TypeError) else ""
+        return f"Did you mean {', '.join(near)}?" if near else "docs/tile.md lists all functions."
+    return "Functions of torch do not accept tiles; use those of tile." if isinstance(error, TypeError) else ""
 
 
 def _line_of(error: Exception, program: Program) -> tuple[str, int]:

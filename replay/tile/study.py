@@ -171,7 +171,9 @@ def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) ->
     if not required:
         return ()
     if wanted.shapes:
-        raise UsageError("--shapes is given without --case", hint="Sizes replace names in a case: x=bf16[n,1024].")
+        raise UsageError(
+            "--shapes is given without --case", hint="Add a case with names for sizes: --case 'NAME x=bf16[n,1024]'."
+        )
     return tuple(case for program in known for case in base_cases(program))
 
 
@@ -277,7 +279,7 @@ def _unused(known: Sequence[Program], rows: Sequence[Row], measured: Sequence[Lo
     others = Counter(row.program for row in rows if row.program not in names)
     elsewhere = Counter(row.soc for row in rows if row.program in names and row.place not in places)
     return (
-        *(f"{count} of {name}, no kernel of this file" for name, count in others.items()),
+        *(f"{count} of {name}, which is not a kernel of this file" for name, count in others.items()),
         *(f"{count} on {soc}: add --soc {soc}" for soc, count in elsewhere.items()),
     )
 
@@ -393,15 +395,17 @@ def _values_or_nearest(
     except UsageError:  # a shape that the program or its reference refuses
         near, nearest = None, large
     if near is None or isinstance(nearest, str):
-        return f"{large}; of these sizes nothing was checked, only the default shapes"
+        return f"{large}; values were checked only at the default shapes, not at these sizes"
     if isinstance(nearest, Checked):
         several = (
-            "; a loop of several iterations has one there, so races and running sums are undecided" if lost else ""
+            "; a loop of several iterations has only one there, so races and running sums are not checked"
+            if lost
+            else ""
         )
-        return f"{large}; right at {near.text}{several}"
+        return f"{large}; values are right at {near.text}{several}"
     if nearest.limit in OF_ANY_SIZE:
         return msgspec.structs.replace(nearest, message=f"{nearest.message} (at {near.text})")
-    return f"{large}; undecided: at {near.text} line {nearest.line} breaks {nearest.limit}: {nearest.message}"
+    return f"{large}; not checked: at {near.text} line {nearest.line} breaks {nearest.limit}: {nearest.message}"
 
 
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:

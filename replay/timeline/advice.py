@@ -220,15 +220,15 @@ def _tried(names: Names, graph: StepGraph, change: str) -> Edited | None:
 
 def _of_host_work(names: Names, graph: StepGraph, device: str, least_us: float) -> Iterator[_Candidate]:
     for work in host_work(names, graph, stretches_of(names.trace, graph), least_us):
-        waits = f"{device} waits for it" if graph.on_device else "it runs no op"
+        waits = f"{device} waits for it" if graph.on_device else "no op runs meanwhile"
         yield _Candidate(
             kind="python",
             what=_work_text(work),
-            why=f"it takes {work.us / 1e3:,.2f} ms of the host and launches nothing; {waits}",
+            why=f"it takes {work.us / 1e3:,.2f} ms of host time and launches nothing; {waits}",
             basis=(
-                "it can run before the step or beside it, in other processes"
+                "it can run before the step, or at the same time in other processes"
                 if work.name
-                else "it is Python work and no wait for another thread: record with_stack=True to see it by name"
+                else "it is Python work, not a wait for another thread; record with_stack=True to see its name"
             ),
             certainty="high" if work.name else "medium",
             edit=without_work(graph, work),
@@ -251,7 +251,7 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
             kind="cudagraph",
             what=change,
             why=f"{device} waits for the host",
-            basis="shapes and control flow are the same in every step; host work that no graph can hold stays",
+            basis="shapes and control flow are the same in every step; host work that a graph cannot contain remains",
             certainty="high",
             edit=edit,
             change=change,
@@ -274,11 +274,11 @@ def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     total_us = float(of_lane.max(initial=0.0))
     yield _Candidate(
         kind="overlap",
-        what="overlapping communication with computing",
-        why=f"computing waits for collectives, {float(of_lane.sum()) / 1e3:,.2f} ms in all",
+        what="overlapping communication with compute",
+        why=f"compute kernels wait for collectives, {float(of_lane.sum()) / 1e3:,.2f} ms in total",
         basis=(
-            "collectives are divided, and begin early enough to end beside computing; the least gain is without that; "
-            "waiting for late ranks counts as theirs"
+            "collectives are split and begin early enough to end during compute; the low end of the gain is without "
+            "that; waiting for late ranks counts as collective time"
         ),
         certainty="medium",
         edit=edit,
@@ -303,9 +303,11 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     worse.durations_us[heads] = np.maximum(edit.durations_us[heads], 0.5 * sums[heads])
     yield _Candidate(
         kind="fusion",
-        what="fusing runs of elementwise kernels (torch.compile)",
-        why=f"{kernels + runs:,} small kernels follow each other in {runs:,} run{'s' if runs > 1 else ''}",
-        basis="kernels of a run depend on each other alone; in the range each run keeps up to half of its time",
+        what="fusing consecutive elementwise kernels (torch.compile)",
+        why=f"{kernels + runs:,} consecutive small kernels form {runs:,} group{'s' if runs > 1 else ''}",
+        basis=(
+            "the kernels of a group depend only on each other; at the low end of the gain, each keeps half of its time"
+        ),
         certainty="medium",
         edit=edit,
         others=(worse,),
@@ -341,7 +343,7 @@ def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
         has_shapes = nodes.owner[node] >= 0 and bool(trace.signatures[trace.ops.signature[nodes.owner[node]]].dims)
         yield _Candidate(
             kind="op",
-            what=f"bringing the slow calls of {names.task(node)} to the time of the others",
+            what=f"making the slow calls of {names.task(node)} as fast as the others",
             why=(
                 f"{few:,} of {len(rows):,} calls take{'s' if few == 1 else ''} {float(np.median(us[slow])):,.1f} µs, "
                 f"the others {usual:,.1f} µs"
@@ -355,9 +357,9 @@ def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
 
 
 _DIRECTIONS = (
-    ("HtoD", "copies from the host", "inputs are copied ahead, from pinned memory and beside computing"),
-    ("DtoH", "copies to the host", "the host does not need the values in the step"),
-    ("DtoD", "copies within the device", "tensors are made where they are needed"),
+    ("HtoD", "copies from the host", "inputs are copied in advance from pinned memory, while kernels run"),
+    ("DtoH", "copies to the host", "the host does not need the values during the step"),
+    ("DtoD", "copies within the device", "tensors are created where they are needed"),
 )
 
 
@@ -371,8 +373,8 @@ def _of_copies(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     for node in np.flatnonzero((nodes.kind == KERNEL) & (nodes.owner >= 0) & (nodes.name >= 0)).tolist():
         of_kernels[node] = class_of_work(names.task(node), names.kernel(node)) == "copies"
     if of_kernels.any():
-        basis = "tensors are made in the type and layout that is needed"
-        yield _without_tasks(names, graph, of_kernels, "removing casts and changes of layout", basis, "low")
+        basis = "tensors are created in the dtype and layout that is needed"
+        yield _without_tasks(names, graph, of_kernels, "removing casts and layout changes", basis, "low")
 
 
 def _without_tasks(
@@ -385,7 +387,7 @@ def _without_tasks(
     return _Candidate(
         kind="copies",
         what=what,
-        why=f"{count:,} of them take {us / 1e3:,.2f} ms of the device"
+        why=f"{count:,} of them take {us / 1e3:,.2f} ms of device time"
         + (", and the host waits for them" if waited else ""),
         basis=basis,
         certainty=certainty,
@@ -503,12 +505,12 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
         reached = one.roof_us * len(one.us) / float(one.us.sum())
         yield _Candidate(
             kind="op",
-            what=f"bringing {one.text} to {_percent(GOOD)} of its roof",
+            what=f"bringing {one.text} to {_percent(GOOD)} of its roofline limit",
             why=(
                 f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs "
                 f"reach{'' if len(one.us) > 1 else 'es'} {_percent(reached)} of the {one.bound} peak of {peak.device}"
             ),
-            basis=f"each argument is read once, and {_percent(LOW)} to 100 % of the peak are reached",
+            basis=f"each argument is read once; the range covers {_percent(LOW)} to 100 % of the peak",
             certainty="medium",
             edit=told,
             others=(low, best),
@@ -518,12 +520,12 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
 
 
 _TYPES: tuple[tuple[str, str, float, str], ...] = (
-    (TF32, "TF32 in float32 products", 1.0, "products keep 10 bits of the mantissa instead of 23: check the accuracy"),
+    (TF32, "TF32 for float32 matrix products", 1.0, "the mantissa has 10 bits instead of 23: check the accuracy"),
     (
         "bfloat16",
-        "bfloat16 in place of float32 in products",
+        "bfloat16 instead of float32 for matrix products",
         0.5,
-        "7 bits of the mantissa are left: check the accuracy",
+        "the mantissa has 7 bits instead of 23: check the accuracy",
     ),
 )
 """(type, description, its bytes per byte of float32, condition)."""
@@ -554,8 +556,10 @@ def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator
         yield _Candidate(
             kind="dtype",
             what=what,
-            why=f"{total_us / 1e3:,.2f} ms of products are computed in float32",
-            basis=f"{basis}; products reach the share of the peak that they reach now, in the range half of it",
+            why=f"{total_us / 1e3:,.2f} ms of matrix products are computed in float32",
+            basis=(
+                f"{basis}; products reach the same share of the peak as now, or half of it at the low end of the range"
+            ),
             certainty="low",
             edit=_scaled(graph, told),
             others=(_scaled(graph, low),),

@@ -420,16 +420,18 @@ def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[st
     call_us, view_us = DISPATCH_US * of_host.host_scale, VIEW_US * of_host.host_scale
     measured = int((of_host.host_band == 1.0).sum())
     notes = [
-        f"{measured} of {calls} calls take the host what was measured, the others {of_host.host_scale:.2f} times what "
-        "is assumed of any host, as do the measured ones at the median"
+        f"{measured} of {calls} calls have measured host times; the others take {of_host.host_scale:.2f} times the "
+        "default host time, the median ratio of the measured calls"
         if measured
         else "",
-        f"the host takes {call_us:.3g} µs for a call that starts kernels (of a public torch_npu profile), "
-        f"{view_us:.3g} µs for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; "
-        f"Python between calls, {PYTHON_US:.0f} µs each, is in the upper end of the band alone",
-        f"a launch takes {LAUNCH_LATENCY_US:g} µs, a task follows the one before after {TASK_GAP_US:g} µs (public 910B "
-        "profiles); collectives run in order with computing",
+        f"the host takes {call_us:.3g} µs for a call that launches kernels (from a public torch_npu profile), "
+        f"{view_us:.3g} µs for one that launches none (assumed), within a factor of {DISPATCH_BAND:g}; "
+        f"only the upper end of the band includes Python between calls, {PYTHON_US:.0f} µs each",
+        f"a launch takes {LAUNCH_LATENCY_US:g} µs and the gap between tasks {TASK_GAP_US:g} µs (public 910B profiles); "
+        "collectives do not overlap with compute kernels",
     ]
     if missing:
-        notes.append(f"{len(missing)} of {calls} calls have no prediction and take no time here: the step is longer")
+        notes.append(
+            f"{len(missing)} of {calls} calls have no prediction and count as 0 µs, so the real step is longer"
+        )
     return tuple(filter(None, notes))

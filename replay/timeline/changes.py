@@ -159,7 +159,7 @@ def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = 
     out.notes[:0] = before.notes
     out.matched += before.matched
     if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
-        out.notes.append(f"kernels beside collectives lose {_loss_text(graph)}")
+        out.notes.append(f"kernels that run during collectives lose {_loss_text(graph)}")
     return out
 
 
@@ -169,11 +169,11 @@ def _loss_text(graph: StepGraph) -> str:
     """
     lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
     loss = (
-        f"{100 * lost:.0f} % of their speed, as the steps of the trace tell"
+        f"{100 * lost:.0f} % of their speed, as measured on the steps of the trace"
         if lost >= WORTH
-        else "nothing that is known"
+        else "no speed that the trace shows"
     )
-    return loss if high - low < WORTH else f"{loss}; the range holds {100 * low:.0f} % to {100 * high:.0f} %"
+    return loss if high - low < WORTH else f"{loss}; the range covers {100 * low:.0f} % to {100 * high:.0f} %"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
@@ -188,7 +188,7 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         out.overlap = True
         out.matched = int((out.graph.nodes.kind == COLLECTIVE).sum())
         out.notes.append(
-            "no task waits for a collective, and collectives cost others nothing; the step still ends last"
+            "no task waits for a collective and collectives slow nothing down, but the step ends only when they end"
         )
     elif "=" in text:
         for pattern, value in scalings(text):
@@ -200,7 +200,7 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         raise TraceError(f"{text!r} is not a change", hint=_HINT)
 
 
-TWICE = "some work is meant by several of the changes: its factors multiply"
+TWICE = "several changes match the same work: their factors multiply"
 
 
 def refuse_combination(text: str) -> None:
@@ -214,7 +214,7 @@ def refuse_combination(text: str) -> None:
     raise TraceError(
         f"{whole!r} cannot be combined with {', '.join(map(repr, others))} by commas: commas join only "
         "PATTERN=VALUE changes, and this one changes the whole step",
-        hint="Repeat the option, which also shows all changes together: "
+        hint="Repeat the option instead, which also shows all changes together: "
         + " ".join(f"--what-if {shlex.quote(part)}" for part in (whole, *others)),
     )
 
@@ -242,12 +242,12 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
         return Unmatched("matches nothing in this step", hint=f"Classes of work here: {listed}.")
     heaviest = ", ".join(map(repr, heaviest_names(names, graph)))
     near = ", ".join(map(repr, nearest_names(names, graph, text)))
-    near = f"the nearest here: {near}; " if near else ""
+    near = f"the closest names in this step: {near}; " if near else ""
     accepted = (
-        "Patterns are matched with op and kernel names and classes of work such as gemm, not with labels "
+        "Patterns match names of ops and kernels, and classes of work such as gemm; they do not match labels "
         "(record_function), modules or Python functions"
     )
-    hint = f"{accepted}; {near}those with most time: {heaviest}."
+    hint = f"{accepted}; {near}the names with the most time: {heaviest}."
     return Unmatched("matches nothing in this step", hint=hint)
 
 
@@ -260,13 +260,14 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
         )
     if word == "fuse" and (pairs := _followers(names, graph)):
         return (
-            f"No tasks of these ops follow each other on one stream; those with most time that do: {', '.join(pairs)}."
+            "No tasks of these ops follow each other on one stream. The pairs with the most time that do: "
+            f"{', '.join(pairs)}."
         )
     return {
         "fuse": "No tasks of these ops follow each other on one stream of a device.",
-        "dtype": "No op with a known owner of its work takes floats wider than that.",
-        "overlap": "It has no collectives.",
-    }.get(word, "No launch of device work is recorded in it: there is nothing to capture.")
+        "dtype": "No op whose kernels are known takes a wider floating-point dtype.",
+        "overlap": "The step has no collectives.",
+    }.get(word, "No launch of device work is recorded in the step, so there is nothing to capture.")
 
 
 def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
@@ -345,7 +346,7 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
         launching = _or_above(names, launching)
     _scale_host(names, out, ops & ~launching, number, factor)
     if out.matched > before and out.graph.on_device and not out.offloaded:
-        out.notes.append(f"{pattern} starts no device work here: its time on the host is changed")
+        out.notes.append(f"{pattern} launches no device work here, so its host time is changed")
 
 
 def _of_pattern(names: Names, graph: StepGraph, device: Ints, pattern: str) -> tuple[Bools, Bools]:
@@ -407,11 +408,11 @@ def _scale_inside(
             out.inside_us[rows[ops[slices.op[rows]]]] *= number
             out.matched += len(chosen)
             out.notes.append(
-                f"{where} there, predicted as one: its share of the recorded time, {100 * (share.min()):.0f} % to "
-                f"{100 * (share.max()):.0f} %, is taken for that of the device work"
+                f"{where} there, and is predicted together with it: its share of the recorded time, "
+                f"{100 * (share.min()):.0f} % to {100 * (share.max()):.0f} %, is assumed for the device work, too"
             )
         else:
-            out.notes.append(f"{where} there, predicted as one: give a factor instead of a time")
+            out.notes.append(f"{where} there, and is predicted together with it: give a factor instead of a time")
     return ops & ~inside
 
 
@@ -456,7 +457,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
         inside[calls] = out.left_out[calls] = True
         if len(calls) and call_us:
             out.notes.append(
-                f"calls are left out with what Python needs for each: {call_us:.2g} µs, the least there is before an op"
+                f"each removed call also saves its Python time: {call_us:.2g} µs, the minimum before any op"
             )
     changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
     take_slices(out, scaled)
@@ -499,7 +500,7 @@ def matching_ops(names: Names, pattern: str) -> Bools:
     return among_or_inside(op_parents(names.trace), hits[names.trace.ops.signature])
 
 
-AS_LONG_AS_LONGEST = "a fused kernel takes as long as its longest part; the host still launches each part"
+AS_LONG_AS_LONGEST = "a fused kernel takes as long as its longest part; the host still launches every part"
 
 
 def fused_patterns(listed: str) -> list[str]:
@@ -538,8 +539,9 @@ def _fuse_elementwise(names: Names, out: Edited) -> None:
     tasks[merged] = True
     leave_out(names, out, tasks, waits=False)
     out.notes.append(
-        f"{len(np.unique(first[merged])):,} runs of elementwise kernels become one kernel each, as long as its longest "
-        "part, with the host time of one op; which of them depend on each other is not recorded"
+        f"{len(np.unique(first[merged])):,} groups of consecutive elementwise kernels become one kernel each, as "
+        "long as its longest part, with the host time of one op; the trace does not record which of them depend on "
+        "each other"
     )
 
 
@@ -572,7 +574,7 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
     """Shorten tasks of ops with wider floating-point inputs in proportion to the bytes that they move."""
     wanted = wanted.strip().lower()
     if wanted not in _WIDTHS:
-        raise TraceError(f"{wanted!r} is not a type", hint=f"Known types: {', '.join(_WIDTHS)}.")
+        raise TraceError(f"{wanted!r} is not a dtype", hint=f"Use one of {', '.join(_WIDTHS)}.")
     graph, nodes = out.graph, out.graph.nodes
     factors = np.ones(len(names.trace.signatures) or 1)
     for index, signature in enumerate(names.trace.signatures):
@@ -593,7 +595,9 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
             out.matched += int((host_durations(graph, narrowed.astype(np.float64)) > 0.0).sum())
             take_slices(out, out.slices_us * scale)
     out.width = min(_WIDTHS[wanted], out.width or _WIDTHS[wanted])
-    out.notes.append(f"work on wider floats takes {wanted}'s share of their bytes, also where arithmetic bounds it")
+    out.notes.append(
+        f"the time of work on wider dtypes shrinks with the bytes of {wanted}, even if it is compute-bound"
+    )
 
 
 _RULES = {"fuse": _fuse, "dtype": _dtype}
@@ -632,9 +636,9 @@ def _captured(names: Names, out: Edited) -> None:
     out.matched = len(launches)
     kept_us = float(out.durations_us[kept & between].sum())
     out.notes.append(
-        "what lies between launches is replayed as captured graphs, without host time; "
-        f"{kept_us / 1e3:,.2f} ms stay on the host: copies from and to it, waits for the device, and long stretches "
-        "without a launch are in no graph"
+        "work between launches is replayed as captured graphs, without host time; "
+        f"{kept_us / 1e3:,.2f} ms stay on the host: no graph contains copies from and to it, waits for the device, or "
+        "long intervals without a launch"
     )
 
 

@@ -82,7 +82,7 @@ def contended(
     total, before = float(shared.sum()), float(durations_us[collectives].sum())
     if total >= WORTH * before > 0:
         notes.append(
-            f"collectives beside each other share links: {total:.0f} µs = {100 * (total / before):.1f} % more of them"
+            f"simultaneous collectives share links: they take {total:.0f} µs ({100 * (total / before):.1f} %) longer"
         )
         durations_us = durations_us + shared
     hbm = _of_hbm(graph, durations_us, wants, schedule)
@@ -111,9 +111,8 @@ def _of_hbm(
     total, before = float(lost.sum()), float(durations_us[compute].sum())
     if total < WORTH * before:
         return None
-    note = (
-        f"collectives beside compute take HBM bandwidth: {total:.0f} µs = {100 * (total / before):.1f} % more computing"
-    )
+    longer = f"{total:.0f} µs ({100 * (total / before):.1f} %) longer"
+    note = f"collectives take HBM bandwidth from compute kernels, which take {longer}"
     return Slowed(durations_us=now, note=note)
 
 

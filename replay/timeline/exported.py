@@ -37,8 +37,8 @@ def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -
     beyond_us = float(schedule.end_us.max(initial=step_us)) - step_us
     waiting = on is None and bool((graph.nodes.kind == COLLECTIVE).any())
     notes = [
-        "collectives take what they took, with their waiting for other ranks" if waiting else "",
-        f"{export.unplanned} kernels are of no planned op: they have no arguments" if export.unplanned else "",
+        "collectives take their recorded time, including waiting for other ranks" if waiting else "",
+        f"{export.unplanned} kernels belong to no planned op, so they have no arguments" if export.unplanned else "",
     ]
     return written(export.nodes, clock, notes, Attributes(step_us=step_us, beyond_us=beyond_us))
 

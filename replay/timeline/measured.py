@@ -112,7 +112,9 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
     inside_us = np.asarray((results.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace)), np.float64)
     durations, matched = with_op_times(names, graph, by_row + inside_us)
     if not matched:
-        raise Unmatched("the results hold none of the ops of this step", hint="Use the results of a run of this trace.")
+        raise Unmatched(
+            "the results contain none of the ops of this step", hint="Use the results of a run of this trace."
+        )
     known = ~np.isnan(by_row)
     calls = np.unique(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
     return MeasuredStep(
@@ -129,15 +131,17 @@ def _notes(results: MeasuredOps) -> list[str]:
     for state in ("cold", "warm"):
         if count := results.caches.get(state, 0):
             notes.append(
-                f"measured: {count} of {total} ops with {state} caches, which a step has for some arguments only: "
-                "`run --cache step` has each as far away as the step leaves it"
+                f"measured: {count} of {total} ops ran with {state} caches, but in a step only some arguments are "
+                f"{state}; `run --cache step` puts each argument in the cache state that it has in the step"
             )
     if results.profiler_event_us is None:
-        notes.append("measured: without the profiler's own time for ops inside others, which `run --cache step` finds")
+        notes.append(
+            "measured: the profiler's own time per nested op is not subtracted; `run --cache step` measures it"
+        )
     else:
         notes.append(
-            f"measured: {results.profiler_event_us:.2f} µs for each op inside another are the profiler's, which a step "
-            "that is not recorded does not spend"
+            f"measured: {results.profiler_event_us:.2f} µs per nested op is the profiler's own time, which a step "
+            "without profiler does not need"
         )
-    notes.append("measured: first touches of fresh memory are in recorded times and not in measured ones")
+    notes.append("measured: recorded times include first touches of new memory, measured ones do not")
     return notes

@@ -41,13 +41,13 @@ MOST_OPS = 20
 BEFORE = "(allocated before the step)"
 OUTSIDE = "(parameters and inputs)"
 BLOCK_BYTES = 512
-UNKNOWN = "unknown: the size of no result is known"
+UNKNOWN = "unknown: no result has a known size"
 """Verdict if no size of the step's results is known."""
 _NOT_INFERRED = (
-    "not counted: workspaces of libraries, contexts, what the framework's allocator keeps in reserve; where Python "
-    "keeps results beyond their last use (KV caches, outputs) the peak lies towards what all results together take"
+    "not counted: workspaces of libraries, contexts, memory that the framework's allocator reserves; where Python "
+    "keeps results after their last use (KV caches, outputs), the peak is closer to the sum of all results"
 )
-_NOT_RECORDED = "not counted: what the framework's allocator keeps in reserve, and contexts of libraries"
+_NOT_RECORDED = "not counted: memory that the framework's allocator reserves, and contexts of libraries"
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
         if value.call <= live.peak_at <= last
     ]
     unknown = sum(not results[index] and not makes_no_memory(ops[index]) for index in calls)
-    note = f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"
+    note = f"the results of {unknown} of {len(calls)} calls have unknown sizes: they count as 0 bytes"
     has_sizes = not unknown or any(map(any, map(results.__getitem__, calls)))
     fits, verdicts = _fitting(devices, lowest, whole, high, pool, has_sizes=has_sizes)
     return MemoryUse(
@@ -256,7 +256,8 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
         return "may fit"
     if pool and low - pool <= room:
         return (
-            f"does NOT fit with KV caches of {readable(pool)}, which an engine sizes to fill its device; the rest does"
+            f"does NOT fit with KV caches of {readable(pool)}, which an engine sizes to fill its device; without "
+            "them it fits"
         )
     return "does NOT fit"
 

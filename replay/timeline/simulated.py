@@ -220,8 +220,8 @@ def _collectives_note(recorded_us: float, predicted_us: float) -> Iterator[str]:
     if recorded_us > 0.0:
         yield (
             f"collectives take {predicted_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as "
-            "recorded: what they waited for other ranks is left out, and what they would wait here is not known; "
-            "`timeline --ranks` follows it over traces of several ranks"
+            "recorded: the prediction leaves out waiting for other ranks, which is unknown here; `timeline --ranks` "
+            "predicts it from traces of several ranks"
         )
 
 
@@ -265,7 +265,7 @@ def step_on(
     if host_bound:
         notes.append(
             f"host-bound: the device idles {times.host_idle_text(schedule.step_us)}, with "
-            f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
+            f"{'the recorded host time' if host_scale == 1.0 else f'{host_scale:g} times the recorded host time'}"
         )
     return (
         SocStep(
@@ -354,15 +354,15 @@ def _collectives(
     out.collectives_us = recorded_us, made_us
     if unknown:
         out.notes.append(
-            f"{unknown} collectives of unknown size are as recorded, their waiting for other ranks included"
+            f"{unknown} collectives of unknown size take their recorded time, including waiting for other ranks"
         )
     if small:
         out.notes.append(
-            f"{len(small)} collectives are of larger groups than the cluster ({max(small, key=len)}): predicted "
-            "among the dies that there are, where less is moved"
+            f"{len(small)} collectives have larger groups than the cluster ({max(small, key=len)}): "
+            "predicted for the dies of this cluster, so less data moves"
         )
     if assumed:
-        out.notes.append(f"{assumed} collectives of unknown group: taken over the 8 dies of a server")
+        out.notes.append(f"{assumed} collectives of unknown group: assumed to span the 8 dies of a server")
 
 
 def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
@@ -527,7 +527,7 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
             simulated=[(device, on.simulated)],
         )
         if doubts and max(share, _share(whole, step_us)) >= LARGE_SHARE:
-            yield f"{on.op.name} takes {100 * share:.1f} % of what is predicted: {'; '.join(doubts)}"
+            yield f"{on.op.name} takes {100 * share:.1f} % of the predicted time: {'; '.join(doubts)}"
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
@@ -550,9 +550,9 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
     out.scaled_recorded_us = float(nodes.dur_us[others].sum())
     _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
     share = out.scaled_recorded_us / out.recorded_us if out.recorded_us else 0.0
-    why = "in proportion to the predicted ones" if before else "as recorded, for no computing of this step has one"
+    why = "scaled like the predicted tasks" if before else "as recorded, because no compute kernel of this step has one"
     out.notes.append(
-        f"{len(others)} tasks = {100 * share:.1f} % of the recorded device time have no prediction: taken {why}"
+        f"{len(others)} tasks = {100 * share:.1f} % of the recorded device time have no prediction: their time is {why}"
     )
 
 
@@ -567,11 +567,11 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     firsts = launches & (edges.lag_us >= 0.5 * graph.launch_latency_us)
     out.lags_us[firsts] = LAUNCH_LATENCY_US
     out.lags_us[edges.kind == STREAM] = TASK_GAP_US
-    host = "host time is that of the recorded machine and framework"
+    host = "host time is copied from the recorded machine and framework"
     if out.dispatch_us is not None:
-        host = f"{host}, {DISPATCH_US:g} µs for each op that left it (of a public torch_npu profile)"
+        host = f"{host}, {DISPATCH_US:g} µs for each op moved to the device (from a public torch_npu profile)"
     out.notes.append(
-        f"{ASSUMED} {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
+        f"{ASSUMED} {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, from public 910B profiles; {host}"
     )
 
 

@@ -319,7 +319,7 @@ def what_if_of(
         why = f"{nothing.problem}. {nothing.hint}"
         if simulated and not graph.on_device and change.split()[0] == "fuse":
             # The advice to name a simulated device was followed: what is said there counts.
-            why = "changes nothing: the step ran on a host" if on_devices.matched else ""
+            why = "changes nothing: the step ran on the CPU" if on_devices.matched else ""
             notes = on_devices.notes.values()
         else:
             notes = on_devices.notes.values() if on_devices.matched else ()
@@ -375,11 +375,11 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
         return []
     times = categories(graph, after)
     waits = times.idle_for_host
-    gain_text = f"the step gains {100 * (max(0.0, gain) / work_us):.0f} % of what this work does"
+    gain_text = f"only {100 * (max(0.0, gain) / work_us):.0f} % of the time removed from this work shortens the step"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
         idles = times.host_idle_text(after.step_us)
-        return [f"{gain_text}: with the change the device waits for the host, it idles {idles}"]
-    return [f"{gain_text}: the rest runs beside other work, or while the device would wait for something else"]
+        return [f"{gain_text}: after the change the device waits for the host and idles {idles}"]
+    return [f"{gain_text}: the rest overlaps with other work, or with waits for something else"]
 
 
 class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -428,7 +428,7 @@ def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDe
     matched = 0
     for name, device in simulated.items():
         changed, lacking = _all_edits(device.names, device.graph, changes, device.made)
-        notes |= {hint: f"on {name} it changes nothing: {hint}" for hint in lacking}
+        notes |= {hint: f"on {name} the change has no effect: {hint}" for hint in lacking}
         if changed is None or not changed.matched:
             continue
         for note in changed.notes:
@@ -516,20 +516,20 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     notes: list[str] = []
     if not step.marked:
         notes.append(
-            "the trace marks no steps: the whole of it is taken for one, start-up and profiler included; "
-            "profiler.step() marks them, and `opreplay trim TRACE --between A..B` cuts one out"
+            "the trace marks no steps, so the whole trace counts as one step, including start-up and profiler; "
+            "call profiler.step() to mark them, or cut one out with `opreplay trim TRACE --between A..B`"
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"the device was still running the step before for the first {graph.begin_us / 1e3:,.2f} ms (inferred from "
-            f"its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms are from then until "
-            "its own work was done, and no less than the host needed"
+            f"the device was still running the previous step for the first {graph.begin_us / 1e3:,.2f} ms (inferred "
+            f"from its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms count from "
+            "then until its own work was done, but at least the time that the host needed"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))
         notes.append(
             f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of the "
-            "file's: shares here are of what the step launched, those of `opreplay simulate` of all device time"
+            "file's: shares here refer to work that the step launched, in `opreplay simulate` to all device time"
         )
     links = trace.info.links
     if links.launches_without_work:
@@ -539,14 +539,14 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(
-            f"{graph.unexplained.waits} tasks waited {graph.unexplained.us / 1e3:,.2f} ms in all for nothing that is "
-            "recorded: kept as it was, and what-ifs have a range for it"
+            f"{graph.unexplained.waits} tasks waited {graph.unexplained.us / 1e3:,.2f} ms in total for an unrecorded "
+            "reason: the waits are kept, and what-ifs give a range for them"
         )
     if graph.blocked_us:
         notes.append(
-            f"{graph.blocked_us / 1e3:,.2f} ms in calls that wait for the device are taken for host work: nothing says "
-            "what they waited for"
+            f"{graph.blocked_us / 1e3:,.2f} ms in calls that wait for the device count as host work: the trace does "
+            "not show what they waited for"
         )
     if not graph.on_device:
-        notes.append("no device work: the step is that of its host threads")
+        notes.append("no device work: the step consists of its host threads")
     return notes

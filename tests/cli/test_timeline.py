@@ -355,20 +355,20 @@ def test_a_page_has_what_changes_gain_on_devices_and_a_fusion_says_what_would_ma
     assert "'aten::mm'" in alone.stderr
     given = invoke(sample, "--soc", "910b3", "--what-if", "fuse aten::no,aten::other")
     assert given.exit_code == 2
-    assert "on 910b3 it changes nothing: No tasks of these ops follow each other" in given.stderr
+    assert "on 910b3 the change has no effect: No tasks of these ops follow each other" in given.stderr
     assert "simulated device (--soc" not in given.stderr + given.stdout
-    pair = re.search(r"those with most time that do: '(fuse [^']+)'", given.stderr)
+    pair = re.search(r"The pairs with the most time that do: '(fuse [^']+)'", given.stderr)
     assert pair is not None, given.stderr
     matched = invoke(sample, "--soc", "910b3", "--what-if", pair[1])
     assert matched.exit_code == 0, matched.stderr
     assert "simulated device (--soc" not in matched.stdout
-    assert "the step ran on a host" in " ".join(matched.stdout.split())
+    assert "the step ran on the CPU" in " ".join(matched.stdout.split())
 
 
 def test_a_fusion_without_a_match_names_ops_that_follow_each_other(trace: str) -> None:
     done = invoke(trace, "--what-if", "fuse aten::no,aten::other")
     assert done.exit_code == 2
-    pair = re.search(r"those with most time that do: '(fuse [^']+)'", done.stderr)
+    pair = re.search(r"The pairs with the most time that do: '(fuse [^']+)'", done.stderr)
     assert pair is not None, done.stderr
     assert invoke(trace, "--what-if", pair[1]).exit_code == 0
 
@@ -377,5 +377,5 @@ def test_what_is_said_of_a_device_names_it(shared_traces: Path) -> None:
     """Kernels lose 24 % beside collectives as recorded, and nothing on a simulated device: two notes looked alike."""
     trace = str(shared_traces / "nvidia_nccl_parser.json.gz")
     done = invoke(trace, "--soc", "910b3", "--what-if", "*gemm*=0.5x", "--format", "json")
-    notes = [note for note in json.loads(done.stdout)["what_if"][0]["assumptions"] if "beside collectives" in note]
+    notes = [note for note in json.loads(done.stdout)["what_if"][0]["assumptions"] if "during collectives" in note]
     assert [note.startswith("on 910b3: ") for note in notes] == [False, True]

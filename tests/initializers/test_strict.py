@@ -80,7 +80,7 @@ def embedding() -> InitContext:
 @pytest.mark.parametrize("error", [TypeError, ValueError, IndexError, RuntimeError, KeyError, ZeroDivisionError])
 @pytest.mark.parametrize(
     ("what", "helper"),
-    [("initializer index", "opreplay.initializers.fill.integers"), ("counter of work", f"{COUNTERS}.distinct_of")],
+    [("initializer index", "opreplay.initializers.fill.integers"), ("work counter", f"{COUNTERS}.distinct_of")],
 )
 def test_a_slip_in_a_helper_is_an_internal_error_that_names_the_op(
     what: str, helper: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -156,7 +156,9 @@ def test_autocast_is_seen_where_types_differ_and_where_a_narrow_type_follows(
     for op in linears:
         assert {meta.dtype for arg in op.args for meta in arg.tensors if meta is not None} == {"bfloat16"}
     notes = [note.what for op in linears for note in op.assumptions]
-    assert any(note.startswith("bfloat16: autocast had cast it from float32; the cast is in") for note in notes)
+    assert any(
+        note.startswith("bfloat16: autocast had cast it from float32; the recorded time includes") for note in notes
+    )
     shown = build_plan(read_trace(tmp_path / "trace.json"))  # the casts of two weights, two biases and the input
     assert sum(op.count for op in shown.ops if op.name == "aten::to") == 5
     inner = [op for op in shown.ops if op.name == "aten::linear"]
@@ -185,7 +187,7 @@ def test_a_gradient_that_skips_checks_of_bounds_is_replayed_with_them(tmp_path: 
         torch.randn(9, 4, requires_grad=True)[torch.randint(0, 9, (5,))].sum().backward()
 
     notes = notes_on(recorded(step, tmp_path), "aten::_index_put_impl_")
-    assert "unsafe: False: recorded was True, which leaves out checks of bounds" in notes
+    assert "unsafe: False: the recorded True skips bounds checks" in notes
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -115,7 +115,7 @@ def test_an_executor_that_computes_something_else_is_found(
         "_C::gelu_and_mul": ("not compared", None),
     }
     assert "of 3,072 elements differ" in values["aten::add"]["detail"]
-    assert values["aten::softmax"]["detail"] == "result 0: torch.float16 in place of torch.float32"
+    assert values["aten::softmax"]["detail"] == "result 0: torch.float16 instead of torch.float32"
     assert values["aten::dropout"]["detail"] == "its results are random"
     assert "nowhere" in values["nowhere::op"]["detail"]
     text = " ".join(done.stdout.split())

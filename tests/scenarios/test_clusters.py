@@ -57,7 +57,7 @@ def test_a_cluster_smaller_than_the_groups_is_told(console: Console, trace_of: T
     made = one.simulated["910b3"]
     assert (made.algorithm, made.extrapolated) == ("no link, 16 ranks on 1 die", True)
     told = json.loads(console("timeline", trace, "--cluster", "1x8x910b3", "--format", "json").stdout)
-    assert "1 collectives are of larger groups than the cluster (16 ranks on 8 dies)" in str(told["socs"])
+    assert "1 collectives have larger groups than the cluster (16 ranks on 8 dies)" in str(told["socs"])
     assert "smaller" not in console("simulate", trace, "--cluster", "2x8x910b3", "--include", "c10d*").stderr
 
 

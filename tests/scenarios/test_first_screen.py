@@ -127,7 +127,7 @@ def test_work_of_before_the_recording_is_named_alike_everywhere(
     assert told in console("simulate", trace).stdout.splitlines()
     step = " ".join(console("timeline", trace, "--soc", "910b3").stdout.split())
     assert "0.03 ms of device work were launched before the recording, 30.0 % of the file's" in step
-    assert "those of `opreplay simulate` of all device time" in step
+    assert "in `opreplay simulate` to all device time" in step
 
 
 def test_simulate_is_short_unless_asked_for_more(console: Console, trace_of: Callable[..., Path]) -> None:

@@ -124,10 +124,10 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     # three tensors of 8 MiB each: far more than a launch
     assert 10 < found["time_us"] < 40
     explained = console("plan", trace, *args, "--explain", "my_ops::scaled_add").stdout
-    assert ("arguments have no names: x is taken for number 0" in " ".join(explained.split())) == (first == "")
-    assert found["taken_for"].startswith("Axpy as one of the family ")
-    assert f"named by a rule of yours, scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
-    beside = "names not checked, as the library is not here: x = argument 0, y = argument 1"
+    assert ("unnamed argument 0 is assumed to be x" in " ".join(explained.split())) == (first == "")
+    assert found["taken_for"].startswith("Axpy as a kernel of family ")
+    assert f"kernels from your rule scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
+    beside = "argument names not checked, because the library is not installed: x = argument 0, y = argument 1"
     assert (beside in found["taken_for"]) == (first == "")
 
 
@@ -154,7 +154,7 @@ def test_registrations_that_made_no_prediction_are_told(
     assert "not used: estimator of mylib::fusde (mine.py:5): no selected op has that name" in done.stderr
     (folder / "mine.py").write_text(ESTIMATE.replace("None, True", "'910b4', True"))
     done = console("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
-    assert "mine.py:5): it is for 910b4, simulated is 910b3" in done.stderr
+    assert "mine.py:5): it is for 910b4, but the simulated device is 910b3" in done.stderr
 
 
 def test_what_a_registration_gets_wrong_is_refused_with_what_to_write(

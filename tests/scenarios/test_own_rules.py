@@ -64,7 +64,7 @@ def test_a_rule_that_is_not_used_says_which_of_two_causes_it_has(
         + "@register_op_estimator('aten::mm', None)\ndef quick(op, device):\n    return 1e-6\n"
     )
     both = " ".join(console("plan", trace, "--plugin", tmp_path / "a.py").stderr.split())
-    assert "rule of aten::mm (a.py:5): another registration goes first" in both
+    assert "rule of aten::mm (a.py:5): another registration takes precedence" in both
     left_out = console("plan", trace, "--plugin", tmp_path / "a.py", "--include", "aten::relu").stderr
     assert "another registration" not in left_out
     assert left_out.count("no selected op has that name") == 2

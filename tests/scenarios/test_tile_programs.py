@@ -140,7 +140,7 @@ def test_a_program_is_of_an_overload_or_of_all_and_of_no_unknown_one(console: Co
     scaled = by("aten::add", tensors.replace(")", ", alpha=2)"), code=1)
     assert "it has no alpha, which is 2 there" in scaled
     listed = by("aten::add", tensors, code=1, more=", arguments=lambda self, other, alpha=1: (self, other)")
-    assert "returned a tuple, a dict is wanted" in listed
+    assert "returned a tuple instead of a dict" in listed
 
 
 def test_a_library_op_runs_on_tensors_and_has_shapes(tmp_path: Path, plugin: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, t
     first = console("plan", trace).stdout.splitlines()[0]
     assert "= 81.6 % of device time = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)" in first
     explained = flat(console("plan", trace, "--explain", "vllm::moe_forward").stdout)
-    assert "invented: 8 experts of 64 x 64 in 16 bits, 2 a token" in explained
+    assert "invented: 8 experts of 64 x 64 with 16 bits, 2 per token" in explained
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "simulate", "export"])
@@ -189,7 +189,7 @@ def test_sizes_beyond_any_memory_are_refused_in_words(console: Console, trace_of
         assert not relu.get("simulated_us")
         text = flat(console(command, trace, "--soc", "910b3").stdout)
         assert "1099511627776" not in text
-    assert "sizes beyond any memory: argument 0 of 1.1e+12 x 1.1e+12" in flat(console("plan", trace).stdout)
+    assert "sizes larger than any memory: argument 0 of 1.1e+12 x 1.1e+12" in flat(console("plan", trace).stdout)
     assert "50.0 % not predicted" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
 
 
@@ -209,14 +209,14 @@ def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_
         assert not any(one.get("simulated") or one.get("simulated_us") for one in facts["unique_ops"]), command
     assert "100.0 % not predicted" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
     told = flat(console("plan", trace).stdout)
-    assert "sizes beyond any memory: a result exceeds 2^63 elements" in told
-    assert "sizes beyond any memory: result 0 of 1.07e+09 x 1.07e+09" in told
+    assert "sizes larger than any memory: a result exceeds 2^63 elements" in told
+    assert "sizes larger than any memory: result 0 of 1.07e+09 x 1.07e+09" in told
     assert " PB" not in console("timeline", trace, "--soc", "910b3").stdout
     assert "nothing to export" in console("export", trace, "-o", trace.parent / "b", code=2).stderr
     rows = json.loads(console("inspect", trace, "--by", "op", "--format", "json").stdout)["rows"]
     assert {row["name"]: row["peak_share"] for row in rows}["aten::mm"] is None
     written = console("op", f"aten::zeros([{far}, {far}])", "--no-measure", code=1)
-    assert "sizes beyond any memory" in flat(written.stdout)
+    assert "sizes larger than any memory" in flat(written.stdout)
 
 
 def test_numbers_that_no_call_has_end_no_command(console: Console, trace_of: Callable[..., Path]) -> None:

@@ -173,7 +173,7 @@ def cross_validate(
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
             out += held_out(test, fitted_to(train, devices, prior_width=prior_width))
-        on_step(f"fitted fold {fold + 1} of {folds}")
+        on_step(f"cross-validation: fitted fold {fold + 1} of {folds}")
     return out
 
 

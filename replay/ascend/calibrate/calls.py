@@ -46,7 +46,9 @@ def validate_calls(
         (call, row) for call in calls if (row := _compared(call, device_of(call.soc), l2, known, contents)) is not None
     ]
     if not compared:
-        raise Malformed("no call of these tables has a prediction", hint="opreplay op CALL --soc NAME says why.")
+        raise Malformed(
+            "none of the calls in these tables can be predicted", hint="`opreplay op CALL --soc NAME` says why."
+        )
     socs = {soc: [row for call, row in compared if call.soc == soc] for soc in dict.fromkeys(c.soc for c in calls)}
     unpredicted = len(calls) - len(compared)
     return Validation(

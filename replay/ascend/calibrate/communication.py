@@ -80,7 +80,10 @@ def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
     comparisons = comparisons_of(pairs)
     if not comparisons:
-        raise Malformed("no transfer with a time on a known transport", hint="Known are " + ", ".join(transports()))
+        raise Malformed(
+            "the files contain no transfer with a time on a known transport",
+            hint="Known are " + ", ".join(transports()),
+        )
     socs = by_soc(comparisons)
     return Validation(
         figures=figures_of([comparison for comparison, _ in comparisons]),
@@ -102,7 +105,7 @@ def read_and_validate(paths: Sequence[str], socs: Sequence[str]) -> Validation:
     if len(socs) not in (0, 1, len(paths)):
         raise UsageError(
             f"{len(paths)} files, but {len(socs)} times --soc",
-            hint="Give --soc once for all, or once for each in the same order.",
+            hint="Give --soc once for all files, or once per file in the same order.",
         )
     files = [read_transfers(path) for path in paths]
     unnamed = [file.path for file in files if any(not row.soc for row in file.rows)]

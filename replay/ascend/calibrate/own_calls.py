@@ -83,9 +83,9 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
     if not measured or len(measured) > MOST_MEASURED:
         reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(
-            f"{len(measured):,} calls to calibrate with exceed the limit of {MOST_MEASURED:,}"
+            f"{len(measured):,} calls for calibration exceed the limit of {MOST_MEASURED:,}"
             + (f" ({reasons})" * bool(reasons)),
-            hint=f"Rows need a time, a call in the notation of `opreplay op`, and soc {device.name}.",
+            hint=f"Each row needs a time, a call as `opreplay op` writes it, and soc {device.name}.",
         )
     after = msgspec.structs.replace(device, measured=tuple(measured.values()))
     before = [log(row.measured_us / row.predicted_us) for row in after.measured]
@@ -133,10 +133,10 @@ def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
 def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
     """Return why a row cannot be used for a device; empty if it can."""
     if len(call.ops) > 1:
-        return "several calls timed together"
+        return "several calls were timed together"
     if canonical_name(device.name) is not None and call.soc != device.name:
         return f"measured on a {call.soc}"
-    return "" if call.text.isprintable() else "a text that is not printable"
+    return "" if call.text.isprintable() else "the call contains unprintable characters"
 
 
 def _measurement(

@@ -81,7 +81,8 @@ def recalibrate(
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
     if not usable:
         raise Malformed(
-            "no measured kernels to calibrate with", hint="Rows need a duration and shapes; collectives do not count."
+            "no measured kernels to calibrate with",
+            hint="Each row needs a duration and shapes; rows of collectives are not used.",
         )
     before = [compare_group(g.launches, device) for g in usable]
     # Too few to try anything out: what they say is weighed against narrow priors.

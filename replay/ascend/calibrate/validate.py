@@ -194,8 +194,8 @@ def validate(
     rows = sum(run.table.rows for run in measured)
     if not everything:
         raise Malformed(
-            f"none of {rows} rows has a duration to compare with: {', '.join(run.table.path for run in measured)}",
-            hint=("The column is Duration(us) or Task Duration(us); also check which rows other options leave out."),
+            f"none of the {rows} rows has a duration: {', '.join(run.table.path for run in measured)}",
+            hint=("The column must be Duration(us) or Task Duration(us). Other options may also exclude all rows."),
         )
     return Validation(
         figures=figures_of(everything),

@@ -123,7 +123,7 @@ def register_op_estimator(
     devices = [device_name(device) for device in _several(device_profile)]
     if not devices:
         raise CustomOpError(
-            f"the estimator of {name} is for no device", hint="Without device_profile, it applies to all devices."
+            f"the estimator of {name} names no device", hint="Without device_profile, it applies to all devices."
         )
 
     def register(function: Estimator) -> Estimator:
@@ -156,7 +156,7 @@ def refuse_unknown_devices() -> None:
             message, hint = no_such_device(entry.device)
             raise CustomOpError(
                 f"{entry.place}: the estimator of {entry.ops[0]} is for {entry.device}: {message}",
-                hint=f"{hint} that --soc names",
+                hint=f"{hint} that --soc accepts",
             )
 
 
@@ -175,13 +175,13 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
     lines: list[str] = []
     for kind, table, entry in ((kind, of, entry) for kind, of in tables for entry in of.unused()):
         if not devices:
-            why = "no device is simulated, --soc names one"
+            why = "no device is simulated; add --soc NAME"
         elif entry.device is not None and entry.device not in devices:
-            why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
+            why = f"it is for {entry.device}, but the simulated device is {', '.join(devices)}"
         elif not _names_any(entry, table, ops):
             why = "no selected op has that name"
         else:
-            why = "another registration goes first"
+            why = "another registration takes precedence"
         lines.append(f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name}): {why}")
     return lines
 
@@ -220,12 +220,14 @@ def estimate(op: ReplayOp, device: DeviceProfile) -> Estimate[float] | None:
     result = _called(op, entry.function, invoked, DeviceFacts(device))
     seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
     if not _is_amount(seconds, MAX_SECONDS):
-        raise CustomOpError(f"{entry.place}: the estimator of {op.name} returned {_shown(result)}, no time in seconds")
+        raise CustomOpError(
+            f"{entry.place}: the estimator of {op.name} returned {_shown(result)}, which is not a time in seconds"
+        )
     return _estimate(float(seconds) * 1e6, entry, invoked)
 
 
 def _estimate(value: Value, entry: UserFunction, invoked: OpInvokeInfo) -> Estimate[Value]:
-    assumed = "the op's result is assumed to be like its first tensor" if invoked.assumed_out else ""
+    assumed = "the result is assumed to have the shape and dtype of the first tensor" if invoked.assumed_out else ""
     return Estimate(value, entry.shown, assumed)
 
 
@@ -277,15 +279,15 @@ def _wrong_in(properties: object) -> str | None:
         return f"{_shown(properties)}, no PerformanceProperties"
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
         if not _is_amount(getattr(properties, name), MAX_AMOUNT):
-            return f"wrong: {name} is {_shown(getattr(properties, name))}, no number of bytes"
+            return f"wrong: {name} is {_shown(getattr(properties, name))}, not a number of bytes"
     by_dtype = cast("object", properties.compute_ops)
     if not isinstance(by_dtype, dict):
-        return f"wrong: compute_ops is {_shown(by_dtype)}, no dict of dtype to ComputeOps"
+        return f"wrong: compute_ops is {_shown(by_dtype)}, not a dict from dtype to ComputeOps"
     for dtype, ops in cast("dict[object, object]", by_dtype).items():
         if not isinstance(ops, ComputeOps):
-            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no ComputeOps"
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, not a ComputeOps"
         if not (_is_amount(ops.mma_ops, MAX_AMOUNT) and _is_amount(ops.gp_ops, MAX_AMOUNT)):
-            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, no numbers of operations"
+            return f"wrong: compute_ops[{_shown(dtype)}] is {_shown(ops)}, which has no valid numbers of operations"
     return None
 
 
@@ -344,7 +346,7 @@ def _text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as failing:  # a user's exception may fail to print itself
-        text = f"its text fails with {type(failing).__name__}"
+        text = f"str() of the error raised {type(failing).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
@@ -376,7 +378,10 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
             if file == init:
                 break
     if failures:
-        remedy = f"Mend them, or name the files of {path} that you want: no result comes without code that you named."
+        remedy = (
+            f"Fix these files, or name only the files of {path} that you need: opreplay does not run without code that "
+            "you named."
+        )
         raise CustomOpError(
             f"{len(failures)} file{'s' if len(failures) > 1 else ''} of {path} failed: " + "; ".join(failures),
             hint=" ".join(dict.fromkeys((*hints, remedy))),

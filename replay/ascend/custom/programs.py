@@ -37,7 +37,7 @@ class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
 Coster = Callable[[ReplayOp, DeviceProfile, State], "ProgramCost | None"]
 """Function that returns the cost of a call; None if the program does not cover the call."""
 
-PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op has one program")
+PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op can have only one program")
 
 
 def register_program_cost(op: str, function: Coster) -> None:

@@ -44,7 +44,7 @@ def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) 
     for name in names:
         if not _OP.fullmatch(name):
             hint = "lowers_like takes regular expressions." if re.search(r"[*?\[]", name) else "Write namespace::op."
-            raise CustomOpError(f"{place_of(function)}: {name!r} is no op", hint=hint)
+            raise CustomOpError(f"{place_of(function)}: {name!r} is not an op", hint=hint)
 
 
 def op_name(op: Any) -> str:
@@ -54,7 +54,7 @@ def op_name(op: Any) -> str:
         # An overload knows its schema; `_schema.name` has no overload name in it.
         name = getattr(getattr(op, "_schema", None), "name", None)
     if not isinstance(name, str) or not _OP.fullmatch(name):
-        raise NoOp(f"{_caller()}{op!r} is no op: give torch.ops.namespace.name or 'namespace::name'")
+        raise NoOp(f"{_caller()}{op!r} is not an op: give torch.ops.namespace.name or 'namespace::name'")
     namespace, _, rest = name.partition("::")
     return f"{namespace}::{rest.split('.')[0]}"
 
@@ -71,7 +71,7 @@ def device_name(device: Any) -> str | None:
 
     name = device if isinstance(device, str) else getattr(device, "name", None)
     if not isinstance(name, str):
-        raise TypeError(f"{device!r} is no device: give a DeviceProfile, its name, or None for all devices")
+        raise TypeError(f"{device!r} is not a device: give a DeviceProfile, its name, or None for all devices")
     if isinstance(device, str) and not is_known(name) and current_source() == PROGRAM:
         message, hint = no_such_device(name)
         raise CustomOpError(message, hint=hint)

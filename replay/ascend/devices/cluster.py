@@ -17,7 +17,7 @@ from opreplay.traces.toml_text import parse_toml
 
 MAX_DIES = 1 << 20
 _SHORT = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})x([^x].*)", re.IGNORECASE)
-HINT = "Say 2x8x910b3 (two servers of eight), 8x910b3, or the path of a .toml file; docs/collectives.md shows one."
+HINT = "Write 2x8x910b3 (two servers of eight), 8x910b3, or the path of a .toml file; docs/collectives.md shows one."
 
 
 class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

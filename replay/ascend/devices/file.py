@@ -397,9 +397,11 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
         raise FormatError(f"{where}.band must be a factor of at least 1, but is {entry.band}")
     for kind, neighbours in (entry.nearby or {}).items():
         if any(min(neighbour.sizes) < 1 or not abs(neighbour.pull) <= MAX_PULL for neighbour in neighbours):
-            raise FormatError(f"{where}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}")
+            raise FormatError(
+                f"{where}.nearby.{kind}: sizes must be at least 1, and pulls between -{MAX_PULL:g} and {MAX_PULL:g}"
+            )
     if entry.types or entry.form:
-        raise FormatError(f"{where}: form and types belong to the shared model")
+        raise FormatError(f"{where}: only the shared model may set form and types")
 
 
 def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
@@ -592,7 +594,10 @@ def no_such_device(name: str) -> tuple[str, str]:
     wanted = _plain(name).removeprefix("ascend")
     meant = [known for known in list_devices() if wanted and _plain(known).startswith(wanted)]
     if meant:
-        return f"{name!r} may be any of {', '.join(meant)}", "name one of them: they differ in cores, clock and memory"
+        return (
+            f"{name!r} may mean {', '.join(meant)}",
+            "name one of these devices: they differ in cores, clock and memory",
+        )
     return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
 
 
@@ -630,7 +635,7 @@ def _check_base_version(file: DeviceFile, base: DeviceFile, where: str) -> None:
     """Raise FormatError if the measured calls were compared with predictions of another version of the base device."""
     if file.base_version and file.base_version != base.version:
         raise FormatError(
-            f"{where}: its measured calls were compared with version {file.base_version} of "
+            f"{where}: its measured calls were calibrated against version {file.base_version} of "
             f"{base.name}, but the installed version is {base.version}",
             hint="Create it again: opreplay calibrate measured.csv --soc NAME -o FILE.toml --force",
         )

@@ -74,7 +74,7 @@ def header_of(path: str | Path) -> list[str]:
         with open_regular_text(path, MAX_TABLE_BYTES) as file:
             line = file.readline(MAX_LINE)
     except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
+        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from error
     return [name.strip() for name in next(csv.reader([line]), list[str]())]
 
 
@@ -142,16 +142,16 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     try:
         time_us = float(row.get(column) or 0)
     except ValueError:
-        return "a time that is no number"
+        return "the time is not a number"
     if not LEAST_US <= time_us <= MAX_DURATION_US:
-        return f"no time of {LEAST_US:g} us to {MAX_DURATION_US:g} us"
+        return f"the time is not between {LEAST_US:g} us and {MAX_DURATION_US:g} us"
     said = (row.get("l2") or "").strip().lower()
     if said not in L2_WORDS:
-        return f"column l2 says {said[:20]!r}, not cold, loop or warm"
+        return f"column l2 is {said[:20]!r} instead of cold, loop or warm"
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
-        return "not the very call that was timed (column exact)"
+        return "a similar call was timed, not this one (column exact)"
     if _soc_of(row, soc) not in {*list_devices(), soc}:
-        return f"device {row.get('soc') or 'not told'}: not one of {', '.join(list_devices())}"
+        return f"device {row.get('soc') or 'not given'}: must be one of {', '.join(list_devices())}"
     return ""
 
 

@@ -97,7 +97,7 @@ def read_transfers(path: str | Path) -> Transfers:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(
             f"{path}: not a communication.json or communication_matrix.json: {error}",
-            hint="These files are in ASCEND_PROFILER_OUTPUT of a profile of level 1 or 2.",
+            hint="Use the files in ASCEND_PROFILER_OUTPUT of a level 1 or level 2 profile.",
         ) from None
     dropped: Counter[str] = Counter()
     rows: list[Transfer] = []
@@ -106,7 +106,9 @@ def read_transfers(path: str | Path) -> Transfers:
             for name, raw in ops.items():
                 rows += _of_op(name, raw, str(Path(path).parent), dropped)
                 if len(rows) > MAX_TRANSFERS:
-                    raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Keep only one step of it.")
+                    raise TooLarge(
+                        f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Keep only one step of the file."
+                    )
     return Transfers(path=str(path), rows=tuple(rows), dropped=dict(dropped))
 
 
@@ -196,5 +198,5 @@ def _table(path: str, text: bytes) -> Transfers:
         if len(rows) > MAX_TRANSFERS:
             raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Cut it down.")
     if not rows:
-        raise Malformed(f"{path}: no row is a transfer", hint=f"Columns must be {', '.join(COLUMNS)}.")
+        raise Malformed(f"{path}: no row describes a transfer", hint=f"Columns must be {', '.join(COLUMNS)}.")
     return Transfers(path=path, rows=tuple(rows), dropped=dict(dropped))

@@ -79,7 +79,7 @@ def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence
     return 1.0 if confidence == "uncalibrated" else 0.0
 
 
-MEASURED = {"call": "these calls", "op": "other calls of the ops", "family": "their kernel families"}
+MEASURED = {"call": "these calls", "op": "other calls of the same ops", "family": "their kernel families"}
 """`Simulated.measured` → text for what the user's measurements cover."""
 
 
@@ -101,7 +101,7 @@ def measured_text(shares: Mapping[str, float]) -> str:
     if not shares:
         return ""
     parts = ", ".join(f"{100 * share:.1f} % on {MEASURED[nearest]}" for nearest, share in shares.items())
-    return f"{100 * sum(shares.values()):.1f} % of the predicted time rests on your measurements: {parts}"
+    return f"{100 * sum(shares.values()):.1f} % of the predicted time is based on your measurements: {parts}"
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:

@@ -54,7 +54,7 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
             some = sum(bool(lacking(size, device)) for size in groups)
             return (
                 f"opreplay: warning: the cluster is smaller than the groups of {some} of {len(groups)} collectives (up "
-                f"to {text}): predicted among the dies that there are, where less is moved; describe a larger --cluster"
+                f"to {text}): predicted for the dies of this cluster, so less data moves; describe a larger --cluster"
             )
     return None
 

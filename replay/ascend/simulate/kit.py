@@ -86,7 +86,7 @@ def make_kit(
         )
     if not calls:
         raise UsageError(
-            f"nothing to measure: a script can call none of the {len(timed)} ops with a prediction",
+            f"nothing to measure: a script cannot call any of the {len(timed)} predicted ops",
             hint="; ".join(left_out_lines(left_out)[:3]),
         )
     kit = Kit(

@@ -574,13 +574,13 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
-        f"{kind} by its bytes, as no kernel is known by that name"
+        f"{kind} by its bytes, because that kernel name is unknown"
         if name == "Unknown"
-        else f"{kind} as one of the family {name}"
+        else f"{kind} as a kernel of family {name}"
         for kind, name in families.items()
     )
     placed = ", ".join(f"{name} = argument {place}" for name, place in lowering.placed)
-    return f"{costed}; names not checked, as the library is not here: {placed}" if placed else costed
+    return f"{costed}; argument names not checked, because the library is not installed: {placed}" if placed else costed
 
 
 _NOTHING = Simulated(
@@ -668,10 +668,10 @@ def explain_op(
     lowering = lower(op, contents)
     parts, _ = _together(op, lowering, device, Predictor(device), (), l2)
     if simulated.taken_for and lowering.source and simulated.by not in ("user estimator", "user properties"):
-        note = f"kernels named by a rule of yours, {simulated.source}: {simulated.taken_for}"
+        note = f"kernels from your rule {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     if simulated.by in ("user estimator", "user properties", "tile program"):
-        note = f"time from {simulated.by.removeprefix('user ')} of yours, {simulated.source}, not from these kernels"
+        note = f"time from your {simulated.by.removeprefix('user ')} {simulated.source}, not from these kernels"
         note += f"; {simulated.taken_for}" if simulated.taken_for else ""
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels: list[KernelExplanation] = []

@@ -101,7 +101,7 @@ class Inversion(NamedTuple):
         return (
             f"{self.smaller} is predicted faster than {self.larger}, which has at least as much of everything, for "
             f"{self.ops:,} of {self.compared:,} ops, by up to {self.most:.2f} times: a difference of that size between "
-            "the two says nothing"
+            "the two devices means nothing"
         )
 
 

@@ -40,7 +40,7 @@ _UNINITIALIZED = ("empty", "new_empty", "resize", "set_")
 _SUMMARIES, _SAYS_NO = (_aten.all.default, _aten.any.default), (_aten.isnan.default, _aten.isinf.default)
 _LOOKS = frozenset((*_SUMMARIES, *_SAYS_NO, _aten.eq.Scalar, _aten.ne.Scalar, _aten.eq.Tensor, _aten.mul.Tensor))
 """Calls that belong to a check for non-finite numbers."""
-_FINITE = "where the step looks for numbers that are not finite, it is taken to find none"
+_FINITE = "if the step checks for non-finite numbers, it is assumed to find none"
 _GROUPED_MM: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)
 """The `_grouped_mm` overload; None in old versions of torch."""
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)

@@ -53,8 +53,8 @@ class ModuleTracker:
     def notes(self) -> tuple[str, ...]:
         """Notes on differences of the step on another device."""
         return tuple(
-            f"{name} takes parameters one by one, its default on a CPU; on CUDA and NPU it takes lists in far fewer "
-            "kernels: --device cuda or npu, or foreach=True"
+            f"{name} updates parameters one by one, the default on a CPU; on CUDA and NPU it updates lists with far "
+            "fewer kernels: use --device cuda or npu, or foreach=True"
             for name in self._one_by_one
         )
 

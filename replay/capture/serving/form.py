@@ -71,6 +71,8 @@ def _with_unfused_parts(plan: ReplayPlan) -> ReplayPlan:
     capture = plan.capture
     if capture is None or not capture.fused or not (parts := unfused_parts(Graph(plan))):
         return plan
-    notes = (f"{part} written out in single calls{f': {why}' if why else ''}" for part, why in parts.items())
+    notes = (
+        f"{part} is not fused but consists of single calls{f': {why}' if why else ''}" for part, why in parts.items()
+    )
     capture = msgspec.structs.replace(capture, unfused=tuple(parts), notes=(*capture.notes, *notes))
     return msgspec.structs.replace(plan, capture=capture)

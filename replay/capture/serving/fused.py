@@ -29,8 +29,8 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 UNFUSED = (
-    "not fused: attention, experts, norms and cache writes are the calls that transformers makes in PyTorch, which "
-    "take longer than the kernels of a server (--fused ascend)"
+    "not fused: attention, experts, norms and cache writes are the PyTorch calls of transformers, which "
+    "take longer than the fused kernels of a server (--fused ascend)"
 )
 """Note for plans without fused kernels."""
 
@@ -330,7 +330,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     if not counts or capture is None:
         return plan
     names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the calls before"
+    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the unfused calls"
     notes = (*(each for each in capture.notes if each != UNFUSED), note)
     capture = msgspec.structs.replace(capture, notes=notes, fused=True)
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))

@@ -47,7 +47,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
     capture = plan.capture
     assert capture is not None
     if not counts:
-        raise UsageError("no product of this plan has weights that can be quantised", hint="Remove --weights.")
+        raise UsageError("no matrix product of this plan has weights that can be quantised", hint="Remove --weights.")
     remaining = {each.storage for each in capture.storages}
     saved = sum(
         parameters[number].size_bytes - size for number, size in quantiser.sizes.items() if number not in remaining
@@ -61,7 +61,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
         for peak in capture.peaks
     )
     products = sum(count for name, count in counts.items() if "matmul" in name)
-    note = f"{products} products have {weights} weights; embeddings, head and routers keep their type"
+    note = f"{products} matrix products have {weights} weights; embeddings, head and routers keep their dtype"
     capture = msgspec.structs.replace(capture, peaks=peaks, notes=(*capture.notes, note))
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 

@@ -97,7 +97,7 @@ def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
     near = ", ".join(near_names(known.via or qualified))
     # What is checked is loaded by --plugin; that a trace may not import it is beside the point.
     unloaded = known.reason is not None and known.reason.kind == "policy" and refuse_name(qualified, policy) is None
-    why = "nothing that was loaded registers it" if unloaded else str(known.reason)
+    why = "no loaded library or plugin registers it" if unloaded else str(known.reason)
     raise UsageError(
         f"torch does not know an op {name} here: {why}",
         hint=f"Did you mean {near}?" if near else "Name the file that registers it: --plugin my_ops.py.",

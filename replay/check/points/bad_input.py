@@ -39,7 +39,7 @@ def _indices_refused(bench: Bench, case: Case) -> Finding:
     """Check that the op handles an out-of-range index among the arguments' values as the reference does."""
     arguments = arguments_for(bench, case)
     if not any(t.dtype in INDEX and t.numel() for t in arguments.tensors()):
-        return nothing("no argument has whole numbers that may be places")
+        return nothing("no argument has integers that may be indices")
     return _refused(bench, case)
 
 
@@ -56,13 +56,13 @@ def _refused(bench: Bench, case: Case) -> Finding:
         bench.refer(case, arguments.copy())
     except Exception as error:  # references raise anything
         if case.trait == "dtype":
-            return passed(f"is taken; the reference refuses it: {words(error)}")
-        return failed(f"is taken, though the reference refuses it: {words(error)}")
+            return passed(f"accepted, but the reference refuses it: {words(error)}")
+        return failed(f"accepted, but the reference refuses it: {words(error)}")
     with contextlib.suppress(NotApplicable):
         finding = against_reference(bench, case)
         if finding.verdict == "fail":
-            return failed(f"is taken, and the result is wrong: {finding.detail}")
-    return passed("is taken, as by the reference")
+            return failed(f"accepted, but the result is wrong: {finding.detail}")
+    return passed("accepted, as by the reference")
 
 
 def _said(error: BaseException) -> Finding:
@@ -74,7 +74,7 @@ def _elsewhere(bench: Bench, case: Case) -> Finding:
     arguments = bench.arguments(case).copy()
     tensors = arguments.tensors()
     if len(tensors) < 2:
-        return nothing("the only tensor decides on the device")
+        return nothing("the only tensor determines the device")
     arguments = arguments.changed(lambda t: torch.empty_like(t, device="meta") if t is tensors[0] else t)
     try:
         bench.call(case, arguments)

@@ -132,8 +132,8 @@ def _exported(bench: Bench, base: Case) -> Finding:
         except Exception as error:  # guards of sizes, and whatever the op raises
             return Finding(case=text, verdict="fail", detail=f"exported for only one size: {_reason(error)}")
         if not _alike(results, real):
-            return Finding(case=text, verdict="fail", detail="gives other results than the op")
-    return passed(f"and at {len(others)} other sizes")
+            return Finding(case=text, verdict="fail", detail="returns results that differ from the op's")
+    return passed(f"also at {len(others)} other sizes")
 
 
 def _compiled(bench: Bench, base: Case) -> Finding:
@@ -158,10 +158,10 @@ def _compiled(bench: Bench, base: Case) -> Finding:
             for case, other, real in others:
                 text = f"torch.compile: {case.text}"
                 if not _alike(tensors_in(compiled(*other.copy().tensors())), real):
-                    return Finding(case=text, verdict="fail", detail="gives other results than the op")
+                    return Finding(case=text, verdict="fail", detail="returns results that differ from the op's")
         # Ranges of sizes may have graphs of their own, as torch's convolutions have for kernels beyond 3.
         if others and graphs > len(others):
-            return Finding(case=text, verdict="fail", detail="each new size is compiled again")
+            return Finding(case=text, verdict="fail", detail="every new size triggers a recompilation")
     except Exception as error:  # dynamo raises anything
         return Finding(case=text, verdict="fail", detail=_reason(error))
     finally:

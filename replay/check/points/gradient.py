@@ -73,7 +73,7 @@ def gradient(bench: Bench) -> list[Attempt]:
     base = bench.compact_bases[0]
     tensors = _named_tensors(bench, base)
     if not any(t.is_floating_point() or t.is_complex() for t in tensors_in(list(tensors.values()))):
-        return [Attempt(base.text, lambda: nothing("no argument is a number that could have a gradient"))]
+        return [Attempt(base.text, lambda: nothing("no argument has a floating-point or complex dtype"))]
     # Arguments that are one tensor are equal everywhere: where numbers are compared, gradients have a step there.
     apart = [case for case in layouts(bench) if case.trait != "one tensor"]
     sized = [
@@ -168,10 +168,10 @@ def _gradients(
         seed_torch(0)
         results = [tensor for tensor in tensors_in(call()) if _differentiable(tensor)]
         if not results:
-            raise NoGradient("no result is a number that could have a gradient", missing=False)
+            raise NoGradient("no result has a floating-point or complex dtype", missing=False)
         results = [tensor for tensor in results if tensor.requires_grad]
         if not results:
-            raise NoGradient("results do not record where they come from: no gradient is registered")
+            raise NoGradient("results have no grad_fn: no gradient is registered")
         weights = [_weights(tensor) if form is None else form(_weights(tensor)) for tensor in results]
         leaves = [
             (name, tensor)
@@ -239,7 +239,7 @@ def _checked_numerically(bench: Bench, case: Case, *, second: bool) -> Finding:
     leaves = [tensor for tensor in arguments.tensors() if tensor.requires_grad]
     results = bench.call(case, arguments.copy()).returned
     if not all(bool(torch.isfinite(tensor).all()) for tensor in results):
-        return nothing("results are not finite where gradients would be looked at")
+        return nothing("results are not finite, so gradients are not compared")
     if second and (why := _once_only(bench, case, arguments, leaves)) is not None:
         return nothing(why)
 
@@ -284,8 +284,8 @@ def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
     if not results or any(not torch.equal(t, t.to(torch.float32).to(torch.float64)) for t in results):
         return ""
     return (
-        "; likely cause: the op computes in float32 though its arguments are float64 (its results hold no more "
-        "digits), so the differences that gradcheck takes are rounding: compute in float64 for float64, or refuse it"
+        "; likely cause: the op computes in float32 although its arguments are float64 (its results have no more "
+        "digits), so gradcheck sees rounding errors: compute in float64 for float64 arguments, or refuse them"
     )
 
 
@@ -300,11 +300,11 @@ def _once_only(bench: Bench, case: Case, arguments: Arguments, leaves: list[torc
             first = torch.autograd.grad(results, leaves, weights, create_graph=True, allow_unused=True)
             again = [tensor for tensor in first if tensor is not None and tensor.requires_grad]
             if not again:
-                return "the gradient has none: it is of first order only"
+                return "the gradient has no gradient itself: only the first order exists"
             torch.autograd.grad(again, [*leaves, *weights], list(map(_weights, again)), allow_unused=True)
     except Exception as error:  # backward formulas raise anything
         if any(part in str(error) for part in ONCE):
-            return f"the gradient has none: {words(error)}"
+            return f"the gradient has no gradient itself: {words(error)}"
     return None
 
 
@@ -353,7 +353,7 @@ def _twice(bench: Bench, case: Case) -> Finding:
         distance = compare(after, before, terms=float(max(t.numel() for t in leaves)))
         if not distance.fits:
             name = next(name for name, v in arguments.values.items() if v is leaf or isinstance(v, list))
-            return failed(f"the gradient of {name} is another the second time: {distance.where}")
+            return failed(f"the gradient of {name} differs in the second run: {distance.where}")
     return passed()
 
 
@@ -366,7 +366,7 @@ def _unasked(bench: Bench, case: Case) -> Finding:
     except Exception as error:  # judged by other points
         return nothing(words(error))
     recorded = [i for i, item in enumerate(results) if isinstance(item, torch.Tensor) and item.requires_grad]
-    return failed(f"result {recorded[0]} needs a gradient, though no argument does") if recorded else passed()
+    return failed(f"result {recorded[0]} requires grad, although no argument does") if recorded else passed()
 
 
 def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, only: str | None = None) -> Finding:
@@ -377,9 +377,9 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
     try:
         results = bench.call(case, arguments.copy()).all()
     except Exception as error:  # judged by other points
-        return nothing(f"the call itself is refused: {words(error)}")
+        return nothing(f"the op refuses the call itself: {words(error)}")
     if case.values == "wide" and not all(bool(torch.isfinite(t).all()) for t in results if is_float(t)):
-        return nothing("results are not finite where gradients would be looked at")
+        return nothing("results are not finite, so gradients are not compared")
     mine = _with_grad(bench, arguments.copy(), only)
     try:
         gradients = _gradients(bench.call_of(case, mine), mine, form)
@@ -388,7 +388,7 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
     except Exception as error:  # backward formulas raise anything
         _, why = _of_reference(bench, case, _with_grad(bench, arguments.copy()))
         if why is not None:
-            return nothing(f"the reference has none either: {words(why)}")
+            return nothing(f"the reference has no gradient either: {words(why)}")
         unknown = any(part in str(error) for part in NOT_REGISTERED)
         return (nothing if unknown else failed)(words(error))
     exact, why = _of_reference(bench, case, _with_grad(bench, widened(arguments), only), form)
@@ -432,13 +432,13 @@ def _compared(
     worst_ulp, reach = 0.0, max(1.0, reach_of(mine))
     terms = float(max((tensor.numel() for tensor in mine.tensors()), default=1))
     if all(wanted is None for wanted in exact):
-        return nothing("the reference does not say where its results come from")
+        return nothing("the results of the reference have no grad_fn")
     for leaf, (name, gradient), wanted, native in zip(leaves, gradients, exact, same, strict=True):
         if gradient is None or wanted is None:
             other = wanted if gradient is None else gradient
             if other is not None and bool((other != 0).any()):
-                which = "has none, the reference has one" if gradient is None else "has one, the reference has none"
-                return failed(f"the gradient of {name}: it {which}")
+                only = "the reference" if gradient is None else "the op"
+                return failed(f"the gradient of {name}: only {only} returns one")
             continue
         if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
             return failed(f"the gradient of {name} is {gradient.dtype} {list(gradient.shape)}")

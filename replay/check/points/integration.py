@@ -32,7 +32,7 @@ def of_operator(
         case = bench.compact_bases[0]
         operator = bench.operator(case)
         if operator is None:
-            return [Attempt(case.text, lambda: nothing("a Python function is not in the dispatcher"))]
+            return [Attempt(case.text, lambda: nothing("a Python function is not registered in the dispatcher"))]
         return [Attempt(case.text, lambda: judge(bench, case, operator))]
 
     return trials
@@ -47,7 +47,7 @@ def in_place(bench: Bench) -> list[Attempt]:
         return [Attempt(case.text, lambda: nothing(why))]
     specs = _variants(operator)
     if not specs:
-        detail = f"there is neither {operator.namespace}::{operator._opname}_ nor an overload out"
+        detail = f"neither {operator.namespace}::{operator._opname}_ nor an overload out exists"
         return [Attempt(case.text, lambda: missing(detail))]
     return [attempt(bench, case, partial(_agrees, spec=spec), spec.full_name) for spec in specs]
 
@@ -79,11 +79,11 @@ def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
     outs = [arg.name for arg in spec.args if arg.mutated]
     overwritten = [values[name] for name in outs if isinstance(values.get(name), torch.Tensor)]
     if overwritten and [(tensor.dtype, tensor.shape) for tensor in overwritten] != forms:
-        return nothing("the result does not go into the argument: another dtype or shape")
+        return nothing("the result does not fit into the argument: dtype or shape differs")
     if buffers := [name for name in outs if name not in values]:
         outs = buffers
         if len(buffers) != len(wanted):
-            return nothing("results and buffers for them do not go together")
+            return nothing("the numbers of results and buffers differ")
         values.update({name: torch.full_like(tensor, 3) for name, tensor in zip(buffers, wanted, strict=True)})
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -97,7 +97,7 @@ def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
     for out, tensor, form in zip(outs, wanted, forms, strict=False):
         written = values[out]
         if not isinstance(written, torch.Tensor) or (written.dtype, written.shape) != form:
-            return failed(f"leaves {out} of another shape or dtype")
+            return failed(f"changes the shape or dtype of {out}")
         distance = compare(written, tensor, tensor)
         if not distance.fits:
             return failed(f"{out}: {distance.where}")
@@ -120,8 +120,8 @@ def autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Findi
     if has(operator.name(), key):
         return passed(f"a kernel for {key}")
     if has(operator.name(), "CompositeImplicitAutograd"):
-        return passed("made of other ops, which have theirs")
-    return missing(f"no kernel for {key}: dtypes are taken as they come")
+        return passed("implemented by other ops, which have their own policies")
+    return missing(f"no kernel for {key}: dtypes are not converted")
 
 
 @of_operator
@@ -132,7 +132,7 @@ def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
         return nothing("the op writes to its arguments")
     tensors = arguments.tensors()
     if not tensors or any(isinstance(value, list) for value in arguments.values.values()):
-        return nothing("lists of tensors are not batched here" if tensors else "no tensor among the arguments")
+        return nothing("lists of tensors are not batched by this check" if tensors else "no tensor among the arguments")
     batches = [torch.stack([t + i if is_float(t) else t for i in range(BATCH)]) for t in tensors]
 
     def call(*values: torch.Tensor) -> Any:
@@ -159,7 +159,7 @@ def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
         wanted = torch.stack(parts)
         distance = compare(batch, wanted, wanted, terms=float(max(t.numel() for t in tensors)))
         if not distance.fits:
-            return failed(f"not what a loop gives: {distance.where}")
+            return failed(f"differs from a loop: {distance.where}")
     return passed("as a loop")
 
 
@@ -169,7 +169,7 @@ def onnx_export(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Fi
     try:
         from torch.onnx._internal.torchscript_exporter import registration, utils
     except ImportError:
-        return nothing("this torch does not tell what it exports")
+        return nothing("this torch does not show which ops it can export")
     utils._setup_trace_module_map  # noqa: B018 - the import above registers what torch ships
 
     there = registration.registry.is_registered_op(f"{operator.namespace}::{operator._opname}", 18)

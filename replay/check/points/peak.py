@@ -79,7 +79,7 @@ def arguments_for(bench: Bench, case: Case) -> Arguments:
     try:
         return bench.arguments(case)
     except NotReplayable as stopped:
-        raise NotApplicable(f"no arguments can be made: {stopped.reason}") from None
+        raise NotApplicable(f"arguments cannot be created: {stopped.reason}") from None
 
 
 def too_much(bench: Bench, case: Case) -> NotApplicable | None:
@@ -104,7 +104,7 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
             peak_bytes = [float(sum(peak_of(bench, smaller, arguments)))]
             call_s = [_seconds_of(bench, smaller, arguments)]
         except Exception as error:  # what the op refuses is judged by other cases
-            return BothRefuse(f"smaller ones are refused: {words(error)}")
+            return BothRefuse(f"smaller calls are refused: {words(error)}")
         with contextlib.suppress(Exception):  # it refuses the large case as well, then
             wide = widened(arguments)
             peak_bytes.append(sum(peak_of(bench, smaller, wide, reference=True)))
@@ -116,9 +116,9 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
         return None
     size = peaks[1][0] * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
     if (peak := _continued(peaks, size)) > MOST_PEAK:
-        return NotApplicable(f"it would take {peak / 1e9:.1f} GB, by what smaller ones take")
+        return NotApplicable(f"it would take {peak / 1e9:.1f} GB, estimated from smaller calls")
     if (seconds := _continued(times, size)) > MOST_SECONDS:
-        return NotApplicable(f"a call would take {seconds:.0f} s, by what smaller ones take")
+        return NotApplicable(f"a call would take {seconds:.0f} s, estimated from smaller calls")
     return None
 
 

@@ -63,9 +63,9 @@ def _writes(bench: Bench, case: Case) -> Finding:
         now = _bits(tensor)
         if name in arguments.written:
             if outside := _outside(tensor, before[name], now):
-                return failed(f"writes {outside:,} bytes beside {name}")
+                return failed(f"writes {outside:,} bytes outside of {name}")
         elif now.shape != before[name].shape or not torch.equal(now, before[name]):
-            return failed(f"writes to {name}, which the schema does not say")
+            return failed(f"writes to {name}, which the schema does not declare")
     return _aliases(operator, arguments, tensors_in(returned))
 
 
@@ -88,9 +88,9 @@ def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Seq
         place = tensor.untyped_storage().data_ptr() if tensor.untyped_storage().nbytes() else 0
         if place and alias is None and not _may_alias(operator):
             if place in owners:
-                return failed(f"result {i} shares the memory of {owners[place]}, which the schema does not say")
+                return failed(f"result {i} shares the memory of {owners[place]}, which the schema does not declare")
             if place in first_results:
-                return failed(f"results {first_results[place]} and {i} share memory, which the schema does not say")
+                return failed(f"results {first_results[place]} and {i} share memory, which the schema does not declare")
         first_results.setdefault(place, i)
     return passed()
 
@@ -147,7 +147,7 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
     if "not implemented for 'Float8" in said and any(
         t.is_floating_point() and not is_float(t) for t in arguments.tensors()
     ):
-        return nothing("opcheck cannot compare numbers of 8 bits")
+        return nothing("opcheck cannot compare 8-bit floats")
     if said in ("SUCCESS", "SKIPPED"):
         return passed()
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -213,19 +213,19 @@ def faked(bench: Bench, case: Case) -> Finding:
     if isinstance(fake, Finding):
         return fake
     if len(fake) != len(real):
-        return failed(f"the fake kernel gives {len(fake)} results, the op {len(real)}")
+        return failed(f"the fake kernel returns {len(fake)} results, the op {len(real)}")
     pairs = [(f" of result {i}" if len(real) > 1 else "", *pair) for i, pair in enumerate(zip(fake, real, strict=True))]
     pairs = [pair for pair in pairs if isinstance(pair[1], torch.Tensor) and isinstance(pair[2], torch.Tensor)]
     wrong = next(filter(None, (_other_form(*pair) for pair in pairs)), None)
     if wrong is not None:
-        return failed(f"the fake kernel says {wrong}")
+        return failed(f"the fake kernel returns {wrong}")
     strides = next(filter(None, (_other_strides(*pair) for pair in pairs)), None)
     if strides is None:
         return passed()
     operator = bench.operator(case)
     # Of its own ops torch lets fake kernels, many of them decompositions, differ in strides: nobody else can mend that.
     of_torch = operator is not None and operator.namespace in TORCH_NAMESPACES
-    return (passed if of_torch else failed)(f"the fake kernel says {strides}")
+    return (passed if of_torch else failed)(f"the fake kernel returns {strides}")
 
 
 def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] | Finding:
@@ -237,7 +237,7 @@ def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] |
         with mode, torch.no_grad():
             return list(flattened(bench.call_of(case, fakes)()))
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
-        return nothing(f"sizes of results depend on values: {words(error)}")
+        return nothing(f"result sizes depend on values: {words(error)}")
     except (UnsupportedOperatorException, NotImplementedError) as error:
         return missing(_no_fake(case, error))
     except Exception as error:  # fake kernels raise anything
@@ -253,14 +253,14 @@ def _no_fake(case: Case, error: Exception) -> str:
 def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
     """Describe how a fake result differs from the real one, except strides; None if it does not."""
     if fake.dtype != real.dtype:
-        return f"{fake.dtype}{which}, it is {real.dtype}"
+        return f"{fake.dtype}{which}, the op {real.dtype}"
     try:
         shape = tuple(int(size) for size in fake.shape)
     except Exception:  # a size that depends on values has no number
         return None
     if shape != tuple(real.shape):
-        return f"sizes {list(shape)}{which}, they are {list(real.shape)}"
-    return None if fake.device == real.device else f"{fake.device}{which}, it is {real.device}"
+        return f"sizes {list(shape)}{which}, the op {list(real.shape)}"
+    return None if fake.device == real.device else f"{fake.device}{which}, the op {real.device}"
 
 
 def _other_strides(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
@@ -270,4 +270,4 @@ def _other_strides(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | 
     strides = [(a, b) for a, b, n in zip(fake.stride(), real.stride(), real.shape, strict=True) if n > 1]
     if all(int(a) == int(b) for a, b in strides):
         return None
-    return f"strides {list(fake.stride())}{which}, they are {list(real.stride())}"
+    return f"strides {list(fake.stride())}{which}, the op {list(real.stride())}"

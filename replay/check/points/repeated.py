@@ -54,7 +54,7 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
         again = bench.call(case, arguments.copy()) if random else _unseeded(bench, case, arguments)
         if (spread := _spread(first, again)) is not None:
             seeded = _spread(bench.call(case, arguments.copy()), bench.call(case, arguments.copy())) is None
-            hint = "; the same with the same seed: it lacks the tag nondeterministic_seeded" if seeded else ""
+            hint = "; runs with one seed are equal: the op lacks the tag nondeterministic_seeded" if seeded else ""
             return failed(f"run {run + 1} differs from the first: {spread}{hint}")
     return passed(f"{RUNS} runs{' with one seed' if random else ''}")
 
@@ -69,12 +69,12 @@ def _spread(first: Results, again: Results) -> str | None:
     """Describe the difference between the results of two runs; None if they are bitwise equal."""
     before, after = first.all(), again.all()
     if [(a.shape, a.dtype) for a in before] != [(b.shape, b.dtype) for b in after]:
-        return "other sizes or dtypes"
+        return "sizes or dtypes differ"
     for a, b in zip(before, after, strict=True):
         wrong = int((_bytes(a) != _bytes(b)).sum())
         if wrong and a.dtype.is_floating_point:
             gap = float((a.double() - b.double()).abs().nan_to_num(0.0).max())
-            return f"{wrong:,} bytes, {gap:.3g} at most"
+            return f"{wrong:,} bytes differ, values by at most {gap:.3g}"
         if wrong:
             return f"{wrong:,} bytes"
     return None
@@ -125,7 +125,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
         per_call = min(by_round) / LEAK_CALLS
         unit, leak = ("bytes", LEAK_BYTES) if name in ("heap", "device") else (name, 1.0)
         if per_call >= leak:
-            return failed(f"keeps {per_call:,.0f} {unit} a call ({LEAK_ROUNDS} times {LEAK_CALLS} calls)")
+            return failed(f"keeps {per_call:,.0f} {unit} per call ({LEAK_ROUNDS} times {LEAK_CALLS} calls)")
     return passed(f"nothing kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
 
 
@@ -199,7 +199,7 @@ def _peak(bench: Bench, case: Case) -> Finding:
     try:
         arguments = bench.arguments(case)
         temporary, total = peak_of(bench, case, arguments)
-        detail = f"temporaries of {temporary / max(1, total):.2f} times arguments and results"
+        detail = f"temporary memory is {temporary / max(1, total):.2f} times that of arguments and results"
         if bench.has_reference(case):
             of_reference, _ = peak_of(bench, case, arguments, reference=True)
             detail += f", the reference {of_reference / max(1, total):.2f}"
@@ -216,7 +216,7 @@ def asynchrony(bench: Bench) -> list[Attempt]:
 def _returns_early(bench: Bench, case: Case) -> Finding:
     device = bench.device
     if device.type != "cuda":
-        return nothing(f"on {device.type} a call returns when it is done")
+        return nothing(f"on {device.type} a call returns only when it is done")
     arguments = bench.arguments(case).copy()
     call = bench.call_of(case, arguments)
     results_of(call, arguments)
@@ -227,7 +227,7 @@ def _returns_early(bench: Bench, case: Case) -> Finding:
     returned = perf_counter() - started
     torch.cuda.synchronize(device)
     done = perf_counter() - started
-    detail = f"returned after {returned * 1e3:.3g} ms of {done * 1e3:.3g} ms"
+    detail = f"returned after {returned * 1e3:.3g} ms; the device needed {done * 1e3:.3g} ms"
     return passed(detail) if returned < done / 2 else failed(detail)
 
 

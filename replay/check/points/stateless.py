@@ -70,7 +70,7 @@ def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tenso
 def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
     """Describe where results differ; None if they are equal up to the order of sums."""
     if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
-        return "other sizes or dtypes"
+        return "sizes or dtypes differ"
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
     for tensor, other in zip(actual, wanted, strict=True):
         distance = compare(tensor, other, terms=largest / max(1, tensor.numel()))
@@ -97,7 +97,7 @@ def _after_another(bench: Bench, case: Case) -> Finding:
     except Exception as error:  # judged by other trials
         return nothing(words(error))
     where = _difference(again, wanted, arguments)
-    return passed() if where is None else failed(f"it depends on the call before: {where}")
+    return passed() if where is None else failed(f"the result depends on the previous call: {where}")
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _at_once(bench: Bench, case: Case) -> Finding:
 
     with ThreadPoolExecutor(CALLERS) as pool:
         where = next((where for where in list(pool.map(caller, range(CALLERS))) if where is not None), None)
-    return passed() if where is None else failed(f"calls disturb each other: {where}")
+    return passed() if where is None else failed(f"simultaneous calls disturb each other: {where}")
 
 
 def leaves_state(bench: Bench, case: Case) -> Finding:
@@ -176,8 +176,8 @@ def leaves_state(bench: Bench, case: Case) -> Finding:
     changed = [name for name, value in before.items() if not _equal(value, after[name])]
     if bench.is_random(case):
         changed = [name for name in changed if name != "random numbers"]
-    hint = ": it lacks the tag nondeterministic_seeded" if changed == ["random numbers"] else ""
-    return failed(f"leaves other {', '.join(changed)} behind{hint}") if changed else passed()
+    hint = ": the op lacks the tag nondeterministic_seeded" if changed == ["random numbers"] else ""
+    return failed(f"changes the {', '.join(changed)}{hint}") if changed else passed()
 
 
 @contextlib.contextmanager

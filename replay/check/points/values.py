@@ -79,10 +79,10 @@ def _stays_inside(bench: Bench, case: Case) -> Finding:
     try:
         at_the_end = arguments.changed(guarded)
     except (OSError, ValueError) as error:
-        return nothing(f"no memory that ends there: {words(error)}")
+        return nothing(f"no memory that ends with the tensor: {words(error)}")
     after = bench.call(case, at_the_end)
     forms = [[(t.shape, t.dtype) for t in results.all()] for results in (before, after)]
-    return passed() if forms[0] == forms[1] else failed("results have another form there")
+    return passed() if forms[0] == forms[1] else failed("results there have another shape or dtype")
 
 
 def _correctness_cases(bench: Bench) -> Iterator[Case]:
@@ -155,7 +155,7 @@ def broadcast(bench: Bench) -> list[Attempt]:
     """Return trials with one tensor smaller than the others, if there is a reference that defines the result."""
     base = bench.compact_bases[0]
     if not bench.has_reference(base):
-        return [Attempt(base.text, lambda: nothing("no reference says what broadcasting means (--against)"))]
+        return [Attempt(base.text, lambda: nothing("no reference defines broadcasting (--against)"))]
     return [attempt(bench, case, against_reference) for case in variants.broadcast(base)]
 
 
@@ -191,7 +191,7 @@ def _compared(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference. Raises NotApplicable."""
     arguments = arguments_for(bench, case)
     if case.trait == "expanded" and (name := _once_permutation(bench, case)) is not None:
-        return nothing(f"{name} names each place once, which no expanded tensor does")
+        return nothing(f"{name} lists each index once, which an expanded tensor cannot")
     same, refusal = _reference(bench, case, arguments)
     try:
         mine = bench.call(case, arguments.copy())
@@ -200,12 +200,12 @@ def _compared(bench: Bench, case: Case) -> Finding:
     if refusal is not None:
         raise BothRefuse(f"the reference refuses it: {words(refusal)}")
     if same is not None and not _fits_buffers(arguments, same):
-        return nothing("the buffers are not those of the result")
+        return nothing("the buffers do not have the sizes of the results")
     if case.values == "beyond" and not _narrower(mine, arguments):
-        return nothing("results hold what the arguments do")
+        return nothing("results contain only values of the arguments")
     exact = same if case.values in ODD else _exact(bench, case, arguments)
     if same is None and exact is None:
-        return nothing("there is nothing to hold it against")
+        return nothing("there is no reference to compare with")
     finding = _judged(case, mine, exact, same, arguments)
     if finding.verdict == "fail" and finding.error is not None:
         return _judged_again(bench, case, mine, exact, same, arguments) or finding
@@ -244,7 +244,7 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
             return refused(detail)
         raise BothRefuse(detail)
     if not fits:
-        return nothing(f"the buffers are not those of the result: {words(error)}")
+        return nothing(f"the buffers do not have the sizes of the results: {words(error)}")
     if wanted:
         return failed(f"the op refuses the {case.kind} call: {words(error)}")
     if (case.trait == "value" or case.kind == "no dimension") and str(error).strip():
@@ -349,7 +349,7 @@ def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: A
         other = (actual == 0) & (native == 0) & sure & (actual.signbit() != native.signbit())
         if bool(other.any()):
             index = tuple(int(i) for i in other.nonzero()[0])
-            return failed(f"{int(other.sum()):,} zeros have the wrong sign, at {index} it is {float(actual[index])}")
+            return failed(f"{int(other.sum()):,} zeros have the wrong sign; at {index} it is {float(actual[index])}")
     return None
 
 
@@ -406,7 +406,7 @@ def _judged(
     assert wanted is not None
     pairs = paired(mine, wanted)
     if pairs is None:
-        return failed(f"gives {len(mine.all())} tensors, the reference {len(wanted.all())}")
+        return failed(f"returns {len(mine.all())} tensors, the reference {len(wanted.all())}")
     wide = _targets(mine, exact, len(pairs)) or [native for _, native in pairs]
     moved = [targets for results in perturbed if (targets := _targets(mine, results, len(pairs))) is not None]
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -478,7 +478,7 @@ def _moved_wrongly(
         return None
     index = tuple(int(i) for i in wrong.nonzero()[0])
     ours, theirs = actual[index].item(), native[index].item()
-    return f"not the nearest number to an argument's: at {index} it is {ours}, not {theirs}"
+    return f"not the number nearest to an argument's: at {index} it is {ours}, not {theirs}"
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:
@@ -523,7 +523,7 @@ def _other_values(mine: list[Any], wanted: list[Any]) -> str | None:
     for ours, theirs in zip(mine, wanted, strict=False):
         if isinstance(ours, int | float) and isinstance(theirs, int | float):
             if not abs(ours - theirs) <= 1e-6 * max(1.0, abs(theirs)) and ours == ours:
-                return f"gives {ours}, not {theirs}"
+                return f"returns {ours}, not {theirs}"
         elif type(ours) is type(theirs) and isinstance(ours, str) and ours != theirs:
             return f"gives {ours!r}, not {theirs!r}"
     return None

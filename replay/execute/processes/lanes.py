@@ -292,6 +292,9 @@ def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
     if ":" in device:
         raise UsageError(
             f"{lanes} workers would measure on {device} at the same time",
-            hint=("Remove its number to give each worker one device, or allow sharing with --set shared_device=true."),
+            hint=(
+                "Remove the device number to give each worker its own device, or allow sharing with "
+                "--set shared_device=true."
+            ),
         )
     return [f"{device}:{index}" for index in range(lanes)]

@@ -200,7 +200,7 @@ class RayLanes(Lanes):
             if all(lane.is_starting for lane in lanes) and now - begun > START_S:
                 raise EnvironmentRefused(
                     f"no Ray worker was ready after {START_S:g} s",
-                    hint=f"A worker needs {self._share.text()}; `ray status` shows what is free.",
+                    hint=f"A worker needs {self._share.text()}; `ray status` shows free resources.",
                 )
 
 
@@ -295,7 +295,7 @@ def _refuse_reachable(ray: Any, ip: str) -> None:
         ray.shutdown()
         raise EnvironmentRefused(
             f"a Ray cluster on this machine would listen on {ip}, where anybody could use it",
-            hint=(f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and give --set address=ADDRESS."),
+            hint=(f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and use --set address=ADDRESS."),
         )
 
 

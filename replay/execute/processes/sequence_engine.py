@@ -281,5 +281,5 @@ class SequenceEngine:
 
     def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
         """Return the outcome of one op."""
-        spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--set total_time)"
+        spent = f"no pass finished within {self._total_time_s or 0.0:g} s (--set total_time)"
         return outcome.outcomes.get(op.id) or unable(Reason("out of time", spent))

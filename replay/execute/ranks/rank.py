@@ -74,7 +74,8 @@ class Rank:
             raise EnvironmentRefused(
                 f"could not create a process group of {config.backend}: {reason_for(error).detail}",
                 hint=(
-                    "Check that this torch includes the back-end, and that processes here may connect to each other."
+                    "Check that this torch includes the back-end and that processes on this machine can connect to "
+                    "each other."
                 ),
             ) from None
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(config.world)): dist.group.WORLD}

@@ -29,7 +29,7 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult, SharedStepResult
 from opreplay.replay.results.stats import quantile
 
-OWN_TENSORS = Assumption(argument="tensors", what="its own: no call of the step reads what it leaves")
+OWN_TENSORS = Assumption(argument="tensors", what="separate memory: no call of the step reads its results")
 
 
 class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class SequenceOnRanks(WithRanks):
         if isinstance(share, Outcome):
             return share
         if share.part < 1.0:
-            return unable(Reason("budget", f"{share.note}: steps cannot run a part of it (--set max_op_memory)"))
+            return unable(Reason("budget", f"{share.note}: a step cannot run only a part of it (--set max_op_memory)"))
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:

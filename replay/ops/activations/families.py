@@ -50,7 +50,10 @@ family(
 family("activations", "dropout", "npu::_npu_dropout npu::npu_dropout_with_add_softmax", cost=random_fill.dropout)
 family("activations", "softmax", "npu::npu_scaled_masked_softmax", cost=norms.softmax)
 family(
-    "activations", "not predicted", "npu::npu_prefetch", uncosted="loads ahead beside other kernels: its time is theirs"
+    "activations",
+    "not predicted",
+    "npu::npu_prefetch",
+    uncosted="prefetches while other kernels run: its time is part of theirs",
 )
 family(
     "activations",

@@ -45,7 +45,7 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
     if scale.shape != (rows, blocks):
         down, across = -(-rows // TILE_ROWS), -(-blocks // TILE_COLUMNS)
         if scale.numel() != down * across * TILE_ROWS * TILE_COLUMNS:
-            raise ValueError(f"{scale.numel()} scales of {blocks} blocks in each of {rows} rows")
+            raise ValueError(f"{scale.numel()} scales do not fit {rows} rows of {blocks} blocks")
         tiles = numbers.reshape(down, across, 32, 4, TILE_COLUMNS).permute(0, 3, 2, 1, 4)
         numbers = tiles.reshape(down * TILE_ROWS, across * TILE_COLUMNS)[:rows, :blocks]
     return numbers.repeat_interleave(block, 1)[:, :width]
@@ -110,13 +110,13 @@ def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, o
     Raises ValueError if the groups share the summed dimension or the columns.
     """
     if mat2.dim() != 3:
-        raise ValueError("scales of blocks are known for matrices of groups [G, K, N] alone")
+        raise ValueError("block scales are implemented only for grouped matrices [G, K, N]")
     groups = mat2.shape[0]
     if x.dim() == 3:
         parts = zip(x, scale_a.reshape(groups, -1), strict=True)
     else:
         if offs is None:
-            raise ValueError("rows of groups need the offsets where they end")
+            raise ValueError("grouped rows need offsets that give the end of each group")
         ends = cast("list[int]", offs.tolist())  # pyright: ignore[reportUnknownMemberType]
         rows = [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
         padded = [-(-n // TILE_ROWS) * TILE_ROWS for n in rows]

@@ -54,11 +54,11 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
-_LENGTHS = "no window and no sinks; keys and values of earlier tokens repeat those of the call"
-_LATENT = "the layer's own projections are left out: one latent head for all"
+_LENGTHS = "no window and no sinks; keys and values of earlier tokens are copies of those in the call"
+_LATENT = "without the layer's own projections: all heads share one latent head"
 _EXPERTS = (
-    "top-k 2 of up to 8 experts, 4 of up to 64, else 8, or as `moe_routing.top_k` says",
-    "one pair of matrices for all experts: of the hidden size, or what the recorded time allows or the user says",
+    "top-k 2 of up to 8 experts, 4 of up to 64, otherwise 8, unless `moe_routing.top_k` is set",
+    "one pair of matrices for all experts, of the hidden size unless the recorded time or the user limits it",
 )
 
 
@@ -98,7 +98,7 @@ def _fake_empty(key: Tensor) -> Tensor:
     return key.new_empty((0,))
 
 
-@stands_for("vllm::unified_kv_cache_update", fake=_fake_empty, assumes=("written to memory of its own",))
+@stands_for("vllm::unified_kv_cache_update", fake=_fake_empty, assumes=("written to separate memory",))
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     """Write key and value [T, Hkv, D] once, to separate memory instead of the layer's cache.
 

@@ -44,7 +44,7 @@ def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     index, k_cache = c.index, c.k_cache
     if c.cache_mode not in ("Norm", "PA", "PA_BNSD"):
-        raise ValueError(f"caches of mode {c.cache_mode} are not stood in for: Norm, PA and PA_BNSD are")
+        raise ValueError(f"cache mode {c.cache_mode} is not implemented; use Norm, PA or PA_BNSD")
     rank = c.gamma.shape[0]
     latent, _ = rms_norm_with_scale(c.kv[..., :rank], c.gamma, c.epsilon)
     turned = rotate_whole(to_halves(c.kv[..., rank:]), c.cos, c.sin, neox=True)

@@ -114,7 +114,7 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
         return ()
     kind = operation_of(op.op.name)
     if kind is None:
-        raise DoesNotFit("no operation is named")
+        raise DoesNotFit("the name contains no collective operation")
     if with_product(op.op.name):
         return _with_product(op, OF_KINDS[kind])
     return _lowered(op, OF_KINDS[kind])
@@ -131,7 +131,7 @@ def _with_product(op: OpView, kind: str) -> list[KernelCall]:
     if world <= 0:
         op.note("number of ranks not recorded: one server of 8 assumed")
     op.note("waiting for other ranks is not part of the prediction")
-    op.assume("product and collective added up: how far CANN overlaps them was never measured")
+    op.assume("product and collective times are added, because their overlap in CANN was never measured")
     rows, inner, ranks = prod(a.shape[:-1]), a.shape[-1], world if world > 0 else 8
     if rows * inner * ranks > MOST_ELEMENTS:
         raise DoesNotFit(f"{ranks:g} ranks")

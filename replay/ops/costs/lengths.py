@@ -81,7 +81,7 @@ def contents_of(op: OpView, rows: int) -> Contents:
             return _made(rows, count * kv, pairs, count)
         return _made(rows, count * min(kv, each + window - 1), pairs - count * _beyond(each, kv, window), count)
     if longest is None:
-        op.note(f"context lengths are not known: one causal sequence of {rows} tokens")
+        op.note(f"context lengths are unknown: one causal sequence of {rows} tokens assumed")
         return _made(rows, rows, rows * (rows + 1) / 2, 1)
     count = sequences or 1
     op.note(f"context lengths are not recorded: {longest} tokens assumed for {count} sequences")
@@ -176,14 +176,16 @@ def _of_batch(
     if not packed and decode and sequences not in (None, decode + prefill) and (sequences or 0) >= decode:
         prefill = 0
     if not decode + prefill or (sequences is not None and sequences < decode + prefill):
-        op.note(f"a batch of {decode + prefill} sequences does not fit arguments for {sequences}")
+        op.note(f"the batch has {decode + prefill} sequences, but the arguments are for {sequences}")
         return None
     query = context = pairs = 0.0
     if decode:
         new = float(batch.decode_tokens or decode)
         seen = decode * float(longest) if longest else new
         if batch.decode_seen is None:
-            op.note(f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each")
+            op.note(
+                f"context lengths of {decode} decoding sequences not recorded, assumed: {seen / decode:.0f} tokens each"
+            )
         else:
             seen = _within_cache(op, batch.decode_seen, decode, longest)
         causal = _causal_pairs(batch.decode_qk, batch.decode_qq, batch.decode_seen, new, seen, decode)
@@ -194,7 +196,7 @@ def _of_batch(
         causal = _causal_pairs(batch.prefill_qk, batch.prefill_qq, batch.prefill_seen, new, seen, prefill)
         query, context, pairs = query + new, context + seen, pairs + causal
     if query > rows > 0:
-        op.note(f"the batch has {query:.0f} new tokens, the query holds {rows}")
+        op.note(f"the batch has {query:.0f} new tokens, but the query holds {rows}")
         pairs, query = pairs * rows / query, float(rows)
     return _made(query, context, pairs, decode + prefill)
 

@@ -25,7 +25,7 @@ class BatchLayout:
         if len(self.query_lens) != len(self.kv_lens):
             raise ValueError(f"{len(self.query_lens)} query lengths but {len(self.kv_lens)} key lengths")
         if any(q < 0 or q > k for q, k in zip(self.query_lens, self.kv_lens, strict=True)):
-            raise ValueError("a sequence needs 0 <= new tokens <= tokens in all")
+            raise ValueError("a sequence needs 0 <= new tokens <= total tokens")
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("opreplay_batch_layout", default=None)
@@ -54,5 +54,5 @@ def current_layout(tokens: int) -> BatchLayout:
     if layout is None:
         return BatchLayout(query_lens=(tokens,), kv_lens=(tokens,))
     if sum(layout.query_lens) > tokens:
-        raise ValueError(f"the batch layout has {sum(layout.query_lens)} tokens, the call {tokens}")
+        raise ValueError(f"the batch layout has {sum(layout.query_lens)} tokens, but the call has {tokens}")
     return layout

@@ -18,7 +18,7 @@ def _groups(sizes: Tensor, rows: int) -> list[int]:
     """Return the rows of each group. Raises ValueError if the groups have more than `rows` rows."""
     counts = [int(size) for size in sizes.tolist()]
     if min(counts, default=0) < 0 or sum(counts) > rows:
-        raise ValueError(f"groups of {counts[:8]} rows do not lie within {rows} rows")
+        raise ValueError(f"groups of {counts[:8]} rows do not fit into {rows} rows")
     return counts
 
 

@@ -78,7 +78,7 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     if _BACKWARD.search(call.signature.name):
         return _unknown(work, "gradients of packed attention are not counted")
     if any(call.place(name) is not None for name in _LATENT) or "mla" in call.signature.name:
-        return _unknown(work, "work of latent attention is not counted: its up-projection is in no argument")
+        return _unknown(work, "work of latent attention is not counted: no argument gives its up-projection")
     if query is None or keys is None:
         return _unknown(work, "its arguments have no query and keys")
     q, k = call.sizes_at(query), call.sizes_at(keys)
@@ -90,7 +90,7 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     if any(
         isinstance(size, int) and size >= 0 for one in windows for size in (one if isinstance(one, list) else [one])
     ):
-        return _unknown(work, "its sliding window over sequences of unknown lengths")
+        return _unknown(work, "it has a sliding window, and the lengths of the sequences are unknown")
     found = _sequences(call, q, k, evidence)
     if isinstance(found, str):
         return _unknown(work, found)
@@ -98,11 +98,11 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     cache = call.dtype_at(keys)
     kv_heads = _heads_of_keys(call, k, q)
     if kv_heads is None:
-        return _unknown(work, "the layout of the cache is not known")
+        return _unknown(work, "the layout of the cache is unknown")
     both = width + (v[-1] if len(v) == len(q) else width)
     moved = found.query * heads * both * ITEMSIZE_BYTES.get(call.dtype_at(query), 1)
     moved += found.seen * kv_heads * both * ITEMSIZE_BYTES.get(cache, 1)
-    assumed = "" if call.named and _tells_window(call) else "no sliding window: no argument tells one"
+    assumed = "" if call.named and _tells_window(call) else "no sliding window: no argument gives one"
     flops = 2.0 * found.pairs * heads * both
     return CallWork(flops=flops, bytes=moved, dtype=call.dtype_at(query), assumed=assumed)
 
@@ -142,22 +142,22 @@ def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence
     tokens = prod(q[:-2])
     batch = evidence.batch
     if batch is None:
-        return "lengths of the sequences are in no argument, and no annotation of a server tells its batch"
+        return "no argument gives the lengths of the sequences, and no server annotation describes the batch"
     if evidence.longest_us > SPREAD * evidence.shortest_us > 0:
         return (
-            f"layers of one shape take {evidence.shortest_us:,.0f} to {evidence.longest_us:,.0f} µs: "
-            "some see only a window, which no argument tells"
+            f"layers of the same shape take {evidence.shortest_us:,.0f} to {evidence.longest_us:,.0f} µs: "
+            "some use a sliding window that no argument gives"
         )
     sequences = batch.prefill_sequences + batch.decode_sequences
     whole = count is None or count >= sequences  # more are padding
     if not whole and count not in (batch.decode_sequences, batch.prefill_sequences):
-        return f"the server's batch has {sequences} sequences, the arguments are for {count}"
+        return f"the server's batch has {sequences} sequences, but the arguments are for {count}"
     prefill, decode = whole or count != batch.decode_sequences, whole or count == batch.decode_sequences
     found = _of_batch(batch, prefill=prefill, decode=decode, causal=causal)
     if found is None:
         return "the server's annotation lacks the sums over the sequences' lengths"
     if found.query > tokens:
-        return f"the server's batch has {found.query:,.0f} new tokens, the query holds {tokens:,}"
+        return f"the server's batch has {found.query:,.0f} new tokens, but the query holds {tokens:,}"
     return found
 
 
@@ -214,20 +214,20 @@ def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     else:
         experts = max((s[1] for s in chosen if s[1] != width), default=0)
         if not experts:
-            return _unknown(work, "the number of experts is in no argument")
+            return _unknown(work, "no argument gives the number of experts")
         found = _by_grids(evidence, tokens, width, experts)
         matrices, top_k = (found, None) if isinstance(found, str) else found
     if isinstance(matrices, str):
         return _unknown(work, matrices)
     if top_k is None or not 0 < top_k <= MOST_TOP_K:
-        return _unknown(work, "the number of experts per token is in no argument")
+        return _unknown(work, "no argument gives the number of experts per token")
     rows = tokens * top_k
     per_expert = width * matrices.columns + matrices.inner * width
     untouched = (1 - min(1.0, top_k / matrices.experts)) ** tokens
     read = matrices.experts * (1.0 if untouched < ALL_READ else 1 - untouched)
     notes = [matrices.assumed]
     if untouched >= ALL_READ:
-        notes.append(f"{read:,.0f} of {matrices.experts} experts read, as even routing gives")
+        notes.append(f"{read:,.0f} of {matrices.experts} experts are read if routing is even")
     item = ITEMSIZE_BYTES.get(call.dtype_at(hidden), 1)
     return CallWork(
         flops=2.0 * rows * per_expert,
@@ -270,9 +270,9 @@ def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tupl
     """
     products = [(name, grid) for name, grid in evidence.kernels if _PRODUCTS.search(name) and _TILES.search(name)]
     if len(products) != 2:
-        return "sizes of the experts' weights are in no argument"
+        return "no argument gives the sizes of the experts' weights"
     if any(grid is None for _, grid in products):
-        return "sizes of the experts' weights are in no argument, and launch grids are not recorded"
+        return "no argument gives the sizes of the experts' weights, and launch grids are not recorded"
     known = (evidence.top_k,) if evidence.top_k is not None else range(1, min(experts, MOST_TOP_K) + 1)
     found: set[tuple[int, int, int]] = set()
     for top_k in known:
@@ -288,10 +288,12 @@ def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tupl
     gated = any(_GATED.search(name) for name, _ in evidence.kernels)
     bits = next((bits for pattern, bits in _BITS if pattern.search(products[0][0])), None)
     if bits is None or not gated:
-        return "kernel names do not tell the dtype of the weights or the activation"
-    assumed = f"{columns // 2:,} wide experts by launch grids, at most {100 * tile / columns:.1f} % too many"
+        return "kernel names do not show the dtype of the weights or the activation"
+    assumed = (
+        f"expert width {columns // 2:,}, inferred from launch grids, at most {100 * tile / columns:.1f} % too large"
+    )
     if evidence.top_k is None:
-        assumed += f"; {top_k} experts a token by them, too"
+        assumed += f"; {top_k} experts per token, also from launch grids"
     return _Matrices(columns, columns // 2, experts, bits, assumed), top_k
 
 

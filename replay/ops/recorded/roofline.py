@@ -31,8 +31,8 @@ from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, may_multi
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, knows_roof, peak_of
 
 NO_OP = "no op is recorded for this kernel"
-IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not found"
-COPY_OVER_LINK = "copy between host and device: the link between them bounds it"
+IN_A_GRAPH = "its op was recorded at graph capture, which this trace does not contain"
+COPY_OVER_LINK = "copy between host and device: limited by the link"
 DOUBTFUL = 1.05
 """Share of the peak above which a row explains why it cannot be right."""
 MOST_CACHES = 4
@@ -120,10 +120,13 @@ def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
         rows, total_us, note = _of_device(trace, peak), float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3, ""
     else:
         rows, total_us = _of_host(trace)
-        peak, note = None, "no device work is recorded: times are those of ops on the host, without the ops inside them"
+        peak, note = None, "no device work is recorded: times are host times of ops, without nested ops"
     kinds = [*dict.fromkeys(trace.info.device_names)]
     if peak is None and len(trace.kernels) and len(kinds) > 1:
-        note = f"calls on devices of several kinds share a row: {', '.join(kinds)}; --peak NAME takes one for all"
+        note = (
+            f"the trace has devices of several kinds ({', '.join(kinds)}), so no peak applies; choose one with "
+            "--peak NAME"
+        )
     doubts = doubts_of(trace)
     if doubts.mistimed or (not len(trace.kernels) and doubts.zero_ops):
         rows = [_without_rates(row) for row in rows]
@@ -437,6 +440,6 @@ def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
         if time[index] >= LEAST_OWN * whole[index]:
             row = rated(row, _together([(n, work_of(call))])[1], None)
         else:
-            row = msgspec.structs.replace(row, why="its work is done by the ops inside it")
+            row = msgspec.structs.replace(row, why="the ops inside it do its work")
         rows.append(row)
     return rows, total_us

@@ -160,8 +160,8 @@ COMPARISONS = frozenset(
 """Ops whose result has one byte per element."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
-COMMUNICATION = "communication: links between devices bound it"
-_CONTENTS = "which rows are read or written depends on index values"
+COMMUNICATION = "communication: limited by links between devices"
+_CONTENTS = "index values decide which rows are read or written"
 
 
 POOLS: dict[str, tuple[int | None, int, int]] = {
@@ -262,9 +262,9 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
             "no shapes recorded" if not any(signature.dims or ()) else "dtypes of the listed tensors are not recorded"
         )
     if signature.name.startswith("triton_"):
-        return "what a generated kernel computes is not recorded"
+        return "the trace does not record what a generated kernel computes"
     if is_layer(signature):
-        return "sizes of the experts' weights are in no argument"
+        return "no argument gives the sizes of the experts' weights"
     if kind == "attention":
         return "lengths of the sequences are not recorded"
     if kind == "indexing and sorting":
@@ -272,8 +272,8 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
     if kind in ("GEMM", "convolution") and not any(signature.concrete or ()):
         return "scalar arguments, such as strides, are not recorded"
     if kind in ("GEMM", "convolution"):
-        return "its tensors fit no known layout of a product"
-    return "its work is not known"
+        return "its tensors match no known layout of a matrix product"
+    return "its work is unknown"
 
 
 def _by_sizes(

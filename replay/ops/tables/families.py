@@ -51,7 +51,7 @@ family(
         fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu fbgemm::split_embedding_codegen_forward_cpu
         fbgemm::split_embedding_codegen_grad_indice_weights_cpu
     """,
-    uncosted="runs on the host's processor: its tables lie there",
+    uncosted="runs on the CPU, where its tables are",
     inputs="embedding_tables",
 )
 family("tables", "checked", "fbgemm::bounds_check_indices", cost=fbgemm.checked, inputs="jagged")

@@ -30,12 +30,13 @@ def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offset
     tables = D_offsets.shape[0] - 1
     if tables < 1 or grad_output.dim() != 2:
         raise ValueError(
-            f"{tables} tables and a gradient of {grad_output.dim()} dimensions; needs a matrix and a table"
+            f"got {tables} tables and a gradient of {grad_output.dim()} dimensions, but needs at least one table and "
+            "a matrix"
         )
     if offsets.shape[0] - 1 != tables * grad_output.shape[0]:
-        raise ValueError(f"{offsets.shape[0] - 1} bags for {tables} tables and {grad_output.shape[0]} gradients")
+        raise ValueError(f"{offsets.shape[0] - 1} bags do not fit {tables} tables and {grad_output.shape[0]} gradients")
     if weights.numel() < grad_output.shape[1]:
-        raise ValueError(f"{weights.numel()} weights for rows of {grad_output.shape[1]} columns in all")
+        raise ValueError(f"{weights.numel()} weights are fewer than the {grad_output.shape[1]} columns of a row")
 
 
 def _fake_backward(c: Call) -> None:
@@ -46,7 +47,8 @@ def _fake_backward(c: Call) -> None:
     tables = c.D_offsets.shape[0] - 1
     if c.momentum1_offsets.shape[0] < tables or c.momentum1_host.numel() < tables:
         raise ValueError(
-            f"{c.momentum1_host.numel()} rows of state, {c.momentum1_offsets.shape[0]} offsets, {tables} tables"
+            f"{c.momentum1_host.numel()} rows of state, {c.momentum1_offsets.shape[0]} offsets are too few for "
+            f"{tables} tables"
         )
 
 

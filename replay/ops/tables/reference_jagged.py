@@ -257,7 +257,7 @@ def permute_multi_embedding(c: Call) -> list[Tensor]:
         source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
         pooled, wanted = c.pooled_embs[source], outs[target]
         if start + length > pooled.shape[1] or stop + length > wanted.shape[1]:
-            raise ValueError(f"permute {row} names columns that are not there")
+            raise ValueError(f"permute {row} names columns that do not exist")
         # Gradients of columns that went to several places add up.
         part = wanted[:, stop : stop + length]
         part.copy_(part + pooled[:, start : start + length] if reverse else pooled[:, start : start + length])

@@ -71,7 +71,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
         query, seen = query.clamp(min=0), seen.clamp(min=0)
     limit, capacity = _room(context, pool, count)
     if limit is not None and bool((seen > limit).any()):
-        warnings.append(f"{int((seen > limit).sum()):,} sequences are longer than the {limit:,} tokens they can hold")
+        warnings.append(f"{int((seen > limit).sum()):,} sequences are longer than the limit of {limit:,} tokens")
         seen = seen.clamp(max=limit)
     seen = torch.where(query > 0, seen, 0)
     pairs = query * seen
@@ -196,9 +196,9 @@ def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount
     wrong = int(((named < 0) | (named >= pool.blocks)).sum())
     warning = None
     if wrong:
-        warning = f"{wrong:,} pages are not in the cache of {pool.blocks:,}"
+        warning = f"{wrong:,} page numbers are outside the cache of {pool.blocks:,} pages"
     elif distinct == 1 and len(named) > 1 and pool.blocks > 1:
-        warning = f"all {len(named):,} pages of the context are the same one"
+        warning = f"all {len(named):,} pages of the context have the same page number"
     return Amount(what="pages", done=distinct, most=pool.blocks), warning
 
 
@@ -219,10 +219,10 @@ def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | No
     distinct = int(torch.unique(written).numel())
     warnings: list[str] = []
     if len(written) > distinct:
-        warnings.append(f"{len(written) - distinct:,} tokens overwrite another's slot")
+        warnings.append(f"{len(written) - distinct:,} tokens overwrite the slot of another token")
     pool = find_pool(context)
     if pool is not None and len(written) and int(written.max()) >= pool.blocks * pool.page:
-        warnings.append(f"a slot lies beyond the {pool.blocks * pool.page:,} of the cache")
+        warnings.append(f"a slot number is beyond the {pool.blocks * pool.page:,} slots of the cache")
     return work(
         Amount(what="tokens written to the cache", done=distinct, most=len(values)),
         warnings=tuple(warnings),

@@ -78,7 +78,7 @@ class ExpectedContents:
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         """Return the contents of an op. Raises InternalError for a bug in opreplay."""
         try:
-            with strict(f"contents of {op.name} ({op.id})", InitializerError):
+            with strict(f"argument values of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
                 if filled is None:
                     return None

@@ -35,7 +35,7 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
     routes = routes_of(context)
     if routes is None:
         return None
-    twice = Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens)
+    twice = Amount(what="tokens that chose an expert twice", done=routes.twice, most=routes.tokens)
     return work(*_routed(routes), twice, warnings=routes.warnings)
 
 
@@ -65,9 +65,9 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     max_rows = names.number(context, "max_tokens_per_batch")
     room = max_rows * len(sizes) if max_rows else names.rows_of_groups(context)
     rows = int(sizes.clamp(min=0).sum())
-    wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
+    wrong = ["the group ends are not ascending"] if bool((sizes < 0).any()) else []
     if room is not None and rows > room:
-        wrong.append(f"the groups hold {rows:,} rows of {room:,}")
+        wrong.append(f"the groups contain {rows:,} rows, but there is room for only {room:,}")
     return work(
         Amount(what="rows", done=rows, most=room),
         Amount(what="experts", done=int((sizes > 0).sum()), most=len(sizes)),

@@ -112,7 +112,7 @@ def _chosen(context: InitContext) -> Routes | None:
         tokens * topk,
         twice=twice,
         routed=len(token),
-        warnings=(f"{twice:,} tokens go to an expert twice",) if twice else (),
+        warnings=(f"{twice:,} tokens go to the same expert twice",) if twice else (),
     )
 
 
@@ -147,11 +147,11 @@ def _sorted(context: InitContext) -> Routes | None:
     twice = len(pair) - _distinct(pair)
     warnings: list[str] = []
     if twice:
-        warnings.append(f"{twice:,} routed slots go to an expert that their token has already")
+        warnings.append(f"{twice:,} routed slots send a token to an expert that it already has")
     if odd := int((entries[:used][~real] != filler).sum()) + int((entries[used:] != filler).sum()):
-        warnings.append(f"{odd:,} entries of the padding are not {filler}")
+        warnings.append(f"{odd:,} padding entries are not {filler}")
     if used % block:
-        warnings.append(f"{used:,} valid entries are not whole blocks of {block}")
+        warnings.append(f"{used:,} valid entries are not a multiple of the block size {block}")
     return Routes(
         owner[done],
         token[:used][done],

@@ -31,7 +31,7 @@ LOWERED: frozenset[str] = frozenset(
 networks, for which autocast has a separate function).
 """
 NARROW = ("bfloat16", "float16")
-CAST = "autocast had cast it from float32; the cast is in the recorded time alone, neither replayed nor predicted here"
+CAST = "autocast had cast it from float32; the recorded time includes the cast, replay and prediction do not"
 
 
 def settle(

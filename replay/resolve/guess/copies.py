@@ -83,7 +83,9 @@ def _rolled(which: str) -> Rule:
         if first in ("aten::view", "aten::flatten", "aten::reshape") and len(turns) == 1 and len(source.shape) != 1:
             turns = [(-1, turns[0][1])]
         dims = tuple(dim for dim, _ in turns if dim >= 0)
-        return Guess(value=dims if which == "dims" else tuple(n for _, n in turns), why="the pieces joined inside")
+        return Guess(
+            value=dims if which == "dims" else tuple(n for _, n in turns), why="the pieces joined inside the op"
+        )
 
     return rule
 

@@ -58,14 +58,14 @@ def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> 
     read = _next_wide(context, (offsets[0] - 1) // tables)
     if read is None or not tables <= read[0] <= weights or (tables == 1 and weights % read[0]):
         return None
-    return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
+    return Guess(value=read[0], why=f"{read[0]}: the width that {read[1]} reads next")
 
 
 def _width_by_state(weights: int, rows: int, tables: int) -> Guess | None:
     """Guess the widths of tables whose optimizer stores one number per row."""
     if not 0 < rows < weights <= 4096 * rows or weights % rows:
         return None
-    return Guess(value=weights // rows * tables, why=f"rows of {weights // rows}: weights and state")
+    return Guess(value=weights // rows * tables, why=f"rows of {weights // rows}: from the sizes of weights and state")
 
 
 def _usual_width(weights: int, tables: int) -> Guess | None:
@@ -91,8 +91,8 @@ def _dense_width(first: str, fallback: int) -> Rule:
             return None
         next_read = _next_wide(context, rows.shape[0])
         if next_read is not None:
-            return Guess(value=next_read[0], why=f"{next_read[0]}: as wide as what {next_read[1]} is given")
-        return Guess(value=fallback, why=f"{fallback}: nothing in the trace tells it")
+            return Guess(value=next_read[0], why=f"{next_read[0]}: the width that {next_read[1]} reads next")
+        return Guess(value=fallback, why=f"{fallback}: the trace does not show it")
 
     return rule
 
@@ -108,7 +108,7 @@ def _truncation(known: Call, context: Context) -> Guess | None:
             if meta is not None and len(meta.shape) == 1 and meta.shape[0] > lengths.shape[0]:
                 mean = -(-meta.shape[0] // lengths.shape[0])
                 return Guess(value=mean, why=f"{mean}: {call.name} reads that many numbers for each length")
-    return Guess(value=64, why="64: nothing in the trace tells it")
+    return Guess(value=64, why="64: the trace does not show it")
 
 
 TABLE_RULES: dict[tuple[str, str], Rule] = {

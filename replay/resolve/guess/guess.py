@@ -192,7 +192,7 @@ def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
 def _dtype(known: Call, context: Context) -> Guess:
     meta = known.first_tensor()
     dtype = meta.dtype if meta is not None else context.float_dtype
-    return Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the first tensor" if meta else f"{dtype}: most common")
+    return Guess(value=f"torch.{dtype}", why=f"{dtype}: dtype of the first tensor" if meta else f"{dtype}: most common")
 
 
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
@@ -202,9 +202,9 @@ def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[st
     siblings may be indices into the list's tensors.
     """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
-        return sibling, "that of the other tensor arguments"
+        return sibling, "dtype of the other tensor arguments"
     if _INDEXES.search(name):
-        return next(iter(siblings), "int64"), "whole numbers by its name"
+        return next(iter(siblings), "int64"), "integers, judging by its name"
     words = (word for name in context.kernels for word in _TEMPLATE_WORD.findall(name))
     votes = Counter(_DTYPE_IN_KERNEL[word] for word in words if word in _DTYPE_IN_KERNEL)
     floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]
@@ -215,7 +215,7 @@ def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[st
         return _dtype_of_size(size, context), f"the recorded kernel moves {size}-byte elements"
     if votes:
         return votes.most_common(1)[0][0], "named in the recorded kernel"
-    return context.float_dtype, "the most common floating type of the trace"
+    return context.float_dtype, "the most common floating-point dtype of the trace"
 
 
 def _dtype_of_size(size: int, context: Context) -> str:

@@ -44,7 +44,7 @@ NEXT_READERS = 8
 _INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
 """Bytes per microsecond (8 TB/s) that no memory exceeds; a call with less recorded time moved fewer rows."""
-_TRUE = re.compile(r"\], (\d+) true: told")
+_TRUE = re.compile(r"\], (\d+) true: inferred")
 """Number of true elements in the note that `_shown_list` writes for a list with masks."""
 
 
@@ -144,7 +144,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
         meta if meta is None or len(meta.shape) != rank else _index(meta, meta.shape[1:]) for meta in batch.tensors[1:]
     )
     names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in rows)
-    return Guess(tensors=rows, why=f"x[{names}]: told by the calls inside, which index a batch of {count}")
+    return Guess(tensors=rows, why=f"x[{names}]: inferred from the calls inside, which index a batch of {count}")
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
@@ -257,7 +257,7 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
     names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
     masked = any(meta.dtype in MASKS for meta in shown.tensors)
     rows = f", {math.prod(shown.broadcast)} true" * masked
-    return Guess(tensors=tensors, why=f"x[{names}]{rows}: told by the calls inside{reader_note}")
+    return Guess(tensors=tensors, why=f"x[{names}]{rows}: inferred from the calls inside{reader_note}")
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
@@ -344,12 +344,12 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
     """Guess as many rows as self has, or as many as could be moved in the recorded time if that is fewer."""
-    rows, why = source.shape[0], "nothing in the trace tells it"
+    rows, why = source.shape[0], "the trace does not show it"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
         affordable = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))
         if affordable < rows:
-            rows, why = affordable, f"no memory moves more in the recorded {context.recorded_us:.1f} µs"
+            rows, why = affordable, f"as many as memory can move in the recorded {context.recorded_us:.1f} µs"
     return Guess(
         tensors=(TensorMeta(shape=(rows,), dtype="int64"),),
         why=f"one int64 index of {rows} elements over dimension 0: {why}",

@@ -335,7 +335,7 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
             return result.shape, f"the out= variant of {name} inside writes to it"
     more = next((i for i, call in enumerate(after) if call.name not in _FACTORIES), len(after))
     if 0 < more < len(after) and composite.place == 0 and after[more].name in ("aten::as_strided_", "aten::resize_"):
-        return _EMPTY, f"{after[more].name} inside is given what is allocated next"
+        return _EMPTY, f"{after[more].name} inside receives the tensor allocated next"
     return _read_after(after, more, argument_shapes, written)
 
 
@@ -350,7 +350,7 @@ def _read_after(
     # The last that is allocated in a row is read first; what is read for none of them is the result.
     if not read or 0 < read.count(read[0]) <= more:
         return None
-    return read[0][0], f"{read[0][1]} inside is given it"
+    return read[0][0], f"{read[0][1]} inside reads it"
 
 
 def literal(around: Relatives) -> TensorMeta | None:

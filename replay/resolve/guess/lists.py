@@ -95,11 +95,11 @@ def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
             continue
         if not context.lists_recorded:
-            return _parts(whole, 2, dim, f"two halves of what {reader} reads next, {list(whole.shape)}")
+            return _parts(whole, 2, dim, f"two halves of the tensor that {reader} reads next, {list(whole.shape)}")
         size = whole.shape[dim] if -len(whole.shape) <= dim < len(whole.shape) else 0
         if size > MAX_RECORDED:
             count = next((n for n in range(MAX_RECORDED + 1, size + 1) if not size % n), MAX_RECORDED + 1)
-            why = f"{count} even parts of what {reader} reads next, {list(whole.shape)}: {TOO_LONG}"
+            why = f"{count} equal parts of the tensor that {reader} reads next, {list(whole.shape)}: {TOO_LONG}"
             return _parts(whole, count, dim, why)
     return None
 
@@ -123,7 +123,7 @@ def _stacked(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of `stack` from the `unsqueeze` of each element before its `cat`."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
-        return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
+        return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside reads")
     for whole, reader in first_tensors(around.following):
         rank = len(whole.shape)
         if not -rank <= dim < rank:
@@ -132,7 +132,7 @@ def _stacked(known: Call, context: Context) -> Guess | None:
         count = whole.shape[dim]
         if 0 < count <= 4096 and math.prod(whole.shape) <= MAX_ELEMENTS:
             part = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
-            return Guess(tensors=(part,) * count, why=f"{count} slices of what {reader} reads next")
+            return Guess(tensors=(part,) * count, why=f"{count} slices of the tensor that {reader} reads next")
     return None
 
 
@@ -233,7 +233,7 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
         return inside
     out = known.tensor("out")
     if out is not None and out.dtype:
-        return (out.dtype,) * len(shapes), "that of the output"
+        return (out.dtype,) * len(shapes), "dtype of the output"
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
 
@@ -346,13 +346,13 @@ def _types_inside_join(
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
     dtypes = tuple(meta.dtype for meta in unsqueezed)
     if len(dtypes) == len(shapes) and all(dtypes):
-        return dtypes, "the tensors of aten::unsqueeze before"
+        return dtypes, "the tensors of the preceding aten::unsqueeze"
     elements = sum(map(math.prod, shapes))
     # A stack along the first dimension joins its tensors and views the result.
     names = (*_PIECES, "aten::view") if op == "stack" else _PIECES
     views = (meta for name in names for meta in by_name.get(name, ()))
     whole = next((m for m in views if math.prod(m.shape) == elements and (op == "stack" or m.shape)), None)
-    return None if whole is None else ((whole.dtype,) * len(shapes), "the result that it writes to inside")
+    return None if whole is None else ((whole.dtype,) * len(shapes), "the result that it writes inside")
 
 
 def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes | None:
@@ -363,7 +363,7 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
             types.setdefault(meta.shape, set()).add(meta.dtype)
     if not shapes or any(len(types.get(shape, ())) != 1 for shape in shapes):
         return None
-    return tuple(dtype for shape in shapes for dtype in types[shape]), "that of the gradients of these sizes"
+    return tuple(dtype for shape in shapes for dtype in types[shape]), "dtype of the gradients of these sizes"
 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
@@ -422,7 +422,7 @@ def _joined_dim(op: str) -> Rule:
         columns = zip(*(shape for shape in shapes if shape != (0,)), strict=False) if op != "stack" else ()
         dim = next((dim for dim, sizes in enumerate(columns) if len(set(sizes)) > 1), None)
         if dim is not None:
-            return Guess(value=dim, why="where the tensors differ")
+            return Guess(value=dim, why="the dimension in which the tensors differ")
         read = joined(shapes, op, Call(), context.relatives())
         if read is not None:
             return Guess(value=read[0], why=f"{read[0]}: {read[2]} reads the result")
@@ -441,7 +441,7 @@ def _steps(known: Call, context: Context) -> Guess | None:
     others = _other_list(known)
     if others is None:
         return None
-    return Guess(tensors=(TensorMeta(shape=(), dtype="float32"),) * len(others), why="one step counter a parameter")
+    return Guess(tensors=(TensorMeta(shape=(), dtype="float32"),) * len(others), why="one step counter per parameter")
 
 
 def _no_tensors(known: Call, context: Context) -> Guess | None:
@@ -466,7 +466,7 @@ def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
     """Guess pieces of these sizes if they add up to the whole, otherwise the same number of equal pieces."""
     sizes = tuple(size for size in pieces if size is not None)
     if len(sizes) == len(pieces) and sum(sizes) == whole:
-        return Guess(value=sizes, why=f"the {len(sizes)} pieces made inside")
+        return Guess(value=sizes, why=f"the {len(sizes)} pieces created inside")
     return Guess(value=_even(whole, len(pieces)), why=f"{len(pieces)} even pieces")
 
 
@@ -516,7 +516,7 @@ def _unflattened(known: Call, context: Context) -> Guess | None:
     if flat is None or not shapes or len(shapes) < len(views):
         return None
     metas = tuple(TensorMeta(shape=shape, dtype=flat.dtype) for shape in shapes)
-    return Guess(tensors=metas, why=f"the {len(metas)} views made inside")
+    return Guess(tensors=metas, why=f"the {len(metas)} views created inside")
 
 
 LIST_RULES: dict[tuple[str, str], Rule] = {

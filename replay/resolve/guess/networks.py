@@ -117,11 +117,11 @@ def _table_rows(known: Call, context: Context) -> Guess | None:
         return None
     table = around.forward_shape or ()
     if around.forward is not None and "embedding" in around.forward.name and len(table) == 2:
-        return Guess(value=table[0], why=f"{around.forward.name} was given {list(table)} forward")
+        return Guess(value=table[0], why=f"{around.forward.name} had {list(table)} in the forward pass")
     for dims in (call.dims[0] for call in around.gradients if call.dims):
         if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
-    return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
+    return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: the trace does not show it")
 
 
 def _one_each(known: Call, context: Context) -> Guess | None:
@@ -153,7 +153,7 @@ def _scaling(known: Call, context: Context) -> Guess | None:
     """
     name = _transform(context)
     inverse = name.startswith(("fft_i", "fft_hf"))
-    why = f"as {name} does it without `norm`" if name else "a common value"
+    why = f"the default of {name}" if name else "a common value"
     return Guess(value=2 if inverse else 0, why=why)
 
 
@@ -163,7 +163,9 @@ def _one_sided(known: Call, context: Context) -> Guess | None:
     """
     name = _transform(context)
     both = name.startswith(("fft_fft", "fft_ifft"))
-    return Guess(value=not both, why=f"both halves, as {name} does" if both else "the half that is not repeated")
+    return Guess(
+        value=not both, why=f"both halves, as {name} returns them" if both else "the half that is not repeated"
+    )
 
 
 @by_shape
@@ -190,7 +192,7 @@ def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
         padded = not meta.dtype.startswith("complex") if inverse else name.startswith("aten::_fft_")
         if padded and len(meta.shape) == len(shape) and meta.shape[:-1] == shape[:-1]:
             length = meta.shape[-1]
-            return None if length == usual else Guess(value=length, why=f"{name} is given {list(meta.shape)}")
+            return None if length == usual else Guess(value=length, why=f"{name} reads {list(meta.shape)}")
     return None
 
 
@@ -206,13 +208,13 @@ def _halved(shape: Shape, known: Call, context: Context) -> Guess | None:
     for half in read if grad is None else [grad]:
         dims = [d for d in range(len(shape)) if half == (*shape[:d], shape[d] // 2, *shape[d + 1 :])]
         if dims:
-            return Guess(value=dims[-1], why="where the result is half as large")
+            return Guess(value=dims[-1], why="the dimension in which the result is half as large")
     return last_dim(known, context)
 
 
 def _steps(known: Call, context: Context) -> Guess | None:
     sizes = known.shape("batch_sizes")
-    return Guess(value=sizes[0], why="one step for each size of a batch") if sizes else None
+    return Guess(value=sizes[0], why="one step per batch size") if sizes else None
 
 
 def _in_training(known: Call, context: Context) -> Guess | None:
@@ -247,7 +249,7 @@ def _sparsely(known: Call, context: Context) -> Guess | None:
     around = context.relatives()
     names = [call.name for call in (*around.backward, *around.inside)]
     kind = next((name for name in names if name.endswith(("_sparse_backward", "_dense_backward"))), None)
-    return None if kind is None else Guess(value="_sparse_" in kind, why=f"{kind} makes the gradient")
+    return None if kind is None else Guess(value="_sparse_" in kind, why=f"{kind} computes the gradient")
 
 
 def _counts_the_end(known: Call, context: Context) -> Guess | None:

@@ -27,7 +27,7 @@ from opreplay.replay.resolve.guess.values import (
 )
 from opreplay.traces.model import OpSignature, TensorMeta
 
-NOTHING = "nothing in the trace tells it"
+NOTHING = "the trace does not show it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
 _WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd")
 _NEXT_READERS = 4
@@ -44,9 +44,9 @@ def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
             yield meta.shape, f"the shape of {name}"
     around = context.relatives()
     for meta, writer in first_tensors(around.inside, _WRITERS):
-        yield meta.shape, f"what {writer} inside writes to"
+        yield meta.shape, f"the tensor that {writer} inside writes"
     for meta, reader in first_tensors(around.following[:_NEXT_READERS]):
-        yield meta.shape, f"what {reader} reads next"
+        yield meta.shape, f"the tensor that {reader} reads next"
 
 
 Reduction = tuple[tuple[int, ...], bool]
@@ -70,11 +70,11 @@ def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, st
     engine = around.parent_name.startswith("autograd::engine")
     viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
-        return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
+        return ((0,), True), "the gradient summed over its leading dimensions, viewed next"
     read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(known.value("dim"), int))
     if read is None and inside is not None and 1 in shape:
         dim = max(d for d, n in enumerate(shape) if n == 1)
-        return ((dim,), inside[1]), "the last dimension of size 1, as the result has as many elements"
+        return ((dim,), inside[1]), "the last dimension of size 1: the result has as many elements"
     return read
 
 
@@ -145,7 +145,7 @@ def _summed_type(known: Call, context: Context) -> Guess | None:
     around = context.relatives()
     metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
     dtype = next((meta.dtype for meta in (*metas, node_gradient(around)) if meta is not None and meta.dtype), None)
-    return None if dtype is None else Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the result")
+    return None if dtype is None else Guess(value=f"torch.{dtype}", why=f"{dtype}: dtype of the result")
 
 
 @by_shape
@@ -153,7 +153,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
     """Guess 0 for no reduction, 1 for a mean, 2 for a sum, from the nested calls or the gradient of the result."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
-        return Guess(value=1, why="1: a mean inside")
+        return Guess(value=1, why="1: it calls aten::mean inside")
     node = node_gradient(around)
     if node is not None and node.shape and node.shape == shape[: len(node.shape)]:
         return Guess(value=0, why="0: the result is not reduced")
@@ -163,7 +163,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
 def _loss_back(known: Call, context: Context) -> Guess | None:
     """Guess the reduction in the backward of a loss: its gradient is a scalar or has one value per element."""
     grad = known.tensor("grad_output")
-    return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
+    return Guess(value=0, why="0: the gradient has one value per element") if grad is not None and grad.shape else None
 
 
 @by_shape
@@ -190,7 +190,7 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
 
         around = context.relatives()
         if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
-            return Guess(value=(0, 0) * len(shape), why="0: a copy alone inside")
+            return Guess(value=(0, 0) * len(shape), why="0: it only copies inside")
         forward = _padded_forward(around, len(shape)) if spatial is None else None
         padded = forward or _first_fit(known, context, lambda padded: _is_padded(padded, shape, same))
         if padded is None:
@@ -215,7 +215,7 @@ def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
     source = first_tensor_of(around.forward)
     if source is None or len(source.shape) != rank:
         return None
-    return source.shape, f"{around.forward.name} was given {list(source.shape)} forward"
+    return source.shape, f"{around.forward.name} had {list(source.shape)} in the forward pass"
 
 
 def _sides(more: int) -> tuple[int, int]:
@@ -270,7 +270,7 @@ def _input_size(spatial: int) -> Rule:
             return None
         source = None if forward is None else first_tensor_of(forward)
         if forward is not None and source is not None and source.shape[:-spatial] == grad[:-spatial]:
-            return Guess(value=source.shape, why=f"{forward.name} was given {list(source.shape)} forward")
+            return Guess(value=source.shape, why=f"{forward.name} had {list(source.shape)} in the forward pass")
         halved = (max(1, n // 2) for n in grad[-spatial:])
         return Guess(value=(*grad[:-spatial], *halved), why=f"half of the gradient: {NOTHING}")
 
@@ -286,7 +286,7 @@ def _length(known: Call, context: Context) -> Guess | None:
         listed = (meta for arg in recorded_args(call) for meta in arg.tensors or () if meta is not None)
         vector = next((meta.shape for meta in listed if len(meta.shape) == 1), None)
         if vector is not None:
-            return Guess(value=vector[0], why=f"what {call.name} is given next")
+            return Guess(value=vector[0], why=f"the tensor that {call.name} reads next")
     return Guess(value=100, why=f"100: {NOTHING}")
 
 
@@ -330,7 +330,7 @@ def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
         return Guess(value=(), why=f"[]: {parent} reduces its losses next")
     if parent in ("aten::im2col", "aten::col2im"):
         made = (meta.shape for meta, _ in first_tensors(inside) if meta.shape != shape)
-        return next((Guess(value=size, why=f"what {parent} writes inside") for size in made), None)
+        return next((Guess(value=size, why=f"the tensor that {parent} writes inside") for size in made), None)
     if parent == "aten::unique_consecutive" and len(shape) == 1:
         later = first_tensors(call for call, level in levels if level)
         kept = ((meta.shape, name) for meta, name in later if len(meta.shape) == 1 and 0 < meta.shape[0] < shape[0])
@@ -350,7 +350,7 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
             continue
         meta = first_tensor_of(call)
         if meta is not None and meta.shape != (0,):
-            return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
+            return Guess(value=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
     return None
 
 
@@ -359,7 +359,7 @@ def _vector(around: Relatives, dtype: str) -> Guess | None:
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
-    return next((Guess(value=m.shape, why=f"{name} is given {list(m.shape)} next") for m, name in vectors), None)
+    return next((Guess(value=m.shape, why=f"{name} reads {list(m.shape)} next") for m, name in vectors), None)
 
 
 _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))

@@ -354,10 +354,10 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     elif _REVERSED.fullmatch(node) is None:
         forward = None
     if around.forward is not None and forward is not None:
-        yield Target(shape=forward, why=f"{around.forward.name} was given {list(forward)} forward", sure=True)
+        yield Target(shape=forward, why=f"{around.forward.name} had {list(forward)} in the forward pass", sure=True)
     if source_shape[:1] == (1,) and around.parent_name.startswith("autograd::engine"):
         shape = _without_front(source_shape, around)
-        yield Target(shape=shape, why="the sum of a gradient loses the dimensions in front", sure=True)
+        yield Target(shape=shape, why="a summed gradient loses its leading dimensions", sure=True)
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:

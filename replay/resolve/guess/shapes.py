@@ -66,11 +66,11 @@ def _factory_size(known: Call, context: Context) -> Guess | None:
     if parent == "aten::linalg_solve_ex":
         return Guess(value=(0,), why=f"[0]: {parent} makes its results larger later")
     if parent == "aten::_pad_circular" and (padded := recorded_shape(around.following[0])) is not None:
-        return Guess(value=padded, why=f"what {around.following[0].name} is given next")
+        return Guess(value=padded, why=f"the size that {around.following[0].name} reads next")
     next_calls = around.following[:3] if like is None else of_the_same_parent(around)[:1]
     for call in (*around.children, *next_calls):
         if call.name in WRITERS and (shape := recorded_shape(call)) is not None:
-            return Guess(value=shape, why=f"what {call.name} writes to")
+            return Guess(value=shape, why=f"the size that {call.name} writes")
     return like or _memory_size(around)
 
 
@@ -93,11 +93,11 @@ def _size_without_batch(known: Call, context: Context) -> Guess | None:
 def _memory_size(around: Relatives) -> Guess | None:
     """Guess the size of a new tensor that no adjacent call writes."""
     if (numbers := literal(around)) is not None:
-        return Guess(value=numbers.shape, why="what is made of numbers and read next")
+        return Guess(value=numbers.shape, why="the size of the tensor built from numbers that is read next")
     if (memory := allocated(around)) is not None:
         return Guess(value=memory[0], why=memory[1])
     for meta, writer in first_tensors(around.inner, WRITERS):
-        return Guess(value=meta.shape, why=f"what {writer} writes to")
+        return Guess(value=meta.shape, why=f"the size that {writer} writes")
     aten_parent = around.parent if around.parent_name.startswith("aten::") else None
     shape = aten_parent and recorded_shape(aten_parent)
     return None if shape is None else Guess(value=shape, why=f"the first tensor of the calling {around.parent_name}")
@@ -105,7 +105,7 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 def _empty_size(known: Call, context: Context) -> Guess | None:
     """Guess a size for `empty`; allocation without writing takes the same time for all but the largest sizes."""
-    return _factory_size(known, context) or Guess(value=(1,), why="[1]: nothing in the trace tells it")
+    return _factory_size(known, context) or Guess(value=(1,), why="[1]: the trace does not show it")
 
 
 def _range_end(known: Call, context: Context) -> Guess | None:
@@ -117,7 +117,9 @@ def _range_end(known: Call, context: Context) -> Guess | None:
     written = next((meta.dtype for meta, _ in vectors if meta.shape == (0,) and meta.dtype), None)
     dtypes = ("int64", "int32") if written is None else (written,)
     vectors = sorted((vector for vector in vectors if vector[0].shape != (0,)), key=lambda v: v[0].dtype not in dtypes)
-    return next((Guess(value=m.shape[0], why=f"the length of what {name} is given") for m, name in vectors), None)
+    return next(
+        (Guess(value=m.shape[0], why=f"the length of the tensor that {name} reads") for m, name in vectors), None
+    )
 
 
 def _dims_list(known: Call, context: Context) -> Guess | None:
@@ -137,7 +139,7 @@ def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
     weights.
     """
     weighted = known.tensor("weight") is not None
-    return Guess(value=(True, weighted, weighted), why="gradients of the input and of weights that there are")
+    return Guess(value=(True, weighted, weighted), why="gradients of the input and of the weights that exist")
 
 
 @by_shape
@@ -170,7 +172,7 @@ def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess |
         return None
     over = [d for d, (n, m) in enumerate(zip(index, shape, strict=True)) if n > m]
     differing = [d for d, (n, m) in enumerate(zip(index, shape, strict=True)) if n != m]
-    return Guess(value=(over or differing or [len(shape) - 1])[0], why="where index and self differ")
+    return Guess(value=(over or differing or [len(shape) - 1])[0], why="the dimension in which index and self differ")
 
 
 @by_shape
@@ -179,7 +181,7 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
     if not shape or source is None or len(shape) != len(source):
         return None
     dim = next((d for d, (n, m) in enumerate(zip(shape, source, strict=True)) if n != m), 0)
-    return Guess(value=dim, why="where source and self differ")
+    return Guess(value=dim, why="the dimension in which source and self differ")
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
@@ -189,7 +191,7 @@ def _is_stable(known: Call, context: Context) -> Guess | None:
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:
         return Guess(value=False, why=f"False: {parent.name} was called without it")
-    return Guess(value=True, why="True: the call takes the overload that has it")
+    return Guess(value=True, why="True: the recorded overload has this argument")
 
 
 def _dot_dims(side: int) -> Rule:

@@ -16,7 +16,7 @@ from opreplay.replay.resolve.guess.values import Context, Guess, Relatives, Rule
 from opreplay.traces.model import OpSignature, TensorMeta
 
 UNTOLD = "strings are not recorded"
-_BY_GRADIENT = "what its gradient is made of"
+_BY_GRADIENT = "inferred from its backward pass"
 _PADDINGS = {
     "reflection_pad": "reflect",
     "replication_pad": "replicate",
@@ -65,7 +65,7 @@ def what_others_take(op: str, argument: str, text: object) -> str:
 
 
 def _by_calls(text: str | None) -> Guess | None:
-    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+    return None if text is None else Guess(value=text, why=f"{text!r}: inferred from the calls inside")
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
@@ -86,7 +86,7 @@ def _padding_mode(known: Call, context: Context) -> Guess | None:
 
 def _spectrum_padding(known: Call, context: Context) -> Guess | None:
     if known.value("center") is False:
-        return Guess(value="constant", why="'constant': unused, as nothing is padded")
+        return Guess(value="constant", why="'constant': unused, because nothing is padded")
     return _padding_mode(known, context)
 
 
@@ -112,10 +112,10 @@ def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
     operands = (dividend, known.tensor("other"))
     whole = all(meta is None or meta.dtype.startswith(("int", "uint")) for meta in operands)
     if not whole or isinstance(known.value("other"), float):
-        return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}", evident=False)
+        return Guess(value="floor", why=f"'floor': the recorded overload takes a mode; {UNTOLD}", evident=False)
     reader = next((meta for meta, _ in first_tensors(around.following[:2])), None)
     if reader is not None and reader.shape == dividend.shape and reader.dtype.startswith(("float", "bfloat")):
-        return Guess(value=None, why="None: the quotient is read as a floating number next")
+        return Guess(value=None, why="None: the quotient is next read as a floating-point number")
     return Guess(value="floor", why="'floor': integers cannot hold a quotient")
 
 
@@ -147,9 +147,9 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
             return Guess(value=text, why=f"{text!r}: {_BY_GRADIENT}")
         # A mean is a sum, divided by counts that are made of ones.
         if any(call.name in ("aten::div_", "aten::div") for call in around.inside):
-            return Guess(value="mean", why="'mean': a division inside")
+            return Guess(value="mean", why="'mean': it divides inside")
         if known.value("include_self") is False:  # a sum would begin with zeros
-            return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}", evident=False)
+            return Guess(value="amax", why=f"'amax': previous values are not included; {UNTOLD}", evident=False)
         return usual
 
     return rule
@@ -190,7 +190,7 @@ def _fft_norm(*, inverse: bool) -> Rule:
             if modes and isinstance(modes[0], int):
                 divided = "forward" if (modes[0] == _UNSCALED) == inverse else None
                 text = "ortho" if modes[0] == _SCALED_BY_ROOT else divided
-                return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
+                return Guess(value=text, why=f"{text!r}: the mode of {call.name} inside")
         return None
 
     return rule
@@ -239,7 +239,10 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
     if results not in drivers:
         return None
     text = drivers[results]
-    return Guess(value=text, why=f"{text!r}: what is allocated inside" + (" is for gelsy" if text is None else ""))
+    return Guess(
+        value=text,
+        why=f"{text!r}: inferred from the allocations inside" + (", which gelsy needs" if text is None else ""),
+    )
 
 
 def _interpolation(known: Call, context: Context) -> Guess | None:

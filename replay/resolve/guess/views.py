@@ -270,7 +270,7 @@ def _converted(known: Call, context: Context) -> Guess | None:
     read = (m.dtype for m, _ in _read_next(context, SOON) if m.shape == source.shape and m.dtype != source.dtype)
     if calls and (dtype := next(read, "")):
         return Guess(value=f"torch.{dtype}", why=f"{dtype}: read next")
-    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: as it is, nothing is written inside")
+    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: unchanged, because nothing is written inside")
 
 
 def _new_dtype(known: Call, context: Context) -> Guess | None:
@@ -289,7 +289,7 @@ def _new_dtype(known: Call, context: Context) -> Guess | None:
 def _result_dtype(around: Relatives) -> Guess | None:
     """Guess the dtype of memory that an op allocates for its result, if the op determines it."""
     if around.parent_name in ("aten::searchsorted", "aten::bucketize"):
-        return Guess(value="torch.int64", why=f"int64: {around.parent_name} gives positions")
+        return Guess(value="torch.int64", why=f"int64: {around.parent_name} returns positions")
     if around.parent_name == "aten::_fft_r2c" and around.parent is not None:
         source = first_tensor_of(around.parent)
         dtype = "complex128" if source is not None and source.dtype == "float64" else "complex64"
@@ -301,11 +301,11 @@ def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[Ten
     """Yield tensors that may be the new tensor, each with its use; most certain first."""
     around = context.relatives()
     if (allocated := literal(around) or allocated_meta(around)) is not None:
-        yield allocated, "what is given it next"
+        yield allocated, "the next op that reads it"
     if around.name == "aten::scalar_tensor":
         yield from ((meta, "read next") for meta, _ in _read_next(context, 2) if meta.shape == ())
     for meta, writer in first_tensors((*around.inside, *around.following[:2]), _WRITERS):
-        yield meta, f"what {writer} writes to"
+        yield meta, f"the tensor that {writer} writes"
     for meta, reader in _read_next(context, SOON):
         if meta.shape and (size is None or meta.shape == size):
             yield meta, f"{reader} reads it next"
@@ -318,7 +318,7 @@ def _contiguous_format(known: Call, context: Context) -> Guess | None:
     caller = around.ancestors[like_count - 1] if 0 < like_count < len(names) else None
     if like_count and (caller is None or "::" not in caller.name or _clones_plainly(caller)):
         return Guess(value="torch.preserve_format", why="the format of the first tensor, the default of such ops")
-    return Guess(value="torch.contiguous_format", why="contiguous format, the usual one that is given")
+    return Guess(value="torch.contiguous_format", why="contiguous format, the usual choice")
 
 
 def _clones_plainly(call: OpSignature) -> bool:
@@ -329,7 +329,7 @@ def _gradient_size(known: Call, context: Context) -> Guess | None:
     """Guess the input size of a view's backward, which writes into zeros of this size through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)
-    return next((Guess(value=m.shape, why=f"what {name} inside is taken of") for m, name in inside), None)
+    return next((Guess(value=m.shape, why=f"the tensor that {name} inside reads") for m, name in inside), None)
 
 
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")

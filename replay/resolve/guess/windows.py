@@ -80,7 +80,7 @@ def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
 
 def _is_transposed_rule(known: Call, context: Context) -> Guess | None:
     turned = _is_transposed(known, context)
-    return Guess(value=turned, why="transposed, by sizes or its caller" if turned else "not transposed")
+    return Guess(value=turned, why="transposed, judging by sizes or its caller" if turned else "not transposed")
 
 
 def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
@@ -247,7 +247,7 @@ def _forward_bias(context: Context) -> bool | None:
 
 def _slow_mask(known: Call, context: Context) -> Guess | None:
     biased = _forward_bias(context)
-    return None if biased is None else Guess(value=(True, True, biased), why="as the forward call has a bias or none")
+    return None if biased is None else Guess(value=(True, True, biased), why="inferred from the forward call")
 
 
 def _bias_sizes(known: Call, context: Context) -> Guess | None:
@@ -255,9 +255,9 @@ def _bias_sizes(known: Call, context: Context) -> Guess | None:
     if _forward_bias(context) is False:
         return Guess(value=(0,), why="[0]: the forward call has no bias")
     if accumulated is not None and accumulated[0] == 1:
-        return Guess(value=(0,), why="[0]: the gradient of one parameter follows, there is no bias")
+        return Guess(value=(0,), why="[0]: only one parameter's gradient follows, so there is no bias")
     if weight is not None and _is_transposed(known, context):
-        return Guess(value=(_channels(known, weight.shape),), why="one a channel of the gradient")
+        return Guess(value=(_channels(known, weight.shape),), why="one per channel of the gradient")
     return Guess(value=weight.shape[:1], why="one a filter") if weight is not None else None
 
 
@@ -290,7 +290,7 @@ def _size_of(name: str) -> Rule:
     def rule(known: Call, context: Context) -> Guess | None:
         parent = context.relatives().parent
         meta = first_tensor_of(parent, _OF_PARENT[name]) if parent is not None else None
-        return None if meta is None else Guess(value=meta.shape, why="the size in the call for all gradients")
+        return None if meta is None else Guess(value=meta.shape, why="the size in the call that computes all gradients")
 
     return rule
 
@@ -311,7 +311,9 @@ def _wanted(count: int) -> Rule:
         inside = [call.name for call in context.relatives().children]
         kinds = ("_backward_input", "_backward_weight", "_backward_bias")
         wanted = tuple(any(kind in name for name in inside) for kind in kinds)[:count]
-        return Guess(value=wanted if any(wanted) else (True,) * count, why="gradients that the calls inside are for")
+        return Guess(
+            value=wanted if any(wanted) else (True,) * count, why="the gradients that the calls inside compute"
+        )
 
     return rule
 

@@ -100,7 +100,7 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
             continue
         compared += 1
         if ours.shape != theirs.shape or (theirs.dtype and ours.dtype != theirs.dtype):
-            detail = f"result {index} is {_text(ours)}, recorded was {_text(theirs)}"
+            detail = f"result {index} is {_text(ours)}, but {_text(theirs)} was recorded"
             return MetaCheck(status="differs", detail=detail, results_compared=compared)
     return MetaCheck(status="ok", results_compared=compared)
 
@@ -115,7 +115,7 @@ def _resized(op: ReplayOp, call: MetaCall) -> str | None:
             continue
         shape = tuple(call.arguments[arg.name].shape)
         if shape != meta.shape:
-            return f"argument {arg.name} needs size {list(shape)}, recorded was {_text(meta)}"
+            return f"argument {arg.name} needs size {list(shape)}, but {_text(meta)} was recorded"
     return None
 
 

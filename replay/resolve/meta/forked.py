@@ -66,7 +66,7 @@ _lost: dict[bytes, Reason] = {}
 def function(wanted: Function) -> Function:
     """Decorator: register a function under its name so that the child can call it."""
     if wanted.__qualname__ in FUNCTIONS:
-        raise ValueError(f"two functions are called {wanted.__qualname__}")
+        raise ValueError(f"two functions have the name {wanted.__qualname__}")
     FUNCTIONS[wanted.__qualname__] = wanted
     return wanted
 
@@ -88,7 +88,7 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
     retried: int | None = None
     while len(answers) < len(ops):
         if lost >= MOST_LOST:
-            why = Reason("budget", f"time: not called on meta tensors, because {lost} ops hung or crashed there")
+            why = Reason("budget", f"time: not called on meta tensors, because {lost} ops hung or crashed on them")
             return answers + [why] * (len(ops) - len(answers))
         batch = tuple(ops[len(answers) : len(answers) + TOGETHER])
         task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=batch)

@@ -196,7 +196,7 @@ def _empty(meta: TensorMeta, memories: dict[int, torch.UntypedStorage]) -> torch
         return allocate(meta, device=_META, memory=memories[meta.storage])
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or len(meta.shape) > MAX_RANK or any(n < 0 for n in meta.shape):
-        raise ValueError(f"no tensor can be {meta}")
+        raise ValueError(f"a tensor cannot be {meta}")
     if meta.strides is None or len(meta.strides) != len(meta.shape) or any(n < 0 for n in meta.strides):
         return torch.empty(meta.shape, dtype=dtype, device=_META)
     return torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device=_META)

@@ -100,7 +100,7 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
             return None
         texts: tuple[object, ...] = (conversion.op, conversion.note) if isinstance(conversion, Conversion) else (None,)
         if not isinstance(conversion, Conversion) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"it returned {type(conversion).__name__} in place of a Conversion of an op with a note")
+            raise TypeError(f"it returned {type(conversion).__name__} instead of a Conversion with an op and a note")
         return Converted(
             op=conversion.op,
             args=tuple(as_recorded(value) for value in conversion.args),
@@ -168,7 +168,7 @@ def _list(values: list[Any]) -> RecordedArg:
     if not any(metas):
         return RecordedArg(kind="scalars", value=tuple(_plain(value) for value in values))
     if len(metas) < len(items):
-        raise TypeError("a list of tensors holds something else")
+        raise TypeError("a list of tensors contains other values")
     return RecordedArg(kind="tensors", tensors=metas)
 
 
@@ -180,5 +180,5 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ == "dtype" and name in SCALAR_TYPE_CODES:
         return DtypeCode(SCALAR_TYPE_CODES.index(name))
     raise TypeError(
-        f"{value!r} can be no argument: give a RecordedArg, TensorMeta, number, string, dtype, None or list"
+        f"{value!r} cannot be an argument: give a RecordedArg, TensorMeta, number, string, dtype, None or list"
     )

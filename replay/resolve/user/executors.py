@@ -56,7 +56,7 @@ class UserExecutor(OpFunction):
     def note(self) -> Assumption:
         """Return the note for reports that this callable runs the op."""
         if self.program:
-            return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: its time is no kernel's")
+            return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: this is not the time of a real kernel")
         return Assumption(argument="*", what=f"run by the user's executor {self.shown}")
 
 
@@ -126,7 +126,7 @@ def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
     if (unknown := set(entry.mutates) - set(names)) and names:
-        raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is not an argument", hint=f"It has {names}.")
+        raise UsageError(f"{entry.place}: mutates={min(unknown)!r} does not name an argument", hint=f"It has {names}.")
 
 
 def bind_executor(
@@ -195,9 +195,7 @@ def _inputs(
     """
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
-        what = (
-            f"names of {', '.join(map(str, others[:4]))}, which {entry.shown} takes by name: register it with schema="
-        )
+        what = f"names of {', '.join(map(str, others[:4]))}, which {entry.shown} needs: register it with schema="
         raise Unbound(Reason("metadata missing", f'{what}"(Tensor x, float scale) -> Tensor"'))
     tensors = [rec for rec in recorded if rec.kind != "absent"]
     args, notes = _by_position(entry, tensors, context, op)
@@ -276,7 +274,7 @@ def _names(entry: UserExecutor, count: int) -> list[str]:
 def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
     """Return a tensor or a list of tensors; an unrecorded dtype becomes the trace's most frequent one."""
     if not all(meta is None or meta.dtype for meta in rec.metas):
-        notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent type of the trace"))
+        notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent dtype of the trace"))
     kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
     arg = ReplayArg(name=name, type=kind, tensors=rec.metas, value=None if rec.metas else ())
     return with_dtypes(arg, [context.float_dtype] * len(rec.metas))
@@ -355,7 +353,7 @@ def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
         present = {name: value for name, value in attrs.items() if value is not None}
         results: Any = function(list(_flat(tensors)), present)
         if not isinstance(results, (list, tuple)):
-            raise TypeError(f"{function.__name__} returned {type(results).__name__}; (inputs, attrs) returns a list")
+            raise TypeError(f"{function.__name__} returned {type(results).__name__}, but it must return a list")
         return list(cast("Sequence[Any]", results))
 
     return call

@@ -37,7 +37,7 @@ def python_function(name: str, module: ModuleType) -> PythonFunction | Reason:
     attribute = name.partition("::")[2]
     root = module.__name__.partition(".")[0]
     if root in sys.stdlib_module_names or root == "torch":
-        return Reason("policy", f"functions of {root} cannot stand for an op: name a module of your own")
+        return Reason("policy", f"functions of {root} cannot replace an op: name a module of your own")
     value = None if attribute.startswith("_") else vars(module).get(attribute)
     if value is None:
         return Reason("library missing", f"{module.__name__} registers no {name} and has no function {attribute}")
@@ -57,5 +57,5 @@ def refused_text(args: Sequence[ReplayArg]) -> Reason | None:
     """
     for arg in args:
         if arg.type.removesuffix("[]") == "str" and arg.value is not None and arg.name not in VENDOR_STRING_ARGUMENTS:
-            return Reason("policy", f"string argument {arg.name!r} not on the list")
+            return Reason("policy", f"string argument {arg.name!r} is not on the list")
     return None

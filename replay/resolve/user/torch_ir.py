@@ -120,7 +120,7 @@ def _converting(function: Callable[..., Any]) -> Callable[[RecordedCall], Conver
             op=f"{op}.{overload}" if overload else op,
             args=list(node.inputs),
             kwargs=dict(node.attrs),
-            note=f"as a node with inputs and attributes {', '.join(node.attrs) or 'none'}",
+            note=f"passed as a node with inputs and the attributes {', '.join(node.attrs) or 'none'}",
         )
 
     return convert
@@ -151,7 +151,9 @@ def _attributes(call: RecordedCall) -> Iterator[tuple[str, Any]]:
     specs = executors.schemas_for(entry, call.name) if entry is not None else list(specs_of(call.name))
     match = best_match(specs, call.args) if specs else None
     if match is None:
-        raise ValueError(f"nothing names {_plain(values[0])}: register an executor of {call.name} with a schema=")
+        raise ValueError(
+            f"{_plain(values[0])} has no argument name: register an executor of {call.name} with a schema="
+        )
     for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
         if recorded in values:
             yield arg.name, recorded.value

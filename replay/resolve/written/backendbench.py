@@ -42,7 +42,9 @@ DTYPES = {
 MADE_UP = '{"cnt":0}'
 """Origin of a call that was never recorded: a plan counts it once, and a file lists it with cnt 0 again."""
 
-_HINT = "BackendBench writes such files: 'Operator: aten.mm.default', then lines 'cnt: 1, ((T([4, 8], f16), ...), {})'."
+_HINT = (
+    "Expected a file of BackendBench: 'Operator: aten.mm.default', then lines 'cnt: 1, ((T([4, 8], f16), ...), {})'."
+)
 _OPERATOR = re.compile(r"Operator:\s*([A-Za-z_]\w{0,127})\.([A-Za-z_]\w{0,255})(?:\.(\w{1,128}))?")
 _CALL = re.compile(r"cnt:\s*(\d{1,15}),\s*(\(.*\))")
 _TOKEN = re.compile(
@@ -210,7 +212,7 @@ class _Reader(TokenReader):
         while not self.take("}"):
             name = self._value(0)
             if type(name) is not str or name in values:
-                raise self._wrong("each name once, as a text,")
+                raise self._wrong("a quoted name that was not used before")
             self.need(":")
             values[name] = self._value(0)
             if not self.take(","):
@@ -220,7 +222,9 @@ class _Reader(TokenReader):
 
     def _value(self, depth: int) -> CallValue:
         if depth > MOST_NESTING:
-            raise UsageError(f"lists are nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
+            raise UsageError(
+                f"lists are nested more than {MOST_NESTING} deep", hint="No op takes an argument like this."
+            )
         match = self._peek()
         if match is None:
             raise self._wrong("a value")
@@ -268,7 +272,7 @@ class _Reader(TokenReader):
         return TensorMeta(shape=shape, dtype=name, strides=steps)
 
     def _sparse(self, args: list[CallValue], kwargs: dict[str, CallValue]) -> CallValue:
-        raise NotReplayable(Reason("layout not recorded", "a sparse tensor, whose indices are not in the file"))
+        raise NotReplayable(Reason("layout not recorded", "a sparse tensor: the file does not contain its indices"))
 
     def _float(self, args: list[CallValue], kwargs: dict[str, CallValue]) -> CallValue:
         if len(args) != 1 or kwargs or args[0] not in ("inf", "-inf", "nan"):
@@ -312,7 +316,7 @@ class _Reader(TokenReader):
         if not negative:
             return value
         if isinstance(value, bool) or not isinstance(value, int | float | complex):
-            raise self._wrong("a number behind -")
+            raise self._wrong("a number after -")
         # The real part of -0-0j; no whole number is written so.
         return -value if value or isinstance(value, complex) else -0.0
 
@@ -323,7 +327,7 @@ def _number_of(text: str) -> CallValue:
     if not text.isdecimal():
         return float(text)
     if len(text) > 20 or int(text) > 2 * LARGEST + 1:
-        raise UsageError("a number exceeds 2^64", hint="No op takes one.")
+        raise UsageError("a number exceeds 2^64", hint="No op takes a number that large.")
     return int(text)
 
 

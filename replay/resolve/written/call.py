@@ -86,7 +86,7 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
 def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
     parts = split_name(call.name)
     if parts is None:
-        raise UsageError(f"{call.name} cannot be called: it is not an op", hint="Name one as a trace does: aten::mm.")
+        raise UsageError(f"{call.name} cannot be called: it is not an op", hint="Write an op as in a trace: aten::mm.")
     base = f"{parts[0]}::{parts[1]}"
     if (op := _by_user(base, call, policy, device, override=True)) is not None:
         return op
@@ -95,7 +95,7 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
         if (op := _by_user(base, call, policy, device, override=False)) is not None:
             return op
         near = ", ".join(near_names(base))
-        hint = f"Did you mean {near}?" if near else "Name an op as a trace does: aten::mm."
+        hint = f"Did you mean {near}?" if near else "Write an op as in a trace: aten::mm."
         raise NotCallable(f"{call.name} cannot be called: {overloads.reason}", hint=hint, reason=overloads.reason)
     if overloads.function is not None:
         return _executed(overloads.function, base, call, device)
@@ -203,8 +203,8 @@ def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayO
         return None
     with suppress(UsageError):
         op = _of_overload([fit.spec], whole, policy, device)
-        what = ", ".join(f"{name}=False" for name in fit.absent) or "in another order or form"
-        note = Assumption(argument="*", what=f"taken for a call of {fit.spec.full_name}: {what}")
+        what = ", ".join(f"{name}=False" for name in fit.absent) or "its arguments are in another order or form"
+        note = Assumption(argument="*", what=f"assumed to be a call of {fit.spec.full_name}: {what}")
         return msgspec.structs.replace(op, name=base, assumptions=(*op.assumptions, note))
     return None
 
@@ -320,7 +320,7 @@ def _plain(value: CallValue) -> PlainValue:
     if value is None or isinstance(value, (bool, int, float, complex)):
         return plain_number(value)
     raise UsageError(
-        "no op takes a list like this", hint="Give tensors, numbers, texts, dtypes, or lists of one of these."
+        "no op takes a list like this", hint="Give tensors, numbers, strings, dtypes, or lists of one of these."
     )
 
 
@@ -373,7 +373,7 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
     except Unbound as stopped:
         raise UsageError(f"{name} cannot be called: {stopped.reason}", hint=f"{entry.shown} runs it.") from None
     if is_function and (refusal := refused_text(args)) is not None:
-        raise UsageError(f"{name} cannot be called: {refusal}", hint="register_executor accepts any text.")
+        raise UsageError(f"{name} cannot be called: {refusal}", hint="Ops of register_executor accept any string.")
     return ReplayOp(
         id=_identity(name, args),
         name=name,

@@ -136,7 +136,7 @@ def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
     for file, line in _lines(folder):
         definition = definitions.get(line.definition)
         if definition is None:
-            raise FormatError(f"{file}: there is no definition {line.definition[:80]!r}", hint=_HINT)
+            raise FormatError(f"{file}: the folder has no definition {line.definition[:80]!r}", hint=_HINT)
         if line.solution is not None:
             continue
         try:
@@ -189,7 +189,8 @@ def _inside(folder: Path, file: Path) -> Path:
     real = file.resolve()
     if not real.is_relative_to(folder) or not real.is_file():
         raise FormatError(
-            f"{file} is not a file inside {folder}", hint="Name files in the folder, without links to other places."
+            f"{file} is not a file inside {folder}",
+            hint="Keep all files inside the folder, without links to other folders.",
         )
     return real
 
@@ -210,10 +211,10 @@ def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
             _check_stored(folder, name, value, metas)
     called = definition.opreplay
     if len(definition.name if called is None else called.name) > MAX_NAME - 80:
-        raise ValueError("a name without end")
+        raise ValueError("the name is too long")
     if called is None:
         args = tuple(_plain_argument(name, spec, metas.get(name), values) for name, spec in definition.inputs.items())
-        detail = "the definition names no op; its reference is code, which is not run"
+        detail = "the definition does not name an op, and opreplay does not run its reference code"
         reason = Reason("library missing", detail)
         op = ReplayOp(
             id="", name=f"flashinfer::{definition.name}", count=1, recorded=NOT_RECORDED, args=args, reason=reason
@@ -239,7 +240,7 @@ def _metas(definition: Definition, line: Line) -> dict[str, TensorMeta]:
     metas: dict[str, TensorMeta] = {}
     for name, spec in definition.inputs.items():
         if spec.dtype not in DTYPES:
-            raise ValueError(f"dtype {spec.dtype[:80]!r} of {name[:80]}")
+            raise ValueError(f"unknown dtype {spec.dtype[:80]!r} of {name[:80]}")
         if spec.shape is not None:
             metas[name] = _meta(name, spec, sizes, line.opreplay.layouts.get(name))
     return metas
@@ -288,7 +289,7 @@ def _number(name: str, values: dict[str, Input]) -> bool | int | float:
 def _check_stored(folder: Path, name: str, value: Input, metas: dict[str, TensorMeta]) -> None:
     """Check that a stored tensor is in the folder and matches the definition. Raises FormatError, ValueError."""
     if name not in metas or value.path is None:
-        raise ValueError(f"{name[:80]} has no path or is no tensor")
+        raise ValueError(f"{name[:80]} has no path or is not a tensor")
     stored = SafetensorsFile(_inside(folder, folder / value.path)).tensors.get(value.tensor_key or "")
     if stored is None or stored.shape != metas[name].shape or stored.dtype != metas[name].dtype:
-        raise ValueError(f"what is stored for {name[:80]} has another shape or dtype")
+        raise ValueError(f"the stored tensor of {name[:80]} has another shape or dtype")

@@ -171,12 +171,12 @@ def plan_of_calls(
     return sound, tuple(op.id for op in ops)
 
 
-RESULTS_UNKNOWN = "sizes of results unknown"
+RESULTS_UNKNOWN = "result sizes unknown"
 """Start of the note on an op whose result sizes are unknown before it runs."""
 
 
 def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
-    note = Assumption(argument="*", what=f"{RESULTS_UNKNOWN}, which only the prediction needs: {why}")
+    note = Assumption(argument="*", what=f"{RESULTS_UNKNOWN}, which matters only for predictions: {why}")
     return msgspec.structs.replace(op, assumptions=(*op.assumptions, note))
 
 

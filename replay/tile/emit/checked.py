@@ -43,9 +43,11 @@ def emit_right(
             chosen.append(program)
             right += mine
         elif wrong is None:
-            refused.append(Refusal(program, _line_of(program), "no case tells its sizes, and no reference: --case"))
+            refused.append(
+                Refusal(program, _line_of(program), "no case gives its sizes, and it has no reference: use --case")
+            )
         else:
-            refused.append(Refusal(program, wrong.line, f"it is wrong, {wrong.limit}: {wrong.message}"))
+            refused.append(Refusal(program, wrong.line, f"the program is wrong ({wrong.limit}): {wrong.message}"))
     emitted = emit(chosen, right)
     return Emitted(emitted.text, emitted.programs, (*refused, *emitted.refused))
 

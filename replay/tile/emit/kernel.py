@@ -134,9 +134,7 @@ class Tracer:
         """
         if not difference.known:
             text = f"{first} {how} {second}"
-            return (
-                self._forked(f"what the program does depends on where a block lies: {text}", [text, f"not {text}"]) == 0
-            )
+            return self._forked(f"control flow depends on the position of a block: {text}", [text, f"not {text}"]) == 0
         text = f"{first} {how} {second}"
         self.kernel.conditions[text if outcome else f"not {text}"] = difference.bases
         return outcome
@@ -150,7 +148,7 @@ class Tracer:
             return
         holds = value_of(first) == value_of(second) if how == "==" else value_of(first) <= value_of(second)
         if not holds:
-            raise Refused(f"sizes do not fit: {first} {how} {second}")
+            raise Refused(f"sizes do not match: {first} {how} {second}")
         if bases := bases_of(first) | bases_of(second):
             self.kernel.conditions[f"{first} {how} {second}"] = bases
 
@@ -179,7 +177,7 @@ class Tracer:
 
         Raises Refused if that is impossible.
         """
-        reason = f"a position of a block as a plain number: {text}"
+        reason = f"the position of a block is used as a plain number: {text}"
         total = bound_of(number)
         count = value_of(total)
         if not text.isidentifier() or number.constant or count > MOST_FORKS:
@@ -245,7 +243,7 @@ class Tracer:
         if self._count > MOST_STATEMENTS:
             raise Refused(f"more than {MOST_STATEMENTS:,} statements")
         if isinstance(node, Statement) and any(isinstance(part, Value) and part.over for part in node.parts):
-            raise Refused("what one turn of a loop computed is used after others")
+            raise Refused("a value of one loop iteration is used after later iterations")
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
@@ -306,7 +304,7 @@ class Tracer:
         if ref.cell is not None:
             ref.cell.check(ref)
             if ref.cell.tile is None or shape is not None:
-                raise Refused("a load of tile.scratch that nothing was stored to, or padded")
+                raise Refused("tile.scratch is loaded with padding or before a store")
             return Tile(ref.cell.tile.value, ref.shape, ref.dtype)
         sizes = ref.shape or (1,)
         source = ref if ref.dims else Ref(ref.name, ref.role, ref.dtype, [(1, 1)], ref.offset)
@@ -328,7 +326,7 @@ class Tracer:
         """Load rows of a tensor by row number. Raises Refused if it is not a matrix."""
         many = [size for size in rows.shape if not _is_single(size)]
         if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
-            raise Refused("a load of rows by number of what is no matrix")
+            raise Refused("rows are loaded by number, but the tensor is not a matrix")
         count = many[0] if many else 1
         shape, (_, stride) = (count, ref.dims[1][0]), ref.dims[0]
         numbers = self.note(_filled(f"tl.reshape({{}}, ({self.size_of(count)}, 1))", (rows,)), "rows")
@@ -346,13 +344,13 @@ class Tracer:
     def loaded_again(self, ref: Ref) -> Tile:
         """Load a part of a loaded tile from its tensor again. Raises Refused if the tensor was written since."""
         if ref.name in self._written:
-            raise Refused(f"a part of a tile whose tensor {ref.name} was stored to")
+            raise Refused(f"a part of a tile is read after a store to its tensor {ref.name}")
         return self.loaded(ref)
 
     def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
         """Store a tile to a part of a tensor, or add it to the part."""
         if self._dealt == "over":
-            raise Refused("a store behind the loop over blocks")
+            raise Refused("a store follows the loop over blocks")
         if relu:
             tile = self.computed("tl.maximum({}, 0)", (tile,))
         if ref.cell is not None:
@@ -414,7 +412,7 @@ class Tracer:
     def transposed(self, tile: Tile) -> Tile:
         """Return the tile with rows and columns swapped."""
         if len(tile.shape) != 2:
-            raise Refused(f"transpose of {len(tile.shape)} dimensions")
+            raise Refused(f"transpose needs 2 dimensions, not {len(tile.shape)}")
         return Tile(self.note(("tl.trans(", tile.value, ")")), tile.shape[::-1], tile.dtype)
 
     def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
@@ -431,7 +429,7 @@ class Tracer:
             return Tile(self.note(_filled(text, (tile,))), sizes_of, tile.dtype)
         count = len(rest) - len(wanted) + 1
         if tile.source is None or count < 2 or len(tile.source.dims) != len(rest):
-            raise Refused("a computed tile in another shape: blocks in registers are whole")
+            raise Refused("a computed tile cannot change its shape: Triton keeps whole blocks in registers")
         return self.loaded_again(merged(tile.source, count))
 
     # Loops
@@ -444,7 +442,7 @@ class Tracer:
     def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
         """Yield the blocks of the loop whose iterations become the kernel's instances; only one is allowed."""
         if self._dealt or len(self._bodies) > 1:
-            raise Refused("a second loop over blocks: a kernel is launched once")
+            raise Refused("a second loop over blocks: a kernel can have only one")
         self._dealt = "now"
         names = self._loop_names(len(shape))
         counts = [(total + (step - 1)) // step for total, step in zip(shape, steps, strict=True)]
@@ -514,13 +512,13 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
     carried: dict[int, tuple[Value, Value]] = {}
     for a, b in pairs:
         if len(a.parts) != len(b.parts):
-            raise Refused("the turns of the loop differ", a.line[1])
+            raise Refused("the iterations of the loop differ", a.line[1])
         for one, other in zip(a.parts, b.parts, strict=True):
             if one is other or one == other or first_of.get(id(other)) is one:
                 continue
             is_carried = isinstance(one, Value) and id(other) in targets and id(one) not in targets
             if not is_carried or carried.setdefault(id(one), (one, other))[1] is not other:
-                raise Refused("the turns of the loop differ", a.line[1])
+                raise Refused("the iterations of the loop differ", a.line[1])
     return carried
 
 
@@ -556,14 +554,14 @@ def _replaced(body: Sequence[Node], old: Value, new: Value) -> None:
 
 def _paired(first: list[Node], second: list[Node], line: int) -> Iterator[tuple[Statement, Statement]]:
     if len(first) != len(second):
-        raise Refused("the turns of the loop differ: the first does other things than those after it", line)
+        raise Refused("the iterations of the loop differ: the first one differs from the others", line)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, Loop) and isinstance(b, Loop) and a.head == b.head:
             yield from _paired(a.body, b.body, line)
         elif isinstance(a, Statement) and isinstance(b, Statement):
             yield a, b
         else:
-            raise Refused("the turns of the loop differ", line)
+            raise Refused("the iterations of the loop differ", line)
 
 
 def _filled(template: str, operands: Sequence[Any]) -> Parts:
@@ -583,7 +581,7 @@ def number_text(number: Any) -> str:
     if isinstance(number, Num):
         return enclosed(number)
     if not isinstance(number, int | float):
-        raise Refused(f"an operand of {type(number).__name__}")
+        raise Refused(f"an operand has type {type(number).__name__}")
     text = repr(number)
     return f'float("{text}")' if "inf" in text or "nan" in text else f"({text})" if number < 0 else text
 
@@ -625,9 +623,9 @@ def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
         return {dim: stride for dim, (_, stride) in zip(wanted, dims, strict=True)}
     count = len(dims) - len(wanted) + 1
     if count < 2 or not wanted:
-        raise Refused(f"a tile of {len(wanted)} dimensions goes to {len(dims)} of {ref.name}")
+        raise Refused(f"a tile with {len(wanted)} dimensions is stored to {len(dims)} dimensions of {ref.name}")
     for at, dim in enumerate(wanted):
         if same(product([n for n, _ in dims[at : at + count]]), shape[dim]):
             joint = [*(s for _, s in dims[:at]), tuple(dims[at : at + count]), *(s for _, s in dims[at + count :])]
             return dict(zip(wanted, joint, strict=True))
-    raise Refused(f"a tile goes to {ref.name} in another shape")
+    raise Refused(f"a tile is stored to {ref.name} in another shape")

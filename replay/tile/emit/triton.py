@@ -149,7 +149,7 @@ def traced(bound: Bound) -> Kernel:
         for at, fork in reversed(list(enumerate(tracer.forks))[len(path) :]):
             paths += [(*choices[:at], other) for other in reversed(range(1, len(fork.conditions)))]
         if len(runs) + len(paths) > MOST_FORKS:
-            raise Refused(f"more than {MOST_FORKS} things that depend on where a block lies")
+            raise Refused(f"more than {MOST_FORKS} branches depend on the position of a block")
     kernel.statements = _tree(runs)
     return kernel
 
@@ -310,7 +310,7 @@ def _program(program: Program, cases: Sequence[Case]) -> str:
         if (variant.launch, variant.source) not in [(other.launch, other.source) for other in variants]:
             variants.append(variant)
     if len(variants) > MOST_VARIANTS:
-        raise Refused(f"more than {MOST_VARIANTS} kernels: it does other things for each size", _first_line(program))
+        raise Refused(f"more than {MOST_VARIANTS} kernels: the program differs from size to size", _first_line(program))
     kernels: dict[str, str] = {}
     for variant in variants:
         number = len(kernels) + 1

@@ -144,7 +144,7 @@ class Num:
 
     def _real(self, text: str, value: Any, other: Any) -> Any:
         if not self.known or not plain_known(other):
-            raise Refused("a quotient of positions of blocks that is no whole number")
+            raise Refused("a quotient of block positions is not an integer")
         return TRACER.get().hoisted(text, value, self.bases | bases_of(other))
 
     def __truediv__(self, other: Any) -> Any:
@@ -322,7 +322,7 @@ class Cell:
         """Raise Refused if `ref` is only a part of the memory."""
         whole = len(ref.dims) == len(self.shape) and all(map(same, ref.shape, self.shape))
         if not whole or str(ref.offset) != "0":
-            raise Refused("a part of tile.scratch: Triton has it in registers, whole")
+            raise Refused("a part of tile.scratch: Triton keeps the whole block in registers")
 
 
 class Ref:
@@ -504,7 +504,7 @@ class Tile(Operators):
     def to(self, dtype: Any) -> Tile:
         """Convert to another dtype. Raises Refused for float8, which Triton's interpreter rounds incorrectly."""
         if str.__str__(str(dtype)).removeprefix("torch.") in FLOAT8:
-            raise Refused("a conversion to float8: no interpreter to check it in rounds it right")
+            raise Refused("a conversion to float8: the interpreter that checks the kernel rounds it differently")
         if isinstance(dtype, DType):
             return TRACER.get().computed(f"{{}}.to({dtype.origin}_ptr.dtype.element_ty)", (self,), dtype)
         name = str(dtype).removeprefix("torch.")
@@ -522,7 +522,7 @@ class Tile(Operators):
 
     def __getitem__(self, key: Any) -> Tile:
         if self.source is None:
-            raise Refused("a part of a computed tile: blocks in registers are whole")
+            raise Refused("a part of a computed tile: Triton keeps whole blocks in registers")
         return TRACER.get().loaded_again(self.source[key])
 
     def view(self, *shape: Any) -> Tile:

@@ -54,7 +54,7 @@ def _named(dtype: Any) -> str:
 def _statistic(spec: Statistic) -> Callable[[Tile], Tile]:
     def function(t: Tile) -> Tile:
         if spec.axis == 0 and len(t.shape) != 2:
-            raise Refused("a statistic of columns of what is no matrix")
+            raise Refused("a column reduction of a tile that is not a matrix")
         return TRACER.get().reduced(spec.triton, t, spec.axis % len(t.shape), spec.neutral)
 
     return function
@@ -82,7 +82,7 @@ def _load(
     rows: Tile | None = None,
 ) -> Tile:
     if not isinstance(ref, Ref):
-        raise Refused("a load of what is no part of a tensor")
+        raise Refused("the loaded value is not a part of a tensor")
     if rows is not None:
         return TRACER.get().gathered(ref, rows)
     return TRACER.get().loaded(ref, fill=fill, shape=shape)
@@ -90,13 +90,13 @@ def _load(
 
 def _scalar(ref: Any, *, most: Any, expected: Any = None) -> Any:
     if not isinstance(ref, Ref) or ref.cell is not None:
-        raise Refused("a scalar of what is no input")
+        raise Refused("tile.scalar of a value that is not an input")
     return TRACER.get().scalar(ref, most, most if expected is None else expected)
 
 
 def _store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):
-        raise Refused("a store of what is no tile")
+        raise Refused("the stored value is not a tile")
     if rows is not None:
         raise Refused("a store to rows by number")
     TRACER.get().stored(ref, tile, add=add, relu=relu)
@@ -104,7 +104,7 @@ def _store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: 
 
 def _matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
     if a.dtype.__class__ is str and a.dtype == "int8":
-        raise Refused("a product of int8")
+        raise Refused("a matrix product of int8")
     tracer = TRACER.get()
     out = tracer.product(a, b, acc)
     return out if bias is None else tracer.computed("{} + {}.to(tl.float32)", (out, bias), "float32")
@@ -158,13 +158,13 @@ FUNCTIONS: dict[str, Any] = {
     "blocks": _blocks,
     "col_expand": lambda t, rows: _expand(t, 0, rows),
     "compare": _compare,
-    "core_count": _refused("how many cores there are"),
-    "core_id": _refused("which core it is"),
+    "core_count": _refused("the number of cores"),
+    "core_id": _refused("the number of the core"),
     "empty": _zeros,
     "full": _full,
     "gather": _refused("tile.gather"),
     "grid": _grid,
-    "insert": _refused("tile.insert: blocks in registers are whole"),
+    "insert": _refused("tile.insert: Triton keeps whole blocks in registers"),
     "load": _load,
     "matmul": _matmul,
     "merge4": _refused("tile.merge4: Triton has no merge of sorted runs"),

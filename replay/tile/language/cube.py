@@ -68,14 +68,20 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
     if bias is not None:
         _check_operand(on, bias, "bias")
     if on.unit != "cube":
-        raise fail("path", "a product on a vector core", hint="Put products outside `for half in tile.vectors`.")
+        raise fail(
+            "path",
+            "a matrix product runs only on the cube core",
+            hint="Put products outside `for half in tile.vectors`.",
+        )
     if a.dtype != b.dtype or a.dtype not in SUMS:
         raise fail(
-            "dtype", f"no product of {a.dtype} and {b.dtype} on the cube", hint=f"Both must be of {', '.join(SUMS)}."
+            "dtype",
+            f"the cube core cannot multiply {a.dtype} and {b.dtype}",
+            hint=f"Both must be of {', '.join(SUMS)}.",
         )
     check_float8(on.device, a.dtype)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
-        raise fail("shape", f"product of {list(a.shape)} and {list(b.shape)}")
+        raise fail("shape", f"shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied")
     if acc is not None:
         _check_sum(on, acc, (a.shape[0], b.shape[1]))
 
@@ -84,21 +90,25 @@ def _check_sum(on: Core, acc: Any, shape: tuple[int, int]) -> None:
     if not isinstance(acc, Tile) or acc.place != L0C:
         raise fail(
             "path",
-            "a product is added to a tile in L0C",
+            "acc of a product must be a tile in L0C",
             hint="Pass acc=None first, then the previous result of matmul.",
         )
     if acc.shape != shape:
-        raise fail("shape", f"product of {list(shape)} is added to {list(acc.shape)}")
+        raise fail("shape", f"a product of shape {list(shape)} cannot be added to acc of shape {list(acc.shape)}")
     on.check_fresh(acc)
 
 
 def _check_operand(on: Core, value: Any, name: str) -> None:
     if not isinstance(value, Tile):
-        raise fail("path", f"{name} of a product is {type(value).__name__}", hint="Use tile.load(..., to=tile.L1).")
+        raise fail(
+            "path",
+            f"{name} of a product must be a tile, not {type(value).__name__}",
+            hint="Use tile.load(..., to=tile.L1).",
+        )
     if value.place != L1:
         raise fail(
             "path",
-            f"{name} of a product is in {value.place}: operands come from L1",
+            f"{name} of a product is in {value.place}, but operands must be in L1",
             hint="Use tile.load(..., to=tile.L1); pass results of vector cores through tile.scratch.",
         )
     on.check_fresh(value)
@@ -154,9 +164,9 @@ def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
     on = core()
     name = str(dtype).removeprefix("torch.")
     if t.place != L0C:
-        raise fail("path", f"to_l1 of a tile in {t.place}: it takes results of products")
+        raise fail("path", f"to_l1 takes results of products, not a tile in {t.place}")
     if name not in ("float16", "bfloat16", "int8") or (t.dtype == "int32" and name == "bfloat16"):
-        raise fail("dtype", f"no conversion from {t.dtype} to {name} on the way to L1")
+        raise fail("dtype", f"to_l1 cannot convert {t.dtype} to {name}")
     on.check_fresh(t)
     place = on.here()
     buffer = on.next_slot(place, 2)

@@ -171,7 +171,7 @@ def vectors(rows: int) -> Iterator[Half]:
     if core.kind == "vector":
         raise NeedsCube
     if core.unit != "cube":
-        raise fail("cores", "vectors inside of vectors: a group has one cube core and two vector cores")
+        raise fail("cores", "tile.vectors cannot be nested: a group has one cube core and two vector cores")
     rows = operator.index(rows)
     first = -(-rows // 2)
     halves = [(0, first, 0)] if not core.values or rows == 1 else [(0, first, 0), (first, rows, 1)]
@@ -259,7 +259,7 @@ def runs_of(ref: Ref) -> tuple[int, int]:
             "stride",
             f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
             "runs of neighbours",
-            hint="Load rows in memory order and use tile.transpose, or .T of a tile in L1."
+            hint="Load the rows in memory order, then use tile.transpose, or .T of a tile in L1."
             if any(stride == 1 for _, stride in dims)
             else "Load the elements in between as well, and select with tile.gather.",
         )
@@ -292,7 +292,7 @@ def load(
     core = current()
     if not isinstance(ref, Ref):
         raise fail(
-            "path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them such as x[rows]."
+            "path", f"{ref!r} is not a part of a tensor in GM", hint="Load arguments, or parts of them such as x[rows]."
         )
     place_to = _load_place(core, to)
     want = tuple(shape) if shape is not None else None
@@ -334,8 +334,8 @@ def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
     if ref.memory.role != "in":
         raise fail(
             "path",
-            f"a scalar of {name}, which the program writes",
-            hint="The scalar unit's cache does not see stores: read only inputs.",
+            f"a scalar cannot be read from {name}, which the program writes",
+            hint="The scalar unit's cache does not see stores: read scalars only from inputs.",
         )
     place, size = core.here(), DTYPE_BYTES[ref.dtype]
     core.emit("scalar", SCALAR, 0.0, place, moves=("gm_to_scalar", size, name))
@@ -346,7 +346,7 @@ def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
         raise fail(
             "bounds",
             f"{name} has {value}, which is not from 0 to {most}",
-            hint="most= must be the largest possible value.",
+            hint="Set most= to the largest possible value.",
         )
     return value
 
@@ -362,7 +362,7 @@ def _load_place(core: Core, to: Place | None) -> Place:
     if to not in (None, reachable):
         raise fail(
             "path",
-            f"no path from GM to {to} on a {kind} core, only to {reachable}",
+            f"a {kind} core cannot load from GM to {to}, only to {reachable}",
             hint=("In programs that use both core types, vector code must be inside `for half in tile.vectors(rows)`."),
         )
     return reachable
@@ -379,8 +379,8 @@ def _check_turn(core: Core, memory: Memory) -> None:
     if memory.role == "scratch" and last is not memory:
         raise fail(
             "stale",
-            f"the scratch memory of line {core.line(memory.place)[1]} is gone: a later turn was stored to its buffer, "
-            f"of {memory.buffers} in all",
+            f"the scratch memory of line {core.line(memory.place)[1]} was overwritten by a later iteration: it has "
+            f"only {memory.buffers} buffer{'s' if memory.buffers > 1 else ''}",
             hint="Give that scratch memory more buffers, or load it earlier.",
         )
 
@@ -389,11 +389,12 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
     if rows is None:
         return ref
     if rows.dtype not in ("int32", "int64") or ref.ndim < 1:
-        raise fail("dtype", f"row numbers are int32 or int64, here {rows.dtype}")
+        raise fail("dtype", f"row numbers must be int32 or int64, not {rows.dtype}")
     if rows.place != UB or rows.unit != core.unit:
         raise fail(
             "path",
-            f"row numbers in {rows.place} of {rows.unit} steer no copy of {core.unit}: memories are each core's own",
+            f"row numbers in {rows.place} of {rows.unit} cannot control a copy of {core.unit}: each core has its own "
+            "memories",
             hint=(
                 "Load the rows on the vector core that has their numbers; tile.scratch passes them to the cube core."
             ),
@@ -490,8 +491,7 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
         line = f" at line {memory.lines[index][1]}" if index >= 0 else ""
         raise fail(
             "race",
-            f"{memory.name}: {_named(core.me)} reads what {_named(writer)} writes{line}; nothing says which comes "
-            "first",
+            f"{memory.name}: {_named(core.me)} reads what {_named(writer)} writes{line}, and their order is undefined",
             hint="Split it into two kernels, or let one core do both."
             if writer // 3 != core.number
             else "Let one half do both, or let the cube core pass the data.",
@@ -520,10 +520,10 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
     """
     core = current()
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):
-        raise fail("path", "store takes a part of a tensor and a tile: tile.store(y[rows], t)")
+        raise fail("path", "store needs a part of a tensor and a tile: tile.store(y[rows], t)")
     memory = ref.memory
     if memory.role == "in":
-        raise fail("path", f"{memory.name} is an input: nothing is stored there", hint="Annotate it with tile.Out.")
+        raise fail("path", f"{memory.name} is an input and cannot be stored to", hint="Annotate it with tile.Out.")
     if add != (memory.role == "sum") and memory.role != "scratch":
         raise fail(
             "race",
@@ -558,16 +558,16 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
 
 def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
     if tile.place not in (UB, "L0C"):
-        raise fail("path", f"no path from {tile.place} to GM")
+        raise fail("path", f"a tile in {tile.place} cannot be stored to GM")
     if tile.unit != core.unit:
-        raise fail("path", f"a tile of {tile.unit} is stored by {core.unit}: memories are each core's own")
+        raise fail("path", f"a tile of {tile.unit} is stored by {core.unit}, but each core has its own memories")
     if relu and tile.place == UB:
-        raise fail("path", "relu on the way is for results of products", hint="Use tile.relu(t) for tiles in UB.")
+        raise fail("path", "relu= works only for results of products", hint="Use tile.relu(t) for tiles in UB.")
     wanted = ref.shape or (1,)
     if not _fits(wanted, tile.shape):
         raise fail(
             "shape",
-            f"a tile of {list(tile.shape)} is stored to {list(wanted)} of {ref.memory.name}",
+            f"a tile of shape {list(tile.shape)} is stored to shape {list(wanted)} of {ref.memory.name}",
             hint="Partial blocks are smaller: index the result with the same block as the loaded tile.",
         )
     if tile.place == UB and tile.dtype != ref.dtype:
@@ -577,7 +577,7 @@ def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
             hint=f"t.to({ref.memory.name}.dtype)",
         )
     if tile.place == "L0C" and ref.dtype not in OUT_OF_L0C.get(tile.dtype, ()):
-        raise fail("dtype", f"results of {tile.dtype} are not stored as {ref.dtype}")
+        raise fail("dtype", f"results of {tile.dtype} cannot be stored as {ref.dtype}")
 
 
 OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", "float16", "int8")}
@@ -648,7 +648,7 @@ def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
 
 def _undefined(tile: Tile) -> str:
     missing = tile.defined.numel() - int(tile.defined.sum())
-    kind = "elements of padding" if tile.why == "mask" else "elements that nobody wrote"
+    kind = "elements of padding" if tile.why == "mask" else "unwritten elements"
     return f"{missing} {kind} (tile of line {tile.line[1]})"
 
 

@@ -151,7 +151,7 @@ def capacity(place: Place, device: DeviceProfile) -> int:
 def check_float8(device: DeviceProfile, *dtypes: str) -> None:
     """Raise TileError for 8-bit floats on a device that can only move them."""
     for dtype in FLOAT8.intersection(dtypes) - device.macs_per_cycle.keys():
-        raise fail("dtype", f"a {device.name} computes nothing with {dtype}", hint="Use a device that has it: 950pr.")
+        raise fail("dtype", f"a {device.name} cannot compute with {dtype}", hint="Use a device that has it: 950pr.")
 
 
 def up(n: int, step: int) -> int:

@@ -280,7 +280,7 @@ class Core:
         """Add one instruction to the recording; `moves` is the (path, bytes, tensor) of data moved from or to GM."""
         steps = self.recording.steps
         if len(steps) >= MOST_INSTRUCTIONS:
-            raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Use larger tiles.")
+            raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions per core", hint="Use larger tiles.")
         steps.append(Instruction(name, self.unit, pipe, cycles, *moves, tuple(reads), tuple(writes), place))
         if self.kind == "cube" and self.unit != "cube":
             self.recording.mixed = True
@@ -395,10 +395,9 @@ class Core:
         if ahead > slots:
             raise fail(
                 "stale",
-                f"the tile loaded at line {source.line[1]} is gone: {ahead - 1} loads came "
-                f"after it, and that place has "
-                f"{slots} buffer{'s' if slots > 1 else ''}",
-                hint=f"Give that load buffers={ahead}, or use its result earlier.",
+                f"the tile loaded at line {source.line[1]} was overwritten: {ahead - 1} loads "
+                f"followed, but it has only {slots} buffer{'s' if slots > 1 else ''}",
+                hint=f"Use buffers={ahead} in that load, or use its result earlier.",
             )
 
     # Loops

@@ -41,7 +41,7 @@ class Memory:
         self, name: str, shape: Sequence[int], dtype: str, role: str, strides: Sequence[int] | None = None
     ) -> None:
         if dtype not in DTYPE_BYTES:
-            raise fail("dtype", f"{name}: no tile program moves {dtype}")
+            raise fail("dtype", f"{name}: tile programs do not support {dtype}")
         self.name = name
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -138,7 +138,9 @@ class Block:
 
     def __index__(self) -> int:
         if self.size != 1:
-            raise fail("shape", f"a block of {self.size} is no single place", hint="Index with the block itself.")
+            raise fail(
+                "shape", f"a block of {self.size} elements is not a single index", hint="Index with the block itself."
+            )
         return operator.index(self.start)
 
     def span(self) -> tuple[int, int]:
@@ -177,14 +179,16 @@ class Ref:
     def T(self) -> Ref:
         """The tensor with the last two dimensions swapped."""
         if self.ndim < 2:
-            raise fail("shape", f"{self.memory.name}{list(self.shape)} has one dimension: nothing to exchange")
+            raise fail(
+                "shape", f"{self.memory.name}{list(self.shape)} has one dimension: there is nothing to transpose"
+            )
         shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
         return Ref(self.memory, shape, (*self.strides[:-2], self.strides[-1], self.strides[-2]), self.offset)
 
     def permute(self, *dims: int) -> Ref:
         """Return the tensor with its dimensions in another order."""
         if sorted(dims) != list(range(self.ndim)):
-            raise fail("shape", f"{dims} is no order of {self.ndim} dimensions")
+            raise fail("shape", f"{dims} is not a permutation of {self.ndim} dimensions")
         return Ref(self.memory, tuple(self.shape[d] for d in dims), tuple(self.strides[d] for d in dims), self.offset)
 
     def view(self, *shape: int) -> Ref:
@@ -193,13 +197,13 @@ class Ref:
         known = prod(n for n in shape if n >= 0)
         sizes = tuple(count // max(1, known) if n < 0 else n for n in shape)
         if prod(sizes) != count:
-            raise fail("shape", f"{self.memory.name}{list(self.shape)} is not seen as {list(sizes)}")
+            raise fail("shape", f"{self.memory.name}{list(self.shape)} cannot be viewed as {list(sizes)}")
         expected = contiguous_strides(self.shape)
         if any(n > 1 and s != e for n, s, e in zip(self.shape, self.strides, expected, strict=True)):
             raise fail(
                 "stride",
                 f"{self.memory.name}{list(self.shape)} with strides {list(self.strides)} "
-                f"has gaps: it has no other shape",
+                f"has gaps, so it cannot change its shape",
                 hint="Create views of the whole tensor before indexing it.",
             )
         return Ref(self.memory, sizes, contiguous_strides(sizes), self.offset)
@@ -236,7 +240,7 @@ def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
         if index.step not in (None, 1):
             raise fail(
                 "stride",
-                f"a step of {index.step}: copies take runs without gaps",
+                f"a slice with step {index.step}: copies need elements without gaps",
                 hint="Load everything and use tile.gather.",
             )
         start = 0 if index.start is None else _whole(index.start)
@@ -248,7 +252,7 @@ def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
     if not 0 <= start <= stop <= size or (stop == start and size > 0 and not keep):
         raise fail(
             "bounds",
-            f"{ref.memory.name}{list(ref.shape)}: {start}:{stop} is out of the {size} of dimension {dim}",
+            f"{ref.memory.name}{list(ref.shape)}: {start}:{stop} is outside dimension {dim} of size {size}",
             hint="tile.blocks and tile.steps stop at the end of the tensor.",
         )
     first, count = plain(start), int(stop - start)
@@ -400,7 +404,7 @@ class Tile(Operators):
     def __bool__(self) -> bool:
         raise fail(
             "program",
-            "what a tile holds decides nothing in the program: its core would have to wait for it",
+            "the values of a tile cannot control the program: its core would have to wait for them",
             hint="tile.where selects by element; compare with None using `is`.",
         )
 

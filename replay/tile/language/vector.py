@@ -45,13 +45,13 @@ class TileCore(Core):
         """Convert a tile to another dtype; instruction TCVT."""
         self.operand(value, "conversion")
         if dtype not in DTYPE_BYTES:
-            raise fail("dtype", f"{dtype} is no dtype of tiles")
+            raise fail("dtype", f"tiles cannot have dtype {dtype}")
         if dtype == value.dtype:
             return value
         if (value.dtype, dtype) not in table.CONVERSIONS:
             first = (by for source, by in table.CONVERSIONS if source == value.dtype)
             ways = sorted(by for by in first if (by, dtype) in table.CONVERSIONS)
-            hint = f"By way of {ways[0]}: t.to(torch.{ways[0]}).to(torch.{dtype})." if ways else ""
+            hint = f"Convert through {ways[0]}: t.to(torch.{ways[0]}).to(torch.{dtype})." if ways else ""
             raise fail("dtype", f"no conversion from {value.dtype} to {dtype}", hint=hint)
         check_float8(self.device, value.dtype, dtype)
         wider = DTYPE_BYTES[dtype] > DTYPE_BYTES[value.dtype]
@@ -98,7 +98,7 @@ class TileCore(Core):
             known = prod(n for n in sizes if n >= 0)
             sizes = tuple(prod(value.shape) // max(1, known) if n < 0 else n for n in sizes)
         if prod(sizes) != prod(value.shape):
-            raise fail("shape", f"{list(value.shape)} is not seen as {list(sizes)}")
+            raise fail("shape", f"{list(value.shape)} cannot be viewed as {list(sizes)}")
         tile = self._same(value, sizes)
         if value.data is not None:
             tile.data = value.data.reshape(sizes)
@@ -130,14 +130,16 @@ class TileCore(Core):
         if value.place != UB:
             raise fail(
                 "path",
-                f"{what} of a tile in {value.place}: vector instructions take tiles in UB",
+                f"{what} of a tile in {value.place}: vector instructions need tiles in UB",
                 hint=(
-                    "Data goes from L0C through GM: tile.store to tile.scratch, then tile.load inside "
+                    "Move data from L0C through GM: tile.store to tile.scratch, then tile.load inside "
                     "`for half in tile.vectors(rows)`."
                 ),
             )
         if self.unit == "cube":
-            raise fail("path", f"{what} on the cube core", hint="Put it inside `for half in tile.vectors(rows)`.")
+            raise fail(
+                "path", f"{what} does not run on the cube core", hint="Put it inside `for half in tile.vectors(rows)`."
+            )
         if value.unit != self.unit:
             raise fail("path", f"{what} of a tile of {value.unit} on {self.unit}", hint="Each half has its own UB.")
         self.check_fresh(value)
@@ -166,7 +168,11 @@ def _span(index: Any, size: int) -> tuple[int, int]:
     if not isinstance(index, slice):
         return int(index), int(index) + 1
     if index.step not in (None, 0, 1):
-        raise fail("stride", f"a step of {index.step} in a tile: instructions take runs", hint="tile.gather")
+        raise fail(
+            "stride",
+            f"a slice of a tile with step {index.step}: instructions need contiguous elements",
+            hint="tile.gather",
+        )
     return int(index.start or 0), size if index.stop is None else int(index.stop)
 
 
@@ -179,7 +185,7 @@ def _operands(name: str, first: Any, others: Sequence[Any]) -> tuple[Spec, list[
     if len(others) == 1 and isinstance(others[0], int | float | Position) and not isinstance(others[0], bool):
         return VECTOR[_WITH_NUMBER.get(name, name)], [first], [others[0]]
     if name == "rsubs":
-        raise fail("program", f"a tile is subtracted from {type(others[0]).__name__}")
+        raise fail("program", f"a tile cannot be subtracted from {type(others[0]).__name__}")
     return VECTOR[name], [first, *others], []
 
 
@@ -205,7 +211,9 @@ def _broadcast(tiles: Sequence[Tile]) -> tuple[int, ...]:
         sizes = {t.shape[dim] for t in tiles if len(t.shape) >= -dim} - {1}
         if len(sizes) > 1:
             shapes = " and ".join(str(list(t.shape)) for t in tiles)
-            raise fail("shape", f"tiles of {shapes} do not fit", hint="Sizes must be equal, or 1 to be broadcast.")
+            raise fail(
+                "shape", f"tiles of {shapes} cannot be combined", hint="Sizes must be equal, or 1 to be broadcast."
+            )
         shape.append(sizes.pop() if sizes else 1)
     return tuple(shape)
 
@@ -260,7 +268,7 @@ abs = _unary("abs", "Absolute value")
 relu = _unary("relu", "The larger of 0 and each element")
 round = _unary("round", "To the nearest whole number, halves to even")
 floor = _unary("floor", "To the next whole number below")
-copy = _unary("copy", "The same in other memory of UB")
+copy = _unary("copy", "A copy in other memory of UB")
 
 
 def tanh(t: Tile) -> Tile:
@@ -309,7 +317,7 @@ def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
     """Return `a` where the mask is True, otherwise `b`; instruction TSEL."""
     on = core()
     if mask.dtype != "bool":
-        raise fail("dtype", f"a mask of {mask.dtype}", hint="tile.compare makes a bool tile.")
+        raise fail("dtype", f"a mask must be bool, not {mask.dtype}", hint="tile.compare makes a bool tile.")
     other = b if isinstance(b, Tile) else full((1, 1) if len(a.shape) > 1 else (1,), b, a.dtype)
     return on.elementwise("select", mask, a, other)
 
@@ -377,7 +385,7 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
     on.operand(t, "insert")
     on.in_ub(into, "insert")
     if into.dtype != t.dtype:
-        raise fail("dtype", f"{t.dtype} is written into {into.dtype}")
+        raise fail("dtype", f"a {t.dtype} tile cannot be written into a {into.dtype} tile")
     rows, columns = rows_and_columns(t.shape)
     all_rows, all_columns = rows_and_columns(into.shape)
     if row < 0 or column < 0 or row + rows > all_rows or column + columns > all_columns:
@@ -405,14 +413,16 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
 def _on_vector(what: str) -> TileCore:
     on = core()
     if on.unit == "cube":
-        raise fail("path", f"{what} on the cube core", hint="Put it inside `for half in tile.vectors(rows)`.")
+        raise fail(
+            "path", f"{what} does not run on the cube core", hint="Put it inside `for half in tile.vectors(rows)`."
+        )
     return on
 
 
 def _named(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        raise fail("dtype", f"{name} is no dtype of tiles")
+        raise fail("dtype", f"tiles cannot have dtype {name}")
     return name
 
 
@@ -522,7 +532,7 @@ def gather(t: Tile, index: Tile) -> Tile:
     on.operand(t, "gather")
     on.operand(index, "gather")
     if index.dtype != "int32":
-        raise fail("dtype", f"gather takes int32 numbers, here {index.dtype}")
+        raise fail("dtype", f"gather needs int32 numbers, not {index.dtype}")
     rows, columns = rows_and_columns(t.shape)
     if rows_and_columns(index.shape)[0] not in (1, rows):
         raise fail("shape", f"gather of {list(t.shape)} by {list(index.shape)}")
@@ -564,10 +574,10 @@ def _sorted(keys: Tile, numbers: Tile, run: int, name: str, start: float, slope:
     on.operand(keys, name)
     on.operand(numbers, name)
     if keys.dtype not in ("float32", "float16") or numbers.dtype not in ("int32", "uint32"):
-        raise fail("dtype", f"{name} takes floats with int32 numbers, here {keys.dtype} with {numbers.dtype}")
+        raise fail("dtype", f"{name} needs floats with int32 numbers, not {keys.dtype} with {numbers.dtype}")
     if keys.shape != numbers.shape or prod(keys.shape[:-1]) != 1:
         raise fail(
-            "shape", f"{name} takes a row of keys and one of numbers, here {list(keys.shape)}, {list(numbers.shape)}"
+            "shape", f"{name} needs one row of keys and one of numbers, not {list(keys.shape)}, {list(numbers.shape)}"
         )
     first = on.new_tile(keys.shape, keys.dtype, keys, numbers)
     on.vector(name, start + slope * keys.shape[-1], [keys, numbers], first)

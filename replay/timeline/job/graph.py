@@ -258,7 +258,7 @@ def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
                     heapq.heappush(ready, (joined.start[target], target))
         if len(order) < total:
             stuck = [node for node in range(total) if not done[node] and joined.meeting[node]]
-            assert stuck, "a rank's own graph has a circle"
+            assert stuck, "a rank's own graph has a cycle"
             first = min(stuck, key=lambda node: joined.start[node])
             for edge, target in enumerate(joined.target):
                 if target == first and not done[joined.source[edge]]:

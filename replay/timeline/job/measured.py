@@ -44,7 +44,7 @@ def measured_job(
         try:
             step = with_measured(named, graph, results)
         except Unmatched:
-            notes.append(f"rank {rank.rank}: none of its ops was measured, its calls are as recorded")
+            notes.append(f"rank {rank.rank}: none of its ops was measured, so its calls take their recorded times")
         else:
             taken, lag, matched = (
                 step.edited.durations_us.copy(),
@@ -65,14 +65,14 @@ def measured_job(
         lags.append(lag)
     if not matched:
         raise Unmatched(
-            "the results hold none of the ops of these steps",
+            "the results contain none of the ops of these steps",
             hint="Give results of `run` on one of these traces, or of `batch` on all of them.",
         )
     schedule = job.scheduled(job.durations(durations, waitless), lags_us=job.lags(lags))
     if unmeasured:
         notes.append(
             f"measured: {unmeasured} of {unmeasured + measured} collectives have no measured time and take the "
-            "recorded transfer: `run --ranks N --output` measures them"
+            "recorded transfer time; `run --ranks N --output` measures them"
         )
     steps = job.steps_us(schedule)
     return JobMeasured(

@@ -465,8 +465,8 @@ def _apart_notes(apart: _Apart) -> list[str]:
     return [
         f"the steps of these ranks hardly overlap: {apart.first.step.name} of rank {apart.first.rank} and "
         f"{apart.last.step.name} of rank {apart.last.rank}, which begins {apart.later_us / 1e3:,.1f} ms later, have "
-        f"{100 * apart.common:.0f} % of the shorter one in common: other steps of the job, or clocks that disagree; "
-        "waiting and lateness here are not those of one step (--step N for another)"
+        f"{100 * apart.common:.0f} % of the shorter one in common, so they are different steps or the clocks disagree; "
+        "waiting and lateness here are not those of one step (--step N selects another)"
     ]
 
 
@@ -474,11 +474,13 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, i
     notes = [*_apart_notes(_apart(job, ranks)), *_matching_notes(ranks, inside), *_clock_notes(matches.clocks)]
     unmatched = sum(matches.unmatched.values())
     if unmatched:
-        notes.append(f"{unmatched} collectives of these traces have no counterpart on another rank given")
+        notes.append(f"{unmatched} collectives of these traces have no counterpart on any other given rank")
     if job.dropped:
-        notes.append(f"{job.dropped} collectives contradict the order of others, and hold nobody back")
+        notes.append(f"{job.dropped} collectives contradict the order of others, so no rank waits for them")
     if not inside:
-        notes.append("no collective of this step has two members here: the ranks' steps are independent of each other")
+        notes.append(
+            "no collective of this step has two of the given ranks, so their steps are independent of each other"
+        )
     return notes
 
 
@@ -487,7 +489,7 @@ def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> It
     ways = Counter(item.how for item in inside if item.how != "sequence")
     if ways:
         yield (
-            f"{ways.total()} of {len(inside)} collectives carry no sequence number: matched by "
+            f"{ways.total()} of {len(inside)} collectives have no sequence number: matched by "
             f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in sorted(ways))} "
             "(inferred)"
         )
@@ -495,15 +497,15 @@ def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> It
     groups = max(item.trace.info.process_groups for item in ranks)
     if unnamed and groups > 1:
         yield (
-            f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are taken "
-            "for those of one group, so some pairs may be of different groups"
+            f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are "
+            "assumed to be of one group, so some pairs may be of different groups"
         )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
     missing = max((item.missing for item in inside), default=0)
     if missing or world > len(ranks):
         yield (
-            f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: waiting for the others is "
-            "in the transfer, so waiting is at least, and transfer at most, what is shown"
+            f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: the transfer time includes "
+            "waiting for the others, so waiting may be longer and transfer shorter than shown"
         )
 
 

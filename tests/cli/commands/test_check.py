@@ -164,7 +164,7 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere::op",), "nothing that was loaded registers it"),
+        (("nowhere::op",), "no loaded library or plugin registers it"),
         (("no op",), "is not the name of an op"),
         (("aten::mm", "--set", "points=beauty"), "is not a point of a check"),
         (("aten::mm", "--shapes", "f32[4,5], f32[5,6], f32[7], f32[8]"), "no overload of aten::mm accepts"),

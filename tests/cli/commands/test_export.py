@@ -326,7 +326,7 @@ def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 1
-    assert "no plugin of this bundle has the function" in done.stdout
+    assert "no plugin of this bundle contains the function" in done.stdout
 
 
 def test_a_script_that_measures_says_what_its_calls_are_worth(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_gradients_are_summed_up_as_without_a_mode() -> None:
 def test_an_optimizer_takes_lists_where_the_device_does() -> None:
     here = capture_made(training, source="here")
     assert here.capture is not None
-    assert any("AdamW takes parameters one by one" in note for note in here.capture.notes)
+    assert any("AdamW updates parameters one by one" in note for note in here.capture.notes)
     there = capture_made(training, source="there", options=CaptureOptions(device="npu"))
     assert there.capture is not None
     assert there.capture.notes == ()

@@ -70,14 +70,14 @@ def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:
     bench = bench_of(ATTENTION)
     (huge,) = variants.huge(bench.first)
     assert shapes(huge) == [[32769, 128]] * 3
-    assert "GB, by what smaller ones take" in str(too_much(bench, huge))
+    assert "GB, estimated from smaller calls" in str(too_much(bench, huge))
 
 
 def test_a_case_is_left_out_where_time_grows_with_the_square() -> None:
     bench = bench_of("aten::scaled_dot_product_attention(f32[1,2,16,8], f32[1,2,16,8], f32[1,2,16,8])")
     (rows,) = [case for case in variants.sized(bench.first) if case.kind == "many inner rows"]
     assert shapes(rows) == [[1, 2, 70001, 8]] * 3
-    assert " s, by what smaller ones take" in str(too_much(bench, rows))
+    assert " s, estimated from smaller calls" in str(too_much(bench, rows))
 
 
 def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
@@ -172,7 +172,7 @@ def test_sizes_that_both_refuse_are_tried_as_multiples(tmp_path: Path, step: int
         assert any(one.case.startswith("float16 at prime sizes") for one in found.point("dtypes").of("pass"))
     else:
         assert correct.verdict == "pass"
-        assert correct.detail.endswith("no uneven row was tried: all are multiples of 128")
+        assert correct.detail.endswith("no uneven row length was tried: all are multiples of 128")
 
 
 def test_a_reference_without_a_default_gets_that_of_the_op(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def reason(registry: Registry) -> str:
 def test_the_hint_names_the_arguments() -> None:
     said = reason(built_in())
     assert "ids repeat" in said
-    assert "ids: random whole numbers" in said
+    assert "ids: random integers" in said
     assert "write an initializer" in said
 
 

@@ -145,7 +145,7 @@ def test_a_collective_has_what_a_network_simulator_needs(device_trace: Path) -> 
     assert attrs["is_cpu_op"].bool_val is False
     assert [node.duration_micros for node in nodes] == [20, 30, 22]
     assert made.collectives == 1
-    assert "each call waits for the one before it" in made.notes[-1]
+    assert "each call waits for the previous one" in made.notes[-1]
 
 
 def test_messages_of_a_captured_job_name_group_and_ends(tmp_path: Path) -> None:

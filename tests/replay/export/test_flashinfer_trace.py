@@ -103,7 +103,7 @@ def test_a_list_is_an_input_for_each_tensor_and_what_has_no_dtype_is_left_out() 
     assert list(definition["inputs"]) == ["tensors_0", "tensors_1", "dim"]
     x, y = torch.rand(2, 3), torch.rand(4, 3)
     assert torch.equal(ran(definition["reference"], x, y, 0), torch.cat([x, y]))
-    assert [(op.name, op.reason) for op in one.left_out] == [("aten::neg", "the form has no dtype float64")]
+    assert [(op.name, op.reason) for op in one.left_out] == [("aten::neg", "the format has no dtype float64")]
 
 
 def flashinfer_models(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -98,8 +98,8 @@ def test_sizes_of_a_sweep(text: str, name: str, values: tuple[int, ...]) -> None
         ("aten::mm(f32[-2])", "negative"),
         ("aten::mm(f32[2,3]{1})", "1 strides for 2 sizes"),
         ("aten::mm(a=1, 2)", "expected name=value"),
-        ("aten::mm(a=1, a=2)", "a occurs twice"),
-        ("aten::mm(" + "[" * 40 + ")", "nested deeper"),
+        ("aten::mm(a=1, a=2)", "a is given twice"),
+        ("aten::mm(" + "[" * 40 + ")", "nested more than"),
         ("aten::mm(__import__)", "has no value"),
     ],
 )

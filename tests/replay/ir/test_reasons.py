@@ -57,7 +57,7 @@ def test_errors_of_arguments_are_told_from_those_of_the_machine(said: str, refus
 
 
 def test_nothing_outside_the_list_is_a_reason() -> None:
-    with pytest.raises(ValueError, match="'bad luck' is no reason"):
+    with pytest.raises(ValueError, match="'bad luck' is not a reason"):
         Reason("bad luck")  # type: ignore[arg-type]
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"kind": "bad luck"}', type=Reason)

@@ -25,5 +25,5 @@ def test_stacked_groups(call: Call, close: Close) -> None:
     lists = {"X": list(x[:5].split(SIZES)), "W": list(w.unbind())}
     close(call("fbgemm::bf16bf16bf16_grouped_cat", **lists), wanted, scale=2)
     close(torch.cat(call("fbgemm::bf16bf16bf16_grouped", **lists)), wanted, scale=2)
-    with pytest.raises(ValueError, match="do not lie within"):
+    with pytest.raises(ValueError, match="do not fit into"):
         call("fbgemm::bf16bf16bf16_grouped_stacked", X=x[:5], W=w, M_sizes=sizes + 1)

@@ -68,7 +68,7 @@ def test_arithmetic_of_unknown_speed_leaves_the_share_of_the_peak_unknown(
     name: str, dtype: str, flops: float | None
 ) -> None:
     row = RooflineRow(name=name, inputs="", calls=1, time_us=3000.0, share=1.0, kind=class_of_op(name))
-    work = CallWork(flops=flops, bytes=24.0 * N**2, dtype=dtype, why="" if flops else "its work is not known")
+    work = CallWork(flops=flops, bytes=24.0 * N**2, dtype=dtype, why="" if flops else "its work is unknown")
     found = rated(row, work, peak_named("H100"))
     assert (found.peak_share, found.lost_us, bool(found.why)) == (None, None, True)
     assert found.gb_per_s

@@ -43,7 +43,7 @@ def test_only_composites_are_run_with_gradients() -> None:
     assert not made("aten::add", A, A).gradients
     assert not made("aten::floor_divide", torch.empty(3, dtype=torch.int64), 2).gradients, "nothing floating"
     note = made("aten::linear", A, B, with_gradients=1).assumptions[-1]
-    assert note.what == "gradients on, as recorded in 1 of 2 calls; every floating argument requires them"
+    assert note.what == "gradients on, as recorded in 1 of 2 calls; every floating-point argument requires grad"
 
 
 def test_without_evidence_gradients_are_off_and_that_is_an_assumption() -> None:

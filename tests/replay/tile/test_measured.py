@@ -112,7 +112,7 @@ def test_rows_that_tell_the_same_arguments_are_one_case(program: Program) -> Non
     [
         ((), "not measured there"),
         ((1.0,), "measured once"),
-        ((0.5, 1.0, 2.0), "cases say too little of each other"),
+        ((0.5, 1.0, 2.0), "the measured cases predict each other"),
         ((1000.0, 1010.0, 1000.0), "1,003 times as long as predicted: are the times in microseconds"),
         ((0.001, 0.001, 0.001), "1,000 times as short"),
     ],

@@ -96,7 +96,7 @@ def test_a_selection_of_ops_is_a_chain_as_before(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         opreplay, ["export", path, "--format", "chakra", "--include", "aten::mm", "-o", str(file)]
     )
-    assert "waits for the one before" in done.stdout
+    assert "waits for the previous one" in done.stdout
     _, nodes = parsed(file.read_bytes())
     assert [list(node.data_deps) for node in nodes] == [[], *([at] for at in range(1, len(nodes)))]
 

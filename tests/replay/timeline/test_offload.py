@@ -33,7 +33,7 @@ def test_a_training_step_leaves_the_host() -> None:
     assert one.predicted_share > 0.99
     assert 0.0 < one.low_us < one.step_us < one.high_us
     assert one.step_us < found.timeline.recorded_step_us
-    assert any("16 µs for each op that left it" in note for note in one.notes)
+    assert any("16 µs for each op moved to the device" in note for note in one.notes)
     kinds = one.categories_us
     assert kinds.computing + kinds.communication_not_overlapped + kinds.copies + kinds.idle == pytest.approx(
         one.step_us
@@ -109,7 +109,7 @@ def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -
     assert captured.socs_us["910b3"] < found.timeline.socs["910b3"].step_us
     assert "no launch" in captured.assumptions[0].lower()
     assert overlapped.matched == 0
-    assert overlapped.assumptions == ("changes nothing in this step. It has no collectives.",)
+    assert overlapped.assumptions == ("changes nothing in this step. The step has no collectives.",)
 
 
 def test_sizes_of_collectives_come_from_the_ops_around_them(shared_traces: Path) -> None:

@@ -208,8 +208,9 @@ def test_work_of_the_step_before_is_not_counted(tmp_path: Path) -> None:
         assert found.recorded_step_us == pytest.approx(10 * 101.0, rel=0.01)
         assert found.retimed_step_us == pytest.approx(found.recorded_step_us)
         assert found.what_if[0].step_us == pytest.approx(10 * 51.0, rel=0.02)
-    (told,) = [note for note in found.notes if "still running the step before" in note]  # further than the step is long
-    assert f"the step's {found.recorded_step_us / 1e3:,.2f} ms are from then" in told
+    # further than the step is long
+    (told,) = [note for note in found.notes if "still running the previous step" in note]
+    assert f"the step's {found.recorded_step_us / 1e3:,.2f} ms count from then" in told
 
 
 def test_a_wait_for_the_step_before_is_no_need_of_the_host(tmp_path: Path) -> None:
@@ -373,7 +374,7 @@ def test_a_gain_that_the_host_eats_says_so(tmp_path: Path) -> None:
     machine.end()
     change = study(machine, tmp_path, what_if=["aten::mm=0.5x"]).timeline.what_if[0]
     assert change.gain_us < 0.1 * change.work_gain_us
-    assert any("with the change the device waits for the host" in line for line in change.assumptions)
+    assert any("after the change the device waits for the host" in line for line in change.assumptions)
     busy = study(training(), tmp_path, what_if=["aten::mm=0.9x"]).timeline.what_if[0]
     assert busy.gain_us < 0.5 * busy.work_gain_us or not any("waits for the host" in line for line in busy.assumptions)
 
@@ -393,12 +394,12 @@ def test_a_pattern_that_device_work_matches_leaves_labels_and_views_alone(tmp_pa
     assert change.work_gain_us == pytest.approx(400.0)
     view = study(machine, tmp_path, what_if=["*attention_view=0"]).timeline.what_if[0]
     assert view.work_gain_us == pytest.approx(200.0)
-    assert any("time on the host" in line for line in view.assumptions)
+    assert any("its host time" in line for line in view.assumptions)
 
 
 def test_a_change_names_what_it_may_have_meant(tmp_path: Path) -> None:
     change = study(training(), tmp_path, what_if=["aten::nm=0.5x"]).timeline.what_if[0]
-    assert "nearest here: 'aten::mm'" in change.assumptions[0]
+    assert "the closest names in this step: 'aten::mm'" in change.assumptions[0]
 
 
 def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memory(tmp_path: Path) -> None:
@@ -408,7 +409,7 @@ def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memo
     one = found.socs["910b3"]
     assert (one.computing_predicted_share, one.low_us, one.high_us) == (0.0, None, None)
     assert band_text(one) == "as recorded, without a prediction"
-    assert any("have no prediction: taken as recorded" in line for line in one.notes)
+    assert any("have no prediction: their time is as recorded" in line for line in one.notes)
     assert found.memory is not None
     assert found.memory.fits == {"910b3": None}
     assert memory_text(found.memory).startswith("not known; 910b3: unknown")
@@ -558,7 +559,7 @@ def test_a_label_is_refused_with_the_kinds_of_names_that_are_accepted(tmp_path: 
     machine._add("user_annotation", "dataloader", 1000.0, 30.0)
     (change,) = study(machine, tmp_path, what_if=["dataloader=0.5x"]).timeline.what_if
     assert change.matched == 0
-    assert "not with labels (record_function), modules or Python functions" in change.assumptions[0]
+    assert "they do not match labels (record_function), modules or Python functions" in change.assumptions[0]
 
 
 def test_a_class_of_work_is_a_pattern() -> None:

@@ -375,7 +375,7 @@ class TorchExecutor(Executor):
                 if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
                     raise
                 tensor.requires_grad_(False)
-                notes += (Assumption(argument=name, what="requires no gradient: it has none"),)
+                notes += (Assumption(argument=name, what="requires_grad is off: torch has no gradient for it"),)
             else:
                 return notes
 
@@ -411,7 +411,11 @@ class TorchExecutor(Executor):
         would keep all of them alive.
         """
         op, function, notes = self.resolve(op)
-        off = (Assumption(argument="*", what="gradients off in a sequence, unlike recorded"),) if op.gradients else ()
+        off = (
+            (Assumption(argument="*", what="gradients are off in a sequence, but were on in the recording"),)
+            if op.gradients
+            else ()
+        )
         return op, function, notes + off
 
     def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:

@@ -29,7 +29,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
     expected = _expected(op, returns)
     executor = EXECUTORS.find(op.called)
     if expected is not None and executor is not None and len(results) != expected:
-        said = f"{executor.shown} returned {len(results)} tensors, {op.name} has {expected}"
+        said = f"{executor.shown} returned {len(results)} tensors, but {op.name} has {expected}"
         if executor.lists:
             raise NotReplayable(Reason("failed", said))
         return (Assumption(argument="*", what=said),)
@@ -41,7 +41,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
     for number, tensor in enumerate(results):
         owner = owners.setdefault(_place(tensor), f"result {number}") if tensor.numel() else f"result {number}"
         if owner not in (f"result {number}", *written):
-            notes.append(f"result {number} shares the memory of {owner}: where the op copies, it takes longer")
+            notes.append(f"result {number} shares the memory of {owner}: an op that copies takes longer")
     return tuple(Assumption(argument="*", what=note) for note in notes)
 
 

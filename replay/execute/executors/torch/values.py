@@ -92,7 +92,7 @@ def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> 
     """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):
-        return Verdict(f"{len(actual_results)} of {len(expected_results)} results are returned", 0)
+        return Verdict(f"only {len(actual_results)} of {len(expected_results)} results are returned", 0)
     pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(expected_results, actual_results, strict=False))]
     pairs += [(f"written argument {i}", a, b) for i, (a, b) in enumerate(written)]
     for what, a, b in pairs:
@@ -104,16 +104,16 @@ def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> 
 def difference(expected: Any, actual: Any) -> str:
     """Describe how two results differ by more than the tolerance of their dtype; "" if they do not."""
     if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
-        return f"{type(actual).__name__} in place of {type(expected).__name__}"
+        return f"{type(actual).__name__} instead of {type(expected).__name__}"
     if not isinstance(expected, torch.Tensor):
         expected, actual = torch.tensor(expected), torch.tensor(actual)
     if expected.shape != actual.shape:
-        return f"sizes {list(actual.shape)} in place of {list(expected.shape)}"
+        return f"sizes {list(actual.shape)} instead of {list(expected.shape)}"
     if expected.dtype != actual.dtype:
-        return f"{actual.dtype} in place of {expected.dtype}"
+        return f"{actual.dtype} instead of {expected.dtype}"
     if expected.layout != actual.layout or expected.layout != torch.strided:
         same = expected.layout == actual.layout and torch.equal(expected, actual)
-        return "" if same else "another layout or other values"
+        return "" if same else "layout or values differ"
     return _of_values(expected.detach(), actual.detach())
 
 
@@ -130,7 +130,7 @@ def _of_values(expected: torch.Tensor, actual: torch.Tensor) -> str:
     if not count:
         return ""
     first = tuple(int(index) for index in mismatches.nonzero()[0])
-    there = f"{_shown(actual[first])} in place of {_shown(expected[first])} at {list(first)}"
+    there = f"{_shown(actual[first])} instead of {_shown(expected[first])} at {list(first)}"
     tolerance = f", tolerance {allowed_share:g}" if allowed_share else ""
     return f"{count:,} of {expected.numel():,} elements differ, {there}{tolerance}"
 

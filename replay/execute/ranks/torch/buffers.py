@@ -51,7 +51,7 @@ class Buffers:
         self.share, self.me, self.group, self.device = share, share.members.index(rank), group, device
         dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not know {share.dtype}"
+        self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not support {share.dtype}"
         """Difference from the recorded call."""
         self.n = len(share.members)
         self._modulus = max(1, min(17, LARGEST_SUM // self.n))

@@ -107,13 +107,13 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("align_as", "align_tensors"), "a trace does not record names of dimensions"),
     **dict.fromkeys(("_native_multi_head_self_attention", "_native_decoder_only_multi_head_attention",
                      "_transformer_decoder_only_layer_fwd"), "in one release only, as a prototype"),
-    "_linalg_inv_out_helper": "generated beside its in-place form in one release, and called by nothing",
+    "_linalg_inv_out_helper": "generated together with its in-place form in one release, but never called",
     **dict.fromkeys(
         ("_cholesky_helper", "_det_lu_based_helper", "_det_lu_based_helper_backward_helper",
          "_inverse_helper", "_linalg_inv_out_helper_", "_linalg_qr_helper", "_linalg_solve_out_helper_",
          "_lu_solve_helper", "_solve_helper", "_svd_helper", "_syevd_helper", "_symeig_helper", "eig",
          "lstsq", "matrix_rank", "solve", "symeig"),
-        "a factorisation or a helper of one, which networks seldom call"),
+        "a factorisation or its helper, which networks rarely call"),
     **dict.fromkeys(
         ("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", "_addmv_impl_"),
         "in one release only, or an internal helper"),

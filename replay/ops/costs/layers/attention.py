@@ -107,7 +107,7 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
         longest = op.number("max_seqlen_k", "max_k", "max_seqlen_kv") or tokens / sequences
         average = min(longest, prod(k.shape[:-2]) / sequences)
         if sequences > 1:
-            op.note(f"{sequences} packed sequences taken as equally long")
+            op.note(f"{sequences} packed sequences, assumed to be equally long")
         each = tokens / sequences
         met = visible(each, average, causal=causal and tokens > sequences, from_end=from_end, window=window)
         rows, pairs = tokens * heads, sequences * heads * met
@@ -179,7 +179,7 @@ def _npu(op: OpView, kind: str) -> KernelCall:
         rows, kv_length, dim = prod(q.shape[:2]), k.shape[0], q.shape[2]
     else:
         batch, length = sorted(q.shape[:2])
-        op.note(f"layout not recorded: taken as batch {batch}, length {length}")
+        op.note(f"layout not recorded: assumed to be batch {batch}, length {length}")
         rows, kv_length, dim = batch * length * heads, max(k.shape[:2]), q.shape[-1] // heads
     causal = op.integer("sparse_mode", default=0) in (2, 3, 4) or op.meta("atten_mask") is not None
     pairs = rows * kv_length * (0.5 if causal and rows > heads else 1.0)

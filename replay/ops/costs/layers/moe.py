@@ -88,7 +88,7 @@ def grouped(
     elif loads is not None:
         rows = sum(loads)
     else:
-        op.note(f"routing is contents: {rows} rows taken as spread evenly over the experts")
+        op.note(f"routing is unknown: {rows} rows assumed to be spread evenly over the experts")
     experts = max(1, weight.shape[0]) if len(weight.shape) == 3 else 1
     share = -(-rows // experts)
     used = min(experts, max(1, rows))
@@ -217,7 +217,7 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """Return weight gradients (M, T) @ (T, N), one product per group; the offsets give the number of groups."""
     offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
-    op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
+    op.note(f"routing is unknown: {a.shape[1]} rows assumed to be spread evenly over {groups} groups")
     share = -(-a.shape[1] // groups)
     a_spec, b_spec = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
     out = spec((groups, a.shape[0], b.shape[1]), a.dtype)

@@ -72,7 +72,7 @@ def _layers(op: OpView, *, factor: int) -> list[KernelCall]:
         out = spec((steps * batch, gates * hidden), dtype)
         product = kernel("MatMulV3", [inputs, weight], [out], ways * factor, transpose_a=False, transpose_b=True)
         kernels += [product, *_step(batch, hidden, gates, dtype, steps * ways * factor)]
-    op.note("a step's product and gates counted as launched one by one")
+    op.note("the product and the gates of each step are costed as separate kernels")
     return kernels
 
 

@@ -48,7 +48,7 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
     operands = [spec(table.shape, table.dtype), spec(picked, "int64")]
     along = table.shape[dim:]
     if prod(along[1:]) * itemsize(table.dtype) < BLOCK:
-        op.note("rows shorter than a block: costed as single elements, never measured")
+        op.note("rows shorter than a block are costed as single elements (never measured)")
         taken = _accesses(elements(out), prod(along), table.dtype, IN_CORE)
         sizes = {"indices": taken, "moved_bytes": moved, "inner": 1, "cols": prod(along)}
         return [kernel("GatherElements", operands, [out], **sizes)]
@@ -72,7 +72,7 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     span = _span(_along(op, table)[0], _picks(op, table, index), table.dtype)
     taken = _accesses(n, span, table.dtype, IN_CORE)
     if taken > n // IN_CORE + 1:
-        op.note("the dimension outgrows a core's memory: elements outside of it are taken one by one, never measured")
+        op.note("the dimension exceeds a core's memory: elements outside are costed one by one (never measured)")
     along = _along(op, table)
     inner = prod(along[1:])
     places = spec(index.shape, index.dtype)
@@ -294,7 +294,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
-    op.assume("that no AI core does it was never measured")
+    op.assume("not measured whether an AI core runs it")
     return [*copied(op, spec(table.shape, table.dtype)), *on_host(op, work)]
 
 

@@ -61,7 +61,7 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
         for b in metas:
             if a is not b and a.shape[1] == b.shape[0] and (not out or out[0].shape == (a.shape[0], b.shape[1])):
                 return [product(op, a, b)]
-    raise DoesNotFit("no two operands match")
+    raise DoesNotFit("no two operands have matching sizes")
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
@@ -157,7 +157,7 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
         batch *= size_a
     elements_a, elements_b, elements_out = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))
     inner = max(1, round((elements_a * elements_b / elements_out) ** 0.5))
-    op.note("the equation is not recorded: one product with the sizes of operands and result")
+    op.note("the equation is not recorded: costed as one product with the sizes of operands and result")
     return [_gemm(max(1, batch), max(1, elements_a // inner), max(1, elements_b // inner), inner, sizes[0].dtype)]
 
 
@@ -235,7 +235,7 @@ def _pairs_written(op: OpView, pairs: TensorSpec) -> list[KernelCall]:
     """Return the kernels that write out all pairs of rows: (batch, rows of the first set, rows of the second,
     length).
     """
-    op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
+    op.assume("all pairs of rows are written to memory, as assumed for torch_npu (never measured)")
     batch, m, _, k = pairs.shape
     return [kernel("Tile", [spec((batch, m, 1, k), pairs.dtype)], [pairs])] * 2
 

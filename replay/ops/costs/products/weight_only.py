@@ -67,7 +67,7 @@ def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) ->
     """Return one product of x with packed weights; the cube computes in `dtype`."""
     rows, inner = prod(x.shape[:-1]), x.shape[-1]
     cols = _columns(op, weight, inner)
-    op.assume("weights are unpacked on the vector cores beside the product, which costs nothing: never measured")
+    op.assume("unpacking weights on the vector cores overlaps with the product and costs nothing (never measured)")
     return kernel(
         "WeightQuantBatchMatmulV2",
         [spec((rows, inner), dtype), spec((inner, cols), "int8")],

@@ -24,7 +24,7 @@ def images(meta: TensorMeta, space: int) -> TensorSpec:
     """Return a feature map as (N, C, H, W), with depth folded into the batch and a single dimension as the width."""
     shape = meta.shape
     if len(shape) < space:
-        raise DoesNotFit(f"no image with {space} dimensions has the sizes {list(shape)}")
+        raise DoesNotFit(f"sizes {list(shape)} are too few for an image with {space} dimensions")
     extent = shape[len(shape) - space :]
     lead = shape[: len(shape) - space]
     channels = lead[-1] if lead else 1

@@ -68,7 +68,8 @@ def suppressed(op: OpView) -> Iterable[KernelCall]:
         threshold = USUAL_OVERLAP
     cols = max(1, round(n * sqrt(threshold)))
     op.note(
-        f"how many boxes are kept is contents, and decides the time: {cols} taken, as in measured calls by threshold"
+        f"the number of kept boxes depends on values and decides the time: {cols} assumed from the threshold, as in "
+        "measured calls"
     )
     return [kernel("NMSWithMask", [spec((n, n), boxes.dtype)], [spec((n,), "bool")], cols=cols)]
 

@@ -29,8 +29,8 @@ UPSAMPLE = (
     "_upsample_lanczos2d_aa",
 )
 
-REPEATS = "elements are repeated: charged as an expansion, no such kernel was measured"
-AS_POOLING = "charged as pooling of as many elements, no such kernel was measured"
+REPEATS = "elements are repeated: costed as an expansion (never measured)"
+AS_POOLING = "costed as pooling of as many elements (never measured)"
 
 
 def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:

@@ -52,7 +52,7 @@ def scanned(op: OpView) -> Iterable[KernelCall]:
     source = op.dense(at=0)
     if source is None:
         return []
-    op.assume("scanned in blocks on all cores, read twice and written once: assumed, nothing of it was measured")
+    op.assume("assumed: all cores scan blocks, read twice and write once (never measured)")
     return [kernel("AsynchronousCompleteCumsum", [source, source], [source])]
 
 
@@ -82,7 +82,7 @@ def generated(op: OpView) -> Iterable[KernelCall]:
     metas = op.tensors
     if not metas:
         raise DoesNotFit("needs tensors")
-    op.note("a generated kernel: costed by its bytes, the last tensor taken as its result")
+    op.note("a generated kernel: costed by its bytes; the last tensor is assumed to be its result")
     inputs: list[TensorMeta] = metas[:-1] or metas
     read = [spec((looked_up(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs]
     return [kernel("TritonKernel", read, [spec(metas[-1].shape, metas[-1].dtype)])]
@@ -102,7 +102,7 @@ def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
     indices = [elements(t) for t in others if t.dtype in _INDICES and t.shape]
     rows_read = max((n for n in indices if n in row_counts and n < rows), default=rows)
     if rows_read < rows:
-        op.note(f"{rows_read:,} rows of a table of {rows:,} are read: as many as there are indices")
+        op.note(f"{rows_read:,} rows of a table of {rows:,} are read, one per index")
     return rows_read
 
 
@@ -111,5 +111,7 @@ def read_by_host(op: OpView) -> Iterable[KernelCall]:
     """Return no kernel for a copy of one value to the host: waiting for the device costs step time, but no
     kernel time.
     """
-    op.note("hands a value to the host, which waits for the device: no kernel (`opreplay timeline` follows such waits)")
+    op.note(
+        "returns a value to the host, which waits for it; launches no kernel (`opreplay timeline` shows such waits)"
+    )
     return ()

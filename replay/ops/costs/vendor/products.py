@@ -26,7 +26,7 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
     steps = length(offsets)
     groups = max(1, steps - 1 if "x_offsets" in op.args else steps)
     share = -(-x.shape[0] // groups)
-    op.note(f"lengths are contents: {x.shape[0]} rows taken as spread evenly over {groups} groups")
+    op.note(f"lengths are unknown: {x.shape[0]} rows assumed to be spread evenly over {groups} groups")
     lhs, rhs = spec((groups, x.shape[1], share), x.dtype), spec((groups, share, y.shape[1]), x.dtype)
     out = spec((groups, x.shape[1], y.shape[1]), x.dtype)
     call = kernel("GroupedMatmul", [lhs, rhs], [out], transpose_a=False, transpose_b=False)

@@ -93,7 +93,7 @@ def test_whatever_an_estimator_returns(name: str, other: str, device: Any, value
     plain = other.split(".")[0] != name.split(".")[0]
     if any(value is wrong for wrong in WRONG):
         with pytest.raises(
-            CustomOpError, match=r"test_odd_registrations.py:\d+: the estimator of .* no time"
+            CustomOpError, match=r"test_odd_registrations.py:\d+: the estimator of .* not a time"
         ) as caught:
             simulate_op(one(name), device)
         assert len(str(caught.value)) < 1000
@@ -191,5 +191,5 @@ def test_a_file_that_exits_hides_no_other(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("devices", [(), []])
 def test_an_estimator_is_for_a_device(devices: Any) -> None:
-    with pytest.raises(CustomOpError, match="estimator of mine::op is for no device"):
+    with pytest.raises(CustomOpError, match="estimator of mine::op names no device"):
         register_op_estimator("mine::op", devices)

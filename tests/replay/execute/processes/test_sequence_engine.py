@@ -141,14 +141,14 @@ def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
         executor=FakeExecutor(),
     )
     found = [outcome.reason for _, outcome in outcomes_of(engine, plan.ops)]
-    assert list(map(str, found)) == ["out of time: no pass was over within 0 s (--set total_time)"] * 2
+    assert list(map(str, found)) == ["out of time: no pass finished within 0 s (--set total_time)"] * 2
     (record,) = engine.records([])
     assert (record.passes, record.calls_replayed, record.sum_us) == (0, 0, None)
 
 
 def test_what_there_was_no_time_for_has_another_chance() -> None:
     """The reason that a sequence gives is known to those who continue a run."""
-    reason = Reason("out of time", "no pass was over within 3 s (--set total_time)")
+    reason = Reason("out of time", "no pass finished within 3 s (--set total_time)")
     assert is_out_of_time(OpResult(id="0" * 12, name="a::b", count=1, status="skipped", reason=reason))
 
 

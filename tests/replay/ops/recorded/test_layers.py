@@ -63,7 +63,7 @@ def test_grids_tell_the_experts_of_a_token_as_well() -> None:
     assert found.flops == 2 * 4 * 64 * weights
     assert found.bytes == pytest.approx(2 * 2 * 64 * 3072 + read * weights * 4.25 / 8)
     assert found.dtype == "float8_e4m3fn"
-    assert "4 experts a token" in found.assumed
+    assert "4 experts per token" in found.assumed
     assert "111 of 128 experts" in found.assumed
 
 

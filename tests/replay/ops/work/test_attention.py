@@ -155,7 +155,7 @@ def test_what_is_wrong_with_tables_is_said() -> None:
         assert done is not None
         return done.warnings
 
-    assert "the same one" in warnings()[0]
+    assert "the same page number" in warnings()[0]
     args["block_tables"] += 40
     assert "not in the cache of 40" in warnings()[0]
     args["seq_lens"] += 20

@@ -139,7 +139,7 @@ def test_weights_share_memory_first_and_the_largest_do() -> None:
 
 
 def test_a_budget_without_room_for_an_op_is_refused() -> None:
-    with pytest.raises(ValueError, match="an op needs 256 bytes, budget 255"):
+    with pytest.raises(ValueError, match="an op needs 256 bytes, but the budget is 255"):
         plan_memory([RELU], link([RELU], [0]), 255)
 
 

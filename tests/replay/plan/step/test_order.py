@@ -150,10 +150,10 @@ def test_a_plan_file_holds_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"calls": (0, 2, 0)}, "no op that it names"),
-        ({"calls": (0, -1, 0)}, "no op that it names"),
-        ({"host_us": (1.0,)}, "one recorded time a call"),
-        ({"device_us": (1.0,)}, "one recorded time a call"),
+        ({"calls": (0, 2, 0)}, "an op that it does not list"),
+        ({"calls": (0, -1, 0)}, "an op that it does not list"),
+        ({"host_us": (1.0,)}, "one recorded time per call"),
+        ({"device_us": (1.0,)}, "one recorded time per call"),
         ({"dur_us": -1.0}, "negative"),
         ({"host_us": (1.0, float("inf"), 1.0)}, "negative or not finite"),
     ],

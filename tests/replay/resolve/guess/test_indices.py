@@ -74,7 +74,7 @@ def test_the_recorded_index_tensors_are_found(case: int, columns: tuple[str, ...
     (indices,) = (arg.tensors for arg in op.args if arg.name == "indices")
     assert tuple(meta and (meta.shape, meta.dtype) for meta in indices) == expected
     assert any(
-        (note.argument == "indices" and "told by" in note.what) or "masked_fill_" in note.what
+        (note.argument == "indices" and "inferred from" in note.what) or "masked_fill_" in note.what
         for note in op.assumptions
     )
 
@@ -96,7 +96,7 @@ def test_without_calls_inside_the_rows_are_those_that_are_read_next() -> None:
 def test_rows_that_nothing_tells_are_bounded_by_what_memory_can_move() -> None:
     found = _guessed((15360, 4096), Context(recorded_us=10.0))
     assert found.tensors == (TensorMeta(shape=(2441,), dtype="int64"),)
-    assert "no memory moves more" in found.why
+    assert "as many as memory can move" in found.why
     assert _guessed((15, 4), Context(recorded_us=10.0)).tensors == (TensorMeta(shape=(15,), dtype="int64"),)
 
 

@@ -71,19 +71,19 @@ def test_parts_of_cat_from_what_reads_the_result() -> None:
     """DDP flattens its parameters and broadcasts them: a list of one tensor, whose type the kernel has to tell."""
     op = planned("aten::cat", (CAT, 0, 100), (call("aten::mul", f(9600), FLAG), 120, 50))
     assert shapes(op, "tensors") == [(4800,), (4800,)]
-    assert "two halves of what aten::mul reads next, [9600]" in note(op, "tensors")
+    assert "two halves of the tensor that aten::mul reads next, [9600]" in note(op, "tensors")
 
 
 def test_a_list_that_is_left_out_where_others_are_recorded_had_more_than_30_elements() -> None:
     reader = call("c10d::broadcast_", (((9600,),), "TensorList"), FLAG)
     op = planned("aten::cat", (CAT, 0, 100), (CAT, 110, 5), (reader, 120, 50))
     assert shapes(op, "tensors") == [(300,)] * 32
-    assert "32 even parts of what c10d::broadcast_ reads next, [9600]" in note(op, "tensors")
-    assert "2 calls count as this op" in note(op, "tensors")
+    assert "32 equal parts of the tensor that c10d::broadcast_ reads next, [9600]" in note(op, "tensors")
+    assert "2 calls are grouped as this op" in note(op, "tensors")
     op = planned("aten::cat", (CAT, 0, 100), (call("c10d::broadcast_", (((12,),), "TensorList"), FLAG), 120, 50))
     assert str(op.reason) == (
         "metadata missing: shapes of tensor list tensors (a list of more than 30 tensors is not recorded, "
-        "and an empty one looks the same; an ExecutionTrace has it: --execution-trace)"
+        "and an empty one looks the same; an ExecutionTrace records it: --execution-trace)"
     )
 
 
@@ -168,7 +168,7 @@ def test_sizes_of_pieces(exact: bool) -> None:
     split = call("aten::split_with_sizes", whole, ((), ""), ((), "Scalar", "1"))
     op = planned("aten::split_with_sizes", (split, 0, 100), *inside)
     assert argument(op, "split_sizes").value == ((13, 3, 400) if exact else (139, 139, 138))
-    assert ("3 pieces made inside" if exact else "3 even pieces") in note(op, "split_sizes")
+    assert ("3 pieces created inside" if exact else "3 even pieces") in note(op, "split_sizes")
 
 
 def test_sizes_of_new_tensors_from_what_is_written_two_levels_below() -> None:
@@ -181,7 +181,7 @@ def test_an_allocation_of_unknown_size_is_small_and_says_so() -> None:
     op = planned("aten::empty", (call("aten::empty", ((), ""), ((), ""), ((), ""), ((), ""), FLAG, ((), "")), 0, 5))
     assert op.reason is None
     assert argument(op, "size").value == (1,)
-    assert "nothing in the trace tells it" in note(op, "size")
+    assert "the trace does not show it" in note(op, "size")
 
 
 def test_an_equation_that_no_call_inside_tells_is_not_invented() -> None:

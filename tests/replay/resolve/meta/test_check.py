@@ -51,7 +51,7 @@ def test_a_call_that_fits_is_ok() -> None:
 def test_results_of_another_size_or_type_differ(recorded: TensorMeta) -> None:
     found = check("aten::mm", *MM, recorded_outputs=(recorded,))
     assert found.status == "differs"
-    assert found.detail.startswith("result 0 is float32[2,4], recorded was ")
+    assert found.detail.startswith("result 0 is float32[2,4], but ")
 
 
 def test_nothing_is_allocated() -> None:

@@ -73,7 +73,7 @@ def test_many_that_hang_cost_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(forked, "CPU_S", 0.2)
     checks = check_plan(plan(*(endless(f"{i:012x}") for i in range(40)), MM))
     assert len(checks) == 41
-    assert checks["1" * 12].detail == "budget: time: not called on meta tensors, because 6 ops hung or crashed there"
+    assert checks["1" * 12].detail == "budget: time: not called on meta tensors, because 6 ops hung or crashed on them"
 
 
 def by_count(op: ReplayOp, policy: Policy) -> bytes:
@@ -162,7 +162,7 @@ def test_the_child_is_kept_replaced_when_it_is_gone_and_left_by_nobody(functions
 
 def test_two_functions_of_one_name_are_refused(functions: None) -> None:
     forked.function(by_count)
-    with pytest.raises(ValueError, match="two functions are called by_count"):
+    with pytest.raises(ValueError, match="two functions have the name by_count"):
         forked.function(by_count)
 
 

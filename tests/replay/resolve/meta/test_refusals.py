@@ -85,5 +85,5 @@ def test_element_types_may_be_those_before_a_cast(tmp_path: Path) -> None:
 
 def test_a_negative_size_has_no_prediction(tmp_path: Path) -> None:
     op = planned(tmp_path, "aten::mm", [[64, -32], [-32, 48]], ["", ""])
-    assert str(op.reason).startswith("metadata missing: a possible shape")
+    assert str(op.reason).startswith("metadata missing: a valid shape")
     assert not is_predicted(op)

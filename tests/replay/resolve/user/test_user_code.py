@@ -167,8 +167,8 @@ def test_a_conversion_may_lead_to_an_executor(tmp_path: Path) -> None:
     ("made", "reason"),
     [
         (ZeroDivisionError("boom"), "ZeroDivisionError: boom (test_user_code.py:"),
-        ("aten::relu", "returned str in place of a Conversion"),
-        (Conversion(op="aten::relu", args=[object()], note=""), "can be no argument"),
+        ("aten::relu", "returned str instead of a Conversion"),
+        (Conversion(op="aten::relu", args=[object()], note=""), "cannot be an argument"),
         (Conversion(op="aten::no_such_op", args=[], note=""), "has no aten::no_such_op"),
         (Conversion(op="os.system", args=[], note=""), "is not an op"),
         (Conversion(op="prim::x", args=[], note=""), "policy: namespace prim"),
@@ -273,7 +273,7 @@ def test_registrations_are_checked() -> None:
             register()(f)
     with pytest.raises(UsageError, match="is not a schema"):
         register_executor("mylib::h", schema="nonsense(")(f)
-    with pytest.raises(UsageError, match="is not an argument"):
+    with pytest.raises(UsageError, match="does not name an argument"):
         register_executor("mylib::h", mutates=("y",))(f)
 
 

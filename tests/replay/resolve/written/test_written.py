@@ -169,7 +169,7 @@ def test_users_executors_and_conversions_count() -> None:
     assert "eps is 1e-6" in str(op.assumptions)
     assert op().shape == (4, 8)
     assert opreplay.op("mylib::gate(f32[3], slope=2.0)")()[0].shape == (3,)
-    with pytest.raises(UsageError, match="takes by name"):
+    with pytest.raises(UsageError, match="needs: register it"):
         opreplay.op("mylib::gate(f32[3], 2.0)")
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 SHIPPED: dict[str, Program] = {name: getattr(shipped, name) for name in shipped.__all__}
 REFUSED = {
-    "causal_conv1d": "a position of a block",
+    "causal_conv1d": "the position of a block",
     "flash_attention": "a part of tile.scratch",
     "topk": "tile.sort32",
 }
@@ -135,8 +135,8 @@ def test_what_one_turn_computed_and_float8_are_refused_with_their_lines(programs
         "# here" in linecache.getline(refusal.program.place.rpartition(":")[0], refusal.line) for refusal in refused
     ]
     assert [refusal.reason for refusal in refused] == [
-        "what one turn of a loop computed is used after others",
-        "a conversion to float8: no interpreter to check it in rounds it right",
+        "a value of one loop iteration is used after later iterations",
+        "a conversion to float8: the interpreter that checks the kernel rounds it differently",
     ]
 
 

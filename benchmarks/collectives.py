@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
-from opreplay.replay.collectives.mapping import mapped
+from opreplay.replay.collectives.mapping import map_collective
 from opreplay.replay.collectives.model import Collective, bandwidth
 from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.execute.options import MeasureOptions
@@ -152,7 +152,7 @@ def _by_turns(rank: int, store: str, rounds: int, connection: Connection) -> Non
     )
     me = Rank(config)
     for size in SIZES:
-        share = mapped(all_reduce(size), 2)
+        share = map_collective(all_reduce(size), 2)
         turns: list[tuple[RankReply, list[float]]] = []
         for turn in range(rounds):
             ours = me.run(RankTask(share=share)) if turn % 2 == 0 or not turns else None
@@ -178,7 +178,11 @@ def _compared(size: int, sides: list[list[tuple[RankReply, list[float]]]]) -> bo
     means: list[tuple[float, float]] = []
     for (reply, plain_one), (other, plain_other) in zip(*sides, strict=True):
         outcome = outcome_of(
-            all_reduce(size), mapped(all_reduce(size), 2), [reply, other], backend="gloo", options=MeasureOptions()
+            all_reduce(size),
+            map_collective(all_reduce(size), 2),
+            [reply, other],
+            backend="gloo",
+            options=MeasureOptions(),
         )
         assert outcome.measurement is not None, outcome.reason
         plain = [max(both) for both in zip(plain_one, plain_other, strict=True)]
@@ -211,7 +215,7 @@ def faults(runs: int, seed: int) -> bool:
     """Whether a broken rank costs its collective and nothing else."""
     draw = random.Random(seed)
     crew = crew_of(2, op_time_s=1.0, limit_s=10.0)
-    quick = mapped(all_reduce(4096), 2)
+    quick = map_collective(all_reduce(4096), 2)
     wrong: list[str] = []
     seen: set[int] = set()
     counts = {"kill": 0, "hang": 0, "late": 0}

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from opreplay.replay.execute.attempt import compared
+from opreplay.replay.execute.attempt import compare_kernels
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.executors.torch.python_call import require_gradients, with_gradients
 from opreplay.replay.execute.measure import measure
@@ -59,7 +59,7 @@ def replayed(executor: TorchExecutor, op: ReplayOp, options: MeasureOptions) -> 
     """(whether the child ops are those recorded, µs a call)."""
     prepared = executor.prepare(op, seed=0)
     measurement = measure(executor, prepared, options)
-    return compared(op, executor.profile(prepared, op), measurement.median_us).children, measurement.median_us
+    return compare_kernels(op, executor.profile(prepared, op), measurement.median_us).children, measurement.median_us
 
 
 def both_modes(executor: TorchExecutor, op: ReplayOp, options: MeasureOptions) -> tuple[float, float]:

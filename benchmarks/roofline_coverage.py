@@ -19,7 +19,7 @@ from opreplay.replay.ops.recorded.sizes import COMMUNICATION
 from opreplay.replay.report.table import ROWS_SHOWN
 from opreplay.traces import Trace, read_trace, summarize
 from opreplay.traces.errors import TraceError
-from opreplay.traces.joins.graph_capture import with_captures_beside
+from opreplay.traces.joins.graph_capture import with_captures_in_folder
 from opreplay.traces.joins.launch_grids import with_launch_grids
 from opreplay.traces.limits import Limits
 
@@ -52,7 +52,7 @@ def judge(path: Path) -> bool:
     shown = shown_share(trace)
     graphs = trace.graphs is not None
     if graphs:
-        trace = with_captures_beside(trace, Limits())
+        trace = with_captures_in_folder(trace, Limits())
     table = roofline(with_launch_grids(trace, Limits()))
     elsewhere = sum(row.share for row in table.rows if row.why in (COMMUNICATION, COPY_OVER_LINK))
     known, wrong = table.complete_share, unexplained(table)

@@ -499,14 +499,14 @@ class Answer:
     seed: int
     change: str
     truth_us: float
-    told_us: float
+    predicted_us: float
     low_us: float
     high_us: float
     base_us: float
 
     @property
     def error(self) -> float:
-        return abs(self.told_us / self.truth_us - 1.0)
+        return abs(self.predicted_us / self.truth_us - 1.0)
 
     @property
     def right(self) -> bool:
@@ -534,7 +534,7 @@ def answer_of(what_if: WhatIf, seed: int, truth_us: float, base_us: float) -> An
         seed=seed,
         change=what_if.change,
         truth_us=truth_us,
-        told_us=what_if.step_us,
+        predicted_us=what_if.step_us,
         low_us=what_if.low_us,
         high_us=what_if.high_us,
         base_us=base_us,
@@ -635,7 +635,7 @@ def main() -> int:
         if chosen.list:
             for miss in wrong:
                 print(
-                    f"    seed {miss.seed} {miss.change}: truth {miss.truth_us:.0f}, told {miss.told_us:.0f} "
+                    f"    seed {miss.seed} {miss.change}: truth {miss.truth_us:.0f}, told {miss.predicted_us:.0f} "
                     f"({miss.low_us:.0f} to {miss.high_us:.0f}), unchanged {miss.base_us:.0f}"
                 )
     return 0 if good else 1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import paced
-from opreplay.replay.timeline.graph.transfer import transferred
+from opreplay.replay.timeline.graph.transfer import transfer_times
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import OpReplayError
@@ -75,7 +75,7 @@ def other_steps(folder: Path) -> list[float]:
             continue
         graphs = [step_graph(trace, step) for step in steps]
         pairs = [
-            abs(paced(graph, *transferred(graph, other)).step_us / other.recorded_us - 1.0)
+            abs(paced(graph, *transfer_times(graph, other)).step_us / other.recorded_us - 1.0)
             for graph in graphs
             for other in graphs
             if graph is not other

@@ -245,12 +245,12 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     opreplay plan trace.json.gz                    what would run, and how
     opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
     """
-    from opreplay.cli.settings import Settings, refuse_untrusted, refused
+    from opreplay.cli.settings import Settings, is_usage_error, refuse_untrusted
 
     try:
         ctx.obj = settings = _settings(ctx, config)
     except Exception as error:
-        if ctx.invoked_subcommand not in ("doctor", "trust") or not refused(error):
+        if ctx.invoked_subcommand not in ("doctor", "trust") or not is_usage_error(error):
             raise
         ctx.obj = settings = Settings(problem=error.problem)  # doctor is who reports it
     refuse_untrusted(settings, ctx.invoked_subcommand or "")

@@ -43,7 +43,7 @@ def open_input(
         activity=activity,
     )
     if not isinstance(read, ReplayPlan):
-        return _told(read)
+        return _report_joined_files(read)
     for line in inputs.loss_notes(read.losses, read.source):
         console.narrate(line)
     return read
@@ -67,7 +67,7 @@ def open_trace(
     from opreplay.replay.plan import inputs
 
     limited = parse_limits(limits)
-    return _told(
+    return _report_joined_files(
         inputs.open_trace(
             text,
             limits=limited,
@@ -115,7 +115,7 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
     return Limits(**chosen)
 
 
-def _told(trace: Trace) -> Trace:
+def _report_joined_files(trace: Trace) -> Trace:
     """Report on stderr which files completed the trace, and return the trace."""
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import join_notes

@@ -213,7 +213,7 @@ def run_and_show(
 
     Returns the faults of predictions.
     """
-    from opreplay.cli.options.measuring import holding, tell_threads
+    from opreplay.cli.options.measuring import lock_devices, tell_threads
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.job.consumers import deliver, write_to
     from opreplay.replay.job.predicting import Faults
@@ -222,7 +222,7 @@ def run_and_show(
     faults, rows = Faults(), showing.rows
     try:
         with (
-            holding(devices_held, shared=job.settings.shared_device) as beside,
+            lock_devices(devices_held, shared=job.settings.shared_device) as beside,
             RunProgress(rows=rows) as show_progress,
         ):
             events = job.run(engine, earlier=outputs.earlier, beside=beside)

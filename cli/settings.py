@@ -375,7 +375,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
-def refused(error: Exception) -> TypeGuard[UsageError]:
+def is_usage_error(error: Exception) -> TypeGuard[UsageError]:
     """Check whether an error while reading an options file is the user's (UsageError)."""
     from opreplay.traces.errors import UsageError
 

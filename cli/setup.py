@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opreplay.replay.job.job import Job, Source
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.ops.work.expected import ExpectedContents
-    from opreplay.replay.plan.kept import KeptContents
+    from opreplay.replay.plan.kept import CachedContents
     from opreplay.replay.plan.selection import Selection
 
 
@@ -93,17 +93,17 @@ def warn_of_small_cluster(job: Job) -> None:
         console.narrate(small)
 
 
-def conclude(job: Job, *, unused: bool = True) -> None:
+def finish_predictions(job: Job, *, unused: bool = True) -> None:
     """Finish the predictions: report on stderr what could not be predicted, and store what the next run can reuse."""
     contents = job.contents
     _tell_problems(contents)
-    if (keep := getattr(contents, "keep", None)) is not None:
+    if (keep := getattr(contents, "store_new", None)) is not None:
         keep()
     if unused:
         tell_unused(job.devices, job.plan.ops)
 
 
-def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
+def apply_fusion(read: T, fused: Fused | None) -> T | ReplayPlan:
     """Return a captured plan with the kernels that `fused` requests, or the input if nothing changes.
 
     If "ascend" finds no calls to fuse, this is reported on stderr. Raises UsageError for anything but a captured plan.
@@ -151,7 +151,7 @@ def refuse_unused_initializers(
         refuse(rule.op_patterns, message, "It is for")
 
 
-def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
+def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
     """Report on stderr how many ops have contents that predictions depend on but initializers could not make."""
     from opreplay.cli.terminal import console
 

@@ -38,7 +38,7 @@ def applies(rule: CustomInit, context: InitContext) -> bool:
     except (InitializerError, InternalError):
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
-        raise InitializerError(f"{rule.name}: applies_to: {_said(error)}") from error
+        raise InitializerError(f"{rule.name}: applies_to: {_error_text(error)}") from error
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
@@ -55,7 +55,7 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
     except (InitializerError, InternalError):
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
-        raise InitializerError(_said(error)) from error
+        raise InitializerError(_error_text(error)) from error
     after = list(_tensors(context.args))
     for name, tensor, shape, dtype in before:
         if not any(tensor is other and name == at for at, other, _, _ in after):
@@ -81,7 +81,7 @@ def work_by(rule: CustomInit, context: InitContext) -> Work | None:
     except InternalError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
-        raise InitializerError(f"{rule.name}: work: {_said(error)}") from error
+        raise InitializerError(f"{rule.name}: work: {_error_text(error)}") from error
     if said is not None and (wrong := _wrong_work(said)):
         raise InitializerError(f"{rule.name}: work: {wrong}")
     if said is None or said.idle or not said.amounts:
@@ -181,7 +181,7 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 3] + "..."
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return "ValueError: message (file.py:12)"; the location is left out if the file belongs to opreplay."""
     first = (str(error).splitlines() or [""])[0]
     place = failed_at(error)

@@ -52,7 +52,7 @@ def elements(tensor: torch.Tensor) -> list[Any]:
     return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def integer_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values as flat int64 on the CPU. Raises InitializerError for complex dtypes."""
     if tensor.is_complex():
         raise InitializerError("found complex numbers where integers are needed")
@@ -104,7 +104,7 @@ def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: i
         _set_two_apart(tensor, low, high - 1)
 
 
-def drawn(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
+def fill_random_integers(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
     """Fill with integers in [0, bound) from `draw`; never all equal if the bound and the tensor's size exceed 1."""
     _repeat(span(tensor), draw)
     if bound > 1 and tensor.numel() > 1:

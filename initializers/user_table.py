@@ -101,7 +101,7 @@ class UserTable(Generic[Entry]):
         match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
         if match is None and self._patterns:
             match = next((entry for name in names for _, entry in self.matching(name, device)), None)
-        return self.took(match)
+        return self.mark_used(match)
 
     def exactly(self, name: str, device: str | None = None) -> Entry | None:
         """Return the function registered for a name and device, otherwise the function for all devices, or None."""
@@ -115,7 +115,7 @@ class UserTable(Generic[Entry]):
             if on in (device, None) and pattern.match(name)
         ]
 
-    def took(self, entry: Entry | None) -> Entry | None:
+    def mark_used(self, entry: Entry | None) -> Entry | None:
         """Mark a function as used and return it."""
         if entry is not None:
             self._used.add(id(entry))

@@ -331,9 +331,9 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     kernels: int = 0
     device_us: float = 0.0
     """Device time of all kernels that graphs ran."""
-    told_launches: int = 0
-    told_kernels: int = 0
-    told_us: float = 0.0
+    matched_launches: int = 0
+    matched_kernels: int = 0
+    matched_us: float = 0.0
     """Device time of the kernels that got an owner from a capture recording."""
     by_name: int = 0
     """Launches whose kernels match a capture name by name; the other launches match only by number and kinds."""

@@ -25,7 +25,7 @@ from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.devices.file import FAMILY_FACTORS, alone_by, load_device
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.op import started, state_of
+from opreplay.replay.ascend.simulate.op import state_of, time_kernels
 from opreplay.replay.ir.kernel import KernelCall, State
 
 FACTORS = ("launch_full_us", "cube_launch_us", "hbm_cube_efficiency", "l1_fill_bytes_per_cycle", *FAMILY_FACTORS)
@@ -64,7 +64,7 @@ def off_by(rows: Sequence[Row], factors: Factors) -> list[float]:
     for row in rows:
         if row.device.name not in predictors:
             predictors[row.device.name] = Predictor(alone_by(row.device, of_kind(factors, row.device.kind)))
-        parts = started(row.kernels, predictors[row.device.name], row.state)
+        parts = time_kernels(row.kernels, predictors[row.device.name], row.state)
         logs.append(math.log(row.known.call.time_us / sum(call.count * cost.time_us for call, cost in parts)))
     return logs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.calibrate.communication import by_soc, compared_of, compared_with, comparisons_of
-from opreplay.replay.ascend.cost.collective import chosen
+from opreplay.replay.ascend.cost.collective import choose_algorithm
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.devices.transports import Transport, Work, transport_named, transports, work_of
@@ -169,7 +169,7 @@ def compared_misc(row: MiscRow) -> Compared:
     if row.call.type == "SDMA":
         predicted = transports()["SDMA"].time_us(count, "send")
     else:
-        predicted = chosen(row.call, load_device(row.soc)).us
+        predicted = choose_algorithm(row.call, load_device(row.soc)).us
     return compared_with(row.call, row.measured_us, predicted)
 
 

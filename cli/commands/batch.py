@@ -95,13 +95,13 @@ def run_many(
             from opreplay.cli.plan_views import show_dry_run
 
             code = show_dry_run(job, showing)
-            return _first(source.refused, _damaged(source.batch, allow_damaged), code)
+            return _first(source.refused, _report_damaged(source.batch, allow_damaged), code)
         with stored_plans(outputs, source.how) as source.store:
             _ = job.plan  # fills source.batch
             devices_held = [] if engine == "ray" else lane_devices(device, workers or 1, shared=settings.shared_device)
             on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=workers, address=address)
             faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)
-    return _first(source.refused, _damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
+    return _first(source.refused, _report_damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
 
 
 def run_showing(
@@ -179,7 +179,7 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
     return run_many(traces, execution_trace, **of_many)
 
 
-def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
+def _report_damaged(batch: Batch, allowed: bool) -> Sequence[str]:
     """Report incompletely read traces on stderr and return them; return nothing if `allowed`."""
     from opreplay.cli.terminal.console import narrate
 

@@ -120,7 +120,12 @@ def command(
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as views
-    from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
+    from opreplay.replay.results.compare.regressions import (
+        parse_condition,
+        untested_conditions,
+        violations,
+        warnings_of,
+    )
     from opreplay.replay.timeline.compared import steps_of_sides
     from opreplay.traces.errors import UsageError
 
@@ -146,7 +151,7 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
+    broken, untested = violations(conditions, comparison), untested_conditions(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
     view = views.view(comparison, steps_of_sides(first, second), everything=everything, verdicts=verdicts)
@@ -154,7 +159,7 @@ def command(
     console.show_view(view, format_)
     for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
-    return _concluded(broken, untested)
+    return _report_conditions(broken, untested)
 
 
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
@@ -178,10 +183,10 @@ def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
     broken = views.slower_than(conditions, ops)
     untested = [f"{condition}: no op has enough runs" for condition in conditions if not any(op.tested for op in ops)]
     console.show_view(views.view(ops, {"violations": broken, "unchecked": untested}), format_)
-    return _concluded(broken, untested)
+    return _report_conditions(broken, untested)
 
 
-def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
+def _report_conditions(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
     """Report violated and untested conditions on stderr; return the exit code."""
     from opreplay.cli.terminal import console
 

@@ -115,7 +115,7 @@ def command(
     The bundle does not name the model, its files, machine or kernels unless --keep-names is given. Ops that a script
     cannot replay with torch alone are left out and listed.
     """
-    from opreplay.cli.setup import fused_as_asked, use_plugins
+    from opreplay.cli.setup import apply_fusion, use_plugins
     from opreplay.replay.job.job import Job
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
@@ -141,7 +141,7 @@ def command(
         )
     _check_target(output, format_, force=force)
     plugin_names = use_plugins(plugin)
-    read = fused_as_asked(source.open(activity=format_ == "chakra"), fused)
+    read = apply_fusion(source.open(activity=format_ == "chakra"), fused)
     plan = Job(read, selection, Settings(device=device, order=format_ in ("chakra", "measure"))).plan
     if format_ == "chakra":
         plan = naming_collectives(plan, read)
@@ -337,7 +337,7 @@ def _write_flashinfer_trace(
         raise UsageError(f"nothing to export: this format cannot express any of the {len(plan.ops)} ops", hint=hint)
     refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
     write_flashinfer_trace(exported, folder)
-    share = f", {100 * exported.said_share:.1f} % of the device time of the ops" if exported.device_us else ""
+    share = f", {100 * exported.covered_share:.1f} % of the device time of the ops" if exported.device_us else ""
     console.show_line(
         f"exported {exported.workloads} of {len(plan.ops)} ops to {folder}: {exported.definitions} definitions{share}"
     )
@@ -378,5 +378,7 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
             continue
         for name, count in names.items():
             console.narrate(f"* left out: {count} × {name}: {reason}")
-    if of_backendbench and configs.unsaid:
-        console.narrate(f"* {configs.unsaid} ops have tensors that share memory; the file does not record this")
+    if of_backendbench and configs.shared_memory_ops:
+        console.narrate(
+            f"* {configs.shared_memory_ops} ops have tensors that share memory; the file does not record this"
+        )

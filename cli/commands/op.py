@@ -9,7 +9,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import shared
-from opreplay.cli.options.measuring import holding, measuring_options, quick_option, quick_times
+from opreplay.cli.options.measuring import lock_devices, measuring_options, quick_option, quick_times
 from opreplay.cli.options.settings import Command
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def command(
     predicted, and a note says why it was not measured. Exits with 1 if a call can be neither replayed nor predicted.
     """
     from opreplay.cli.outputs import check_outputs, write_view
-    from opreplay.cli.setup import conclude, open_job, prepare
+    from opreplay.cli.setup import finish_predictions, open_job, prepare
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.job.cases import Calls, cases_of
@@ -119,11 +119,11 @@ def command(
     prepare(job, plugin)
     faults = Faults()
     if measure:
-        with holding([device], shared=settings.shared_device), RunProgress() as show_progress:
+        with lock_devices([device], shared=settings.shared_device), RunProgress() as show_progress:
             cases = cases_of(job, faults, measure=True, consumers=[show_progress])
     else:
         cases = cases_of(job, faults)
-    conclude(job, unused=False)
+    finish_predictions(job, unused=False)
     for text, error in source.invalid.items():
         console.narrate(f"left out: {text}: {error.problem}")
     refused = refused or bool(source.invalid)

@@ -89,7 +89,7 @@ def command(
     """
     from opreplay.cli.outputs import check_plan_file
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import conclude, open_job, prepare
+    from opreplay.cli.setup import finish_predictions, open_job, prepare
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.make import check_on_meta
 
@@ -118,5 +118,5 @@ def command(
         show_plan(job, format_=format_, checks=checks, everything=notes, all_rows=all_rows)
     elif checks is not None:
         narrate_checks(plan, checks)
-    conclude(job)
+    finish_predictions(job)
     return plan_code(job, checks, max_failed=max_failed)

@@ -72,7 +72,7 @@ def command(
     from dataclasses import replace
 
     from opreplay.cli.outputs import check_outputs, write_view
-    from opreplay.cli.setup import conclude, open_job, prepare, warn_of_small_cluster
+    from opreplay.cli.setup import finish_predictions, open_job, prepare, warn_of_small_cluster
     from opreplay.cli.terminal import console
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.inputs import tells_step
@@ -103,7 +103,7 @@ def command(
     steps = job.steps()
     # Of cold or warm caches at each op a step says nothing: then its verdict is of the recording alone.
     step = job.step(list(devices.values()) if l2 == "sequence" else [])
-    conclude(job)
+    finish_predictions(job)
     view = simulation.view(plan, steps, devices, losers=losers, where=where_of(job.read), report=step, everything=notes)
     write_view(view, output, force=force)
     console.show_view(view, format_)

@@ -120,7 +120,7 @@ def command(
     console.show_view(tile_programs.view(result, lines=lines), format_)
     # What does not fit in a sweep is an answer, as long as something does.
     is_broken = all if tune or settings else any
-    return int(is_broken(case.failed for case in result.looked))
+    return int(is_broken(case.failed for case in result.results))
 
 
 def write_kernels(
@@ -183,7 +183,7 @@ def write_timeline(result: Study, path: Path, *, force: bool) -> None:
     from opreplay.replay.report.tile_programs import timeline
     from opreplay.traces.errors import UsageError
 
-    case = next((case for case in result.looked if case.time is not None and not case.failed), None)
+    case = next((case for case in result.results if case.time is not None and not case.failed), None)
     if case is None:
         raise UsageError("no timeline written, because no case fits the device", hint="The errors above say why.")
     write_file(path, console.json_text(timeline(case)), force=force)

@@ -136,7 +136,7 @@ def command(
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.plan_views import plan_file
-    from opreplay.cli.setup import fused_as_asked, tell_unused, use_plugins
+    from opreplay.cli.setup import apply_fusion, tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.traces.errors import UsageError
@@ -153,7 +153,7 @@ def command(
     use_plugins(plugin)
     socs = load_socs(soc, cluster)
     devices = list(socs.values())
-    captured = fused_as_asked(None if ranks else plan_file(first), fused)
+    captured = apply_fusion(None if ranks else plan_file(first), fused)
     if host is not None and (captured is None or not captured.captured):
         raise UsageError(
             "--host needs a captured step",
@@ -174,7 +174,9 @@ def command(
                 f"{option} needs a recorded step", hint=f"{first} was captured, so no times were recorded."
             )
         return _of_captured(captured, devices, (host_scale, host), what_if, format_)
-    asked = Asked(step=step, what_if=what_if, devices=devices, host_scale=host_scale, measured=_measured(measured))
+    asked = StepOptions(
+        step=step, what_if=what_if, devices=devices, host_scale=host_scale, measured=_measured(measured)
+    )
     if ranks:
         result = _job(traces, limit, asked, everything=notes, all_rows=all_rows)
     else:
@@ -191,7 +193,7 @@ def command(
     return ExitCode.OK
 
 
-class Asked(TypedDict):
+class StepOptions(TypedDict):
     """Options of an analysis of one step, for one trace or for several ranks."""
 
     step: int | None
@@ -201,7 +203,7 @@ class Asked(TypedDict):
     measured: MeasuredOps | None
 
 
-class Looked(NamedTuple):
+class StepAnalysis(NamedTuple):
     """Result of an analysis of one step."""
 
     view: View
@@ -216,13 +218,13 @@ def _step(
     text: str,
     limit: tuple[tuple[str, str], ...],
     kernel_details: str | None,
-    asked: Asked,
+    asked: StepOptions,
     *,
     process: str | None,
     everything: bool,
     all_rows: bool,
     advise: bool,
-) -> Looked:
+) -> StepAnalysis:
     """Analyse one step of one trace."""
     from opreplay.cli.opening import busiest_of, open_trace
     from opreplay.replay.report.page import of_timeline
@@ -231,18 +233,18 @@ def _step(
 
     trace = open_trace(text, limit, process=process, kernel_details=kernel_details, activity=True)
     trace = busiest_of(trace)
-    plan, contents = _planned(trace, asked["devices"])
+    plan, contents = _plan_to_predict(trace, asked["devices"])
     study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **asked))
     if advise:
         view = of_timeline.view_of_advice(study, everything=everything)
     else:
         view = of_timeline.view(study, everything=everything, all_rows=all_rows)
-    return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
+    return StepAnalysis(view, lambda: processes(study), study.timeline.what_if, plan)
 
 
 def _job(
-    traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool, all_rows: bool
-) -> Looked:
+    traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: StepOptions, *, everything: bool, all_rows: bool
+) -> StepAnalysis:
     """Analyse one step of several ranks of one job."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
@@ -252,11 +254,11 @@ def _job(
     from opreplay.replay.timeline.job.study import job_timeline
 
     rank_traces = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
-    planned = [_planned(trace, asked["devices"]) for _, trace in rank_traces]
+    planned = [_plan_to_predict(trace, asked["devices"]) for _, trace in rank_traces]
     plans = [plan for plan, _ in planned if plan is not None]
     study = job_timeline(rank_traces, plans=plans, contents=planned[-1][1] if planned else None, **asked)
     view = of_timeline.view_of_ranks(study, everything=everything, all_rows=all_rows)
-    return Looked(view, lambda: rank_processes(study), study.timeline.what_if)
+    return StepAnalysis(view, lambda: rank_processes(study), study.timeline.what_if)
 
 
 def _of_captured(
@@ -330,7 +332,7 @@ def _write_timeline(processes: Iterable[Process], path: Path, *, force: bool) ->
     )
 
 
-def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
+def _plan_to_predict(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
     """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
     if not devices:
         return None, None

@@ -236,18 +236,18 @@ _CHECKING = [
 
 
 @contextlib.contextmanager
-def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
+def lock_devices(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
     """Lock the devices while ops are measured; yield whether another job is measuring on one of them.
 
     With `shared`, nothing is locked. Otherwise raises EnvironmentRefused for an accelerator in use.
     """
     from opreplay.cli.terminal import console
-    from opreplay.replay.host.device_lock import held
+    from opreplay.replay.host.device_lock import hold_locks
 
     if shared:
         yield False
         return
-    with held(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
+    with hold_locks(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
         if beside:
             console.narrate(
                 f"opreplay: warning: another job is measuring on {', '.join(beside)}: measured times may be too long"

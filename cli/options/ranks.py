@@ -64,10 +64,10 @@ def served_as_rank(ranks: int) -> bool:
     Returns False in any other process. Raises UsageError if another number of ranks was started, EnvironmentRefused if
     rank 0 is lost.
     """
-    from opreplay.replay.execute.ranks.launched import launched
+    from opreplay.replay.execute.ranks.launched import launcher_settings
     from opreplay.traces.errors import UsageError
 
-    place = launched()
+    place = launcher_settings()
     if place is None:
         return False
     if place.world != ranks:
@@ -84,7 +84,7 @@ def served_as_rank(ranks: int) -> bool:
 
 def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
     """Raise UsageError for rank options that cannot be combined."""
-    from opreplay.replay.execute.ranks.launched import launched
+    from opreplay.replay.execute.ranks.launched import launcher_settings
     from opreplay.traces.errors import UsageError
 
     if ranks is None:
@@ -98,7 +98,7 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
             f"--mode sequence with --ranks supports only the CPU, not {device}",
             hint="To measure collectives one by one, leave out --mode sequence.",
         )
-    if mode == "sequence" and launched() is not None:
+    if mode == "sequence" and launcher_settings() is not None:
         raise UsageError(
             "--mode sequence with --ranks starts its own ranks, but this process was started by a launcher",
             hint="Run it without the launcher, or leave --mode sequence out.",

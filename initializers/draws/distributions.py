@@ -136,11 +136,11 @@ def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
     if kind == "zipf" and bound > 1:
         chosen = context.options.get("exponent")
         exponent = 1.0 if chosen is None else float(chosen)
-        fill.drawn(tensor, lambda count: _zipf(count, bound, exponent, context.generator), bound)
+        fill.fill_random_integers(tensor, lambda count: _zipf(count, bound, exponent, context.generator), bound)
         return f"Zipf, exponent {exponent:g}, in [0, {bound})"
     if kind == "histogram" and bound > 1:
         counts = read_histogram(str(context.options.get("histogram") or ""))
-        fill.drawn(tensor, lambda count: _spread(count, bound, counts, context.generator), bound)
+        fill.fill_random_integers(tensor, lambda count: _spread(count, bound, counts, context.generator), bound)
         return f"from a histogram with {len(counts)} bins, in [0, {bound})"
     fill.integers(tensor, context.generator, 0, max(1, bound))
     return f"uniform in [0, {bound})"

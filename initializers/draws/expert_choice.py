@@ -62,7 +62,7 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
     ids = torch.empty((topk, min(tokens, DISTINCT_ROWS)), dtype=torch.int64)
     for slot in range(topk):
         ids[slot] = _draw(edges, ids.shape[1], generator)
-        again = _taken(ids, slot)
+        again = _repeats_earlier(ids, slot)
         for _ in range(REDRAWS):
             if not len(again):
                 break
@@ -87,7 +87,7 @@ def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
     return rows[(ids[:slot, rows] == ids[slot, rows]).any(0)]
 
 
-def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
+def _repeats_earlier(ids: torch.Tensor, slot: int) -> torch.Tensor:
     """Return the tokens whose expert in `slot` already occurs in an earlier slot, using one comparison per slot."""
     repeated = torch.zeros(ids.shape[1], dtype=torch.bool)
     for earlier in range(slot):

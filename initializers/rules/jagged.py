@@ -29,10 +29,10 @@ class JaggedInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         generator = torch.Generator().manual_seed(context.seed)
         assumed = _short_sums(context) if context.role == "cumsum" else {}
-        total = _total(context)
+        total = _row_count(context)
         for name in LENGTHS:
             if (lengths := context.tensor(name)) is not None and lengths.numel():
-                drawn = _lengths(lengths.numel(), _held(context, lengths.numel(), total), generator)
+                drawn = _lengths(lengths.numel(), _sum_of_lengths(context, lengths.numel(), total), generator)
                 fill.assign(lengths, drawn.view(lengths.shape))
                 assumed[name] = f"of varying length, {int(drawn.sum())} in all"
         for name in OFFSETS:
@@ -43,7 +43,7 @@ class JaggedInit(CustomInit):
         return InitReport(summary=", ".join(f"{k}: {v}" for k, v in assumed.items()) or "plain values", assumed=assumed)
 
 
-def _total(context: InitContext) -> int:
+def _row_count(context: InitContext) -> int:
     """Return the number of rows of the values.
 
     It is an integer argument or the size of the values. Otherwise it is half of the rows that `dense` can hold, or 0
@@ -59,7 +59,7 @@ def _total(context: InitContext) -> int:
     return 0 if dense is None else int(torch.Size(dense.shape[:2]).numel()) // 2
 
 
-def _held(context: InitContext, count: int, total: int) -> int:
+def _sum_of_lengths(context: InitContext, count: int, total: int) -> int:
     """Return the sum of the lengths: all values or, with a maximum for truncation or padding, at most that maximum.
 
     Without values, it is half of what the maximum allows, or one row per length if there is no maximum.

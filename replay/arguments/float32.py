@@ -35,7 +35,7 @@ WORTH_COUNTING = 1 << 18
 """Minimum elements of the largest argument for a product to take `PATIENCE_S`; below it, FLOPs are not counted."""
 
 
-def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
+def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
     """Return (the op, what to report), with 16-bit tensors as float32 if it is a product that is too slow otherwise.
 
     Every other op is returned unchanged, also vendor references, which widen block by block themselves, and users'

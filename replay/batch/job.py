@@ -155,7 +155,7 @@ def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[Batch
     for file in files:
         if file.left_out:
             tell(f"left out: {file.path}: {file.left_out}")
-            batch.leave_out(file.path, file.left_out, refused=False)
+            batch.record_unread(file.path, file.left_out, refused=False)
     regular = [file for file in files if not file.left_out]
     if not regular:
         special = some([file.path for file in files])
@@ -195,7 +195,7 @@ def read_batch(
         unreadable.append(plan)
         is_refused = file.named or not plan.no_trace
         tell(f"{'refused' if is_refused else 'left out'}: {plan.path}: {plan.message}")
-        batch.leave_out(plan.path, plan.message, refused=is_refused)
+        batch.record_unread(plan.path, plan.message, refused=is_refused)
         refused += [plan] if is_refused else []
     if not len(batch) and unreadable:
         error = TraceError(f"none of the files could be read: {unreadable[0].message}", hint=unreadable[0].hint)

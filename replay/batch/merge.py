@@ -14,14 +14,14 @@ from statistics import median
 
 import msgspec
 
-from opreplay.replay.batch.ranks import Member, labels, recognised
+from opreplay.replay.batch.ranks import Member, assign_jobs, labels
 from opreplay.replay.batch.stamps import Stamp
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan import passes
 from opreplay.replay.report.text import plural
 from opreplay.replay.results.records import CollectivesResult, JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
-from opreplay.replay.results.summary import whole
+from opreplay.replay.results.summary import round_to_one
 from opreplay.traces.joins.matched import sum_of_rank
 from opreplay.traces.joins.ranks import RankCalls, match
 from opreplay.traces.links.collectives import RankCall
@@ -141,14 +141,14 @@ class Batch:
                 self._ops.append(op)
                 self._traces_of.append(1)
             else:
-                self._ops[index] = passes.added(self._ops[index], op)
+                self._ops[index] = passes.merge_ops(self._ops[index], op)
                 self._traces_of[index] += 1
             uses.op.append(index)
             uses.count.append(op.count)
             uses.recorded_us.append(weight(op))
         self._uses.append(uses)
 
-    def leave_out(self, path: str, why: str, *, refused: bool) -> None:
+    def record_unread(self, path: str, why: str, *, refused: bool) -> None:
         """Record for the report that a file was not read."""
         self._not_read.append((printable(path), printable(why), refused))
 
@@ -214,7 +214,7 @@ class Batch:
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
-        return recognised(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
+        return assign_jobs(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
 
     def _named(self) -> list[ReplayOp]:
         """Return the ops in the order found; calls that share a signature but differ otherwise get new ids."""
@@ -239,7 +239,7 @@ class Batch:
             ops=len(uses.op),
             shared=sum(self._traces_of[index] > 1 for index in uses.op),
             replayed=sums.replayed,
-            covered_share=whole(sums.covered_us / uses.total) if uses.total else 0.0,
+            covered_share=round_to_one(sums.covered_us / uses.total) if uses.total else 0.0,
             clock=uses.clock,
             recorded_us=None if uses.clock is None else sums.recorded_us,
             total_us=None if uses.clock is None else uses.total,
@@ -284,7 +284,7 @@ class Batch:
         """Return the replayed share of the recorded time of several traces that have the same kind of times."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
-        return whole(covered / total) if total else 0.0
+        return round_to_one(covered / total) if total else 0.0
 
     def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
         """Match the collectives of a job's ranks; return None if no two ranks share one."""
@@ -328,7 +328,7 @@ class _Sums:
         """Return, by SoC, the share of the recorded time in ops without a prediction; empty if no time was recorded."""
         if not self.recorded_us:
             return {}
-        return {soc: 1.0 - whole(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
+        return {soc: 1.0 - round_to_one(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:

@@ -48,7 +48,7 @@ def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
     return rank, "" if rank is None else "file name"
 
 
-def recognised(
+def assign_jobs(
     paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
 ) -> list[Member]:
     """Return the job of each trace, from its path, recorded (rank, world size), and ops (given as numbers).

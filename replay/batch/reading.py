@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from opreplay.replay.batch.merge import TracePlan
-from opreplay.replay.batch.ranks import rank_at_start, rank_in_name, recognised
+from opreplay.replay.batch.ranks import assign_jobs, rank_at_start, rank_in_name
 from opreplay.replay.batch.stamps import stamps_of
 from opreplay.replay.execute.messages import Ready, Refused
 from opreplay.replay.execute.processes.child import Child
@@ -33,7 +33,7 @@ from opreplay.replay.plugins import load_plugins
 from opreplay.replay.results.resume import digest, file_digest
 from opreplay.traces import Limits, Trace, expand_paths
 from opreplay.traces.errors import OpReplayError, TraceError, UnknownDialect, UsageError
-from opreplay.traces.joins.kernel_details import table_beside
+from opreplay.traces.joins.kernel_details import table_in_folder
 from opreplay.traces.names import printable
 from opreplay.traces.processes.select import split_processes
 
@@ -259,7 +259,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
 
 def _table_beside(path: str) -> str | None:
     try:
-        return table_beside(path)
+        return table_in_folder(path)
     except UsageError:  # several, of which none is used
         return None
 
@@ -388,7 +388,7 @@ def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[s
     """
     if len(patterns) == len(paths):
         return
-    members = recognised(paths, [(trace.info.rank, trace.info.world_size) for trace in traces])
+    members = assign_jobs(paths, [(trace.info.rank, trace.info.world_size) for trace in traces])
     jobs = sorted({member.job for member in members if member.rank is not None})
     if len(jobs) > 1:
         raise UsageError(

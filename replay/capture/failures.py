@@ -101,10 +101,10 @@ def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None,
     except OpReplayError:
         raise
     except Exception as error:
-        raise of(error, recorder and recorder.running, real=real) from error
+        raise usage_error(error, recorder and recorder.running, real=real) from error
 
 
-def of(error: Exception, running: Any, *, real: bool) -> UsageError:
+def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
     """Return the error to show for a step's exception."""
     line = user_line(error)
     at = f"; at {line}" if line else ""

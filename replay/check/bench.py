@@ -209,7 +209,7 @@ def speed_cases(bench: Bench) -> list[Case]:
     large: Case | None = max(bench.bases, key=variants.elements)
     if variants.elements(large) < LARGE_ELEMENTS:
         large, _ = first_working(bench, [case for case in variants.huge(first) if too_much(bench, case) is None])
-    others = [case for case in variants.laid_out(large or first) if case.kind.startswith("transposed")]
+    others = [case for case in variants.vary_strides(large or first) if case.kind.startswith("transposed")]
     transposed, _ = first_working(bench, [case for case in others if too_much(bench, case) is None])
     cases = {id(case): case for case in (first, large, transposed) if case is not None}
     return list(cases.values())

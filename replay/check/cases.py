@@ -186,7 +186,7 @@ def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] 
         return None
     repeated = [metas[0]] * len(tensors) if len(metas) == 1 else metas
     metas_of_args = [*zip(tensors, repeated, strict=False), *((arg, metas[0]) for arg in lists)]
-    return made_up(
+    return fill_arguments(
         spec,
         {
             arg.name: meta if meta.dtype else msgspec.structs.replace(meta, dtype=_usual_dtype(arg.name))
@@ -202,7 +202,7 @@ def _usual_dtype(name: str) -> str:
     return "bool" if any(word in words for word in _MASK_WORDS) else "float32"
 
 
-def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
+def fill_arguments(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
     """Return arguments with these tensors, and defaults or otherwise common values for the rest; None if that fails."""
     args: list[ReplayArg] = []
     for arg in spec.args:
@@ -219,10 +219,10 @@ def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ..
         else:
             return None
     # What follows an argument that is left out has to be given by name; the schema's order is kept.
-    return completed(spec, args)
+    return add_defaults(spec, args)
 
 
-def completed(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
+def add_defaults(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
     """Add defaults for positional arguments that precede a given one."""
     by_name = {arg.name: arg for arg in args}
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
@@ -259,7 +259,7 @@ def guesses(name: str, spec: OpSpec) -> Iterator[Case]:
             arg.name: TensorMeta(shape=shape, dtype=_usual_dtype(arg.name))
             for arg, shape in zip(wanted, shapes, strict=True)
         }
-        args = made_up(spec, tensors)
+        args = fill_arguments(spec, tensors)
         if args is None:
             return
         yield case_of("made up", name, spec, args)
@@ -291,7 +291,7 @@ def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
         return None
     bound = [_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values]
     args = [arg for arg in bound if arg is not None]
-    return completed(spec, args) if len(args) == len(bound) else None
+    return add_defaults(spec, args) if len(args) == len(bound) else None
 
 
 def _tensor_argument(arg: ArgSpec, value: CallValue, items: Sequence[CallValue]) -> ReplayArg | None:

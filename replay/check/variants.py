@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.check.cases import Case, Trait, Values, argument, completed, replaced
+from opreplay.replay.check.cases import Case, Trait, Values, add_defaults, argument, replaced
 from opreplay.replay.ir.model import ReplayArg, Value
 from opreplay.replay.ir.sizes import extent, itemsize
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
@@ -132,7 +132,7 @@ VALUES: dict[Values, str] = {
 Change = Callable[[TensorMeta], "TensorMeta | None"]
 
 
-def sized(case: Case) -> Iterator[Case]:
+def vary_sizes(case: Case) -> Iterator[Case]:
     """Yield the case with other sizes: one element, empty, primes, uneven sizes, large sizes."""
     sizes = distinct_sizes(case)
     first = _first(case)
@@ -296,7 +296,7 @@ def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: 
         yield dataclasses.replace(large, smaller=smaller)
 
 
-def shared(case: Case) -> Iterator[Case]:
+def share_tensors(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor passed for several arguments, as in `x + x`.
 
     These are pairs of tensors with equal shape and dtype, and all such tensors together. Written tensors are left out,
@@ -321,7 +321,7 @@ MOST_PAIRS = 3
 """Maximum number of pairs of similar arguments that get the same tensor."""
 
 
-def ranked(case: Case) -> Iterator[Case]:
+def vary_ranks(case: Case) -> Iterator[Case]:
     """Yield the case with other ranks in all tensors of the highest rank: one dimension less, no dimension, one more,
     three more.
     """
@@ -367,7 +367,7 @@ def compact(case: Case) -> list[Case]:
     ]
 
 
-def argued(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
+def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
     """Yield the case with one argument changed at a time, then with two.
 
     Numbers, flags, strings, dtypes, optional tensors and lists are changed. An op that ignores an argument is correct
@@ -401,7 +401,7 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
             one, other = ours[i % len(ours)], theirs[i % len(theirs)]
             by_name = {arg.name: arg for arg in one.op.args}
             by_name |= {arg.name: arg for arg in other.op.args if arg.name == second}
-            yield replaced(case, f"{one.kind} and {other.kind}", completed(spec, [*by_name.values()]), "value")
+            yield replaced(case, f"{one.kind} and {other.kind}", add_defaults(spec, [*by_name.values()]), "value")
 
     for turn in itertools.zip_longest(*itertools.starmap(of_two, itertools.combinations(alone, 2))):
         yield from filter(None, turn)
@@ -421,7 +421,7 @@ def _far_numbers(case: Case) -> Iterator[Case]:
 
 def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
     """Return the case with other ranks and other arguments, for checks that may depend on either."""
-    return [*ranked(case), *argued(case, spec, words), *_with_axes(case, spec)]
+    return [*vary_ranks(case), *vary_arguments(case, spec, words), *_with_axes(case, spec)]
 
 
 def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
@@ -444,7 +444,7 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
     before = by_name.get(arg.name)
 
     def with_argument(kind: str, changed: ReplayArg, trait: Trait | None = None) -> Case:
-        return replaced(case, kind, completed(spec, [*{**by_name, arg.name: changed}.values()]), trait)
+        return replaced(case, kind, add_defaults(spec, [*{**by_name, arg.name: changed}.values()]), trait)
 
     if arg.kind != "Tensor":
         for value in _other_values(arg, arg.default if before is None else before.value, words):
@@ -497,7 +497,7 @@ def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[V
     return [value for value in tried.get(spec.kind, ()) if value != now or type(value) is not type(now)]
 
 
-def valued(case: Case) -> Iterator[Case]:
+def vary_values(case: Case) -> Iterator[Case]:
     """Yield the case with other values: large, far from zero, small, zeros of both signs, NaN and infinities."""
     if any("float" in meta.dtype for meta in _tensors(case)):
         for values, kind in VALUES.items():
@@ -582,7 +582,7 @@ def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
     return msgspec.structs.replace(arg, value=value)
 
 
-def laid_out(case: Case) -> Iterator[Case]:
+def vary_strides(case: Case) -> Iterator[Case]:
     """Yield the case with other strides, for each tensor alone and for all tensors."""
     layouts: dict[str, tuple[Change, Trait | None]] = {
         "transposed": (_transposed, None),
@@ -682,7 +682,7 @@ def main_dtype(case: Case) -> str | None:
     return next((dtype for dtype in dtypes if dtype in DTYPES and "float" in dtype), dtypes[0] if dtypes else None)
 
 
-def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
+def replace_dtype(case: Case, dtype: str, kind: str | None = None) -> Case:
     """Return the case with its main dtype replaced everywhere."""
     main = main_dtype(case)
 
@@ -690,7 +690,7 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
         return msgspec.structs.replace(meta, dtype=dtype) if meta.dtype == main else meta
 
     variant = replaced(case, kind or dtype, tuple(_each(arg, retyped) for arg in case.op.args))
-    return dataclasses.replace(variant, instead=tuple(typed(other, dtype, kind) for other in case.instead))
+    return dataclasses.replace(variant, instead=tuple(replace_dtype(other, dtype, kind) for other in case.instead))
 
 
 def broadcast(case: Case) -> Iterator[Case]:

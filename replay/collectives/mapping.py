@@ -59,7 +59,7 @@ class TooFewRanks(ValueError):
     """Raised if there are not enough ranks for the operation."""
 
 
-def mapped(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
+def map_collective(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
     """Return the collective that `world` ranks run in place of a recorded group, with at most `max_bytes` for all
     buffers.
 
@@ -71,7 +71,7 @@ def mapped(collective: Collective, world: int, *, max_bytes: float = math.inf) -
     count = min(size, world)
     named = len(collective.group_ranks) == count == size and max(collective.group_ranks, default=0) < world
     members = collective.group_ranks if named and len(set(collective.group_ranks)) == count else tuple(range(count))
-    return _fitted(collective, _on(collective, members, size), max_bytes)
+    return _fitted(collective, _map_to_members(collective, members, size), max_bytes)
 
 
 def _pair(collective: Collective, world: int) -> Share:
@@ -92,7 +92,7 @@ def _pair(collective: Collective, world: int) -> Share:
     )
 
 
-def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Share:
+def _map_to_members(collective: Collective, members: tuple[int, ...], recorded: int) -> Share:
     """Map the collective of a group of `recorded` ranks to `members`."""
     n, kind = len(members), collective.kind
     notes: list[str] = []

@@ -15,10 +15,10 @@ from time import perf_counter
 import msgspec
 
 from opreplay.replay.arguments.float32 import without_kernel
-from opreplay.replay.arguments.shrink.choose import Fitted, fitted
+from opreplay.replay.arguments.shrink.choose import Fitted, shrink_to_limit
 from opreplay.replay.arguments.shrink.flops import bearable_flops
 from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
-from opreplay.replay.execute.measure import scaled
+from opreplay.replay.execute.measure import scale_to_whole_op
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.threads import measure_on_idle
 from opreplay.replay.execute.visits import Visits
@@ -59,7 +59,7 @@ def attempt(
             within = msgspec.structs.replace(options, limit_s=left_s)
             measured = measure_on_idle(executor, prepared, within, recency=recency, visits=visits)
             measure_s = perf_counter() - started
-            measurement = scaled(measured, part.part)
+            measurement = scale_to_whole_op(measured, part.part)
             notes = () if _is_slow(measured, options) else executor.check_results(prepared, part.op)
             values = executor.check_values(prepared, part.op) if options.check_values else None
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
@@ -113,7 +113,7 @@ def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement:
     except RuntimeError as error:
         why = reason_for(error).detail
         return Fidelity(kernels="not recorded", children="not recorded", note=f"no profile: {why}")
-    return compared(op, profile, measurement.median_us)
+    return compare_kernels(op, profile, measurement.median_us)
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
@@ -125,7 +125,7 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
     max_flops = bearable_flops(threads) if executor.device == "cpu" and isinstance(threads, int) else math.inf
     # Half the bytes at the second try: an executor may have to widen 16-bit numbers, which doubles them.
     for limit in (shrink_to, shrink_to // 2):
-        part = fitted(op, limit, max_flops)
+        part = shrink_to_limit(op, limit, max_flops)
         try:
             return part, executor.prepare(part.op, seed=seed)
         except NotReplayable as stopped:
@@ -134,7 +134,7 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
     return whole, executor.prepare(op, seed=seed)
 
 
-def compared(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
+def compare_kernels(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
     """Compare one profiled call with the recording of `op`; `measured_us` is the replay's own median."""
     kernels, lost, new = _kernels(op, profile)
     children: Agreement = "not recorded"

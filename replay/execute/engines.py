@@ -17,7 +17,7 @@ from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
 from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.execute.ranks.engine import WithRanks
 from opreplay.replay.execute.ranks.joined import JoinedRanks
-from opreplay.replay.execute.ranks.launched import launched
+from opreplay.replay.execute.ranks.launched import launcher_settings
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import ReplayPlan
@@ -66,7 +66,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
 
     The ranks are started here, unless a launcher started this process as rank 0.
     """
-    place = launched()
+    place = launcher_settings()
     config = _ranks_of(options, place.local_world if place is not None else options.ranks or 1)
     limit_s = config.measure.hard_limit_s()
     ranks = local_ranks(config, limit_s=limit_s) if place is None else JoinedRanks(place, config, limit_s=limit_s)

@@ -279,7 +279,7 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
     )
 
 
-def scaled(measurement: Measurement, part: float) -> Measurement:
+def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
     """Scale the times of the part (0..1] of an op that ran to the whole op, with a warning if the part is not 1."""
     if part == 1.0:
         return measurement

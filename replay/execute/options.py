@@ -176,7 +176,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
         """Return the configuration with other run options."""
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
 
-    def settled(self, facts: Mapping[str, object]) -> WorkerConfig:
+    def with_chosen_threads(self, facts: Mapping[str, object]) -> WorkerConfig:
         """Return the configuration for the run's next process, with the thread count that the first process chose (in
         `facts`).
         """

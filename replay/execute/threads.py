@@ -61,7 +61,7 @@ def measure_on_idle(
         waiting = MeasureWarning(kind="threads waited", data=data)
         measurement = msgspec.structs.replace(measurement, warnings=(*measurement.warnings, waiting))
     left_s = options.hard_limit_s() - took_s
-    if not waited(measurement) or left_s < ALONE_SHARE * options.hard_limit_s():
+    if not threads_waited(measurement) or left_s < ALONE_SHARE * options.hard_limit_s():
         return measurement
     executor.use_threads(1)
     try:
@@ -76,7 +76,7 @@ def measure_on_idle(
     return msgspec.structs.replace(alone, first_call_us=measurement.first_call_us, warnings=warnings)
 
 
-def waited(measurement: Measurement) -> bool:
+def threads_waited(measurement: Measurement) -> bool:
     """Check whether the samples suggest that threads waited for processors that other programs used."""
     kinds = {kind_of(warning) for warning in measurement.warnings}
     if kinds & {"interrupted", "threads waited"} or measurement.repeated > measurement.samples:

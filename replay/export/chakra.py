@@ -127,10 +127,10 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         f"{unselected} calls of unselected ops are not exported" if unselected else "",
         "each call waits for the previous one: recorded overlap is lost",
     ]
-    return written(nodes, clock, notes)
+    return encode_file(nodes, clock, notes)
 
 
-def written(
+def encode_file(
     nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
 ) -> ChakraTrace:
     """Return the file that contains these nodes."""

@@ -81,7 +81,7 @@ class Exported:
     """Recorded device time of all ops of the plan."""
 
     @property
-    def said_share(self) -> float:
+    def covered_share(self) -> float:
         """Return the share of the ops' device time that definitions cover, 0..1; 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
@@ -125,7 +125,7 @@ class _Names:
         return name
 
 
-class _Unsaid(Exception):
+class _NotExpressible(Exception):
     """Raised if the format cannot express a call; the text is the reason."""
 
 
@@ -136,7 +136,7 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
     for op in plan.ops:
         try:
             form = _form(op)
-        except _Unsaid as unsaid:
+        except _NotExpressible as unsaid:
             left_out.append(LeftOut(id=op.id, name=op.name, reason=str(unsaid), device_us=op.recorded.device_us_total))
             continue
         families.setdefault(form.key, []).append(form)
@@ -205,11 +205,11 @@ def left_out_lines(exported: Exported) -> list[str]:
 def _form(op: ReplayOp) -> _Form:
     """Convert a call to the form of a definition. Raises _Unsaid."""
     if op.reason is not None:
-        raise _Unsaid(str(op.reason))
+        raise _NotExpressible(str(op.reason))
     if op.resolved_by is None or op.outputs is None:
-        raise _Unsaid("its results are unknown")
+        raise _NotExpressible("its results are unknown")
     if sum(len(arg.tensors) for arg in op.args) > MOST_TENSORS:
-        raise _Unsaid(f"more than {MOST_TENSORS} tensors")
+        raise _NotExpressible(f"more than {MOST_TENSORS} tensors")
     names = _Names()
     metas: dict[str, TensorMeta] = {}
     numbers: dict[str, bool | int | float] = {}
@@ -217,7 +217,7 @@ def _form(op: ReplayOp) -> _Form:
     outputs = {names.take(name): meta for name, meta in _results(op)}
     unread = {meta.dtype for meta in (*metas.values(), *outputs.values())} - DTYPES
     if unread:
-        raise _Unsaid(f"the format has no dtype {', '.join(sorted(unread))}")
+        raise _NotExpressible(f"the format has no dtype {', '.join(sorted(unread))}")
     return _Form(op=op, args=args, metas=metas, numbers=numbers, outputs=outputs)
 
 

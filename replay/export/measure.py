@@ -80,7 +80,7 @@ def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
     return budget.over_budget(op, memory_bytes)
 
 
-def written(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -> str:
+def encode_call(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -> str:
     """Return a call as JSON text for the file. Raises NotReplayable if its values cannot be described."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -115,7 +115,7 @@ def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
     """Return the text of the file.
 
-    `calls` come from `written`; `facts` are plain values for `measure_script.FACTS`, with texts in printable ASCII.
+    `calls` come from `encode_call`; `facts` are plain values for `measure_script.FACTS`, with texts in printable ASCII.
     """
     lines = "".join(f"    {call!a},\n" for call in calls)
     constants = {

@@ -20,7 +20,7 @@ import torch
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.names import is_overload, split_name
-from opreplay.replay.ops.calls import Call, taken, takes_call
+from opreplay.replay.ops.calls import Call, arguments_read, takes_call
 from opreplay.replay.ops.register import reference_of
 from opreplay.replay.ops.table import Reference
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
@@ -79,7 +79,7 @@ def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
     ours: dict[str, str] = {}
-    for name, needed in taken(version.run).items():
+    for name, needed in arguments_read(version.run).items():
         here, *attribute = version.renames.get(name, name).partition(".")
         if here in texts or needed:
             ours[name] = "".join((texts[here], *attribute)) if here in texts else "None"

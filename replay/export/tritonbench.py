@@ -37,7 +37,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """Number of calls by op ("aten.mm.default") and signature."""
     left_out: dict[str, dict[str, int]]
     """Number of ops of the plan by reason and name."""
-    unsaid: int
+    shared_memory_ops: int
     """Number of ops whose tensors share memory or have a storage offset, which signatures cannot express."""
 
 
@@ -68,7 +68,7 @@ def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Expor
     return Exported(
         ops={name: dict(counts.most_common()) for name, counts in calls_by_op.items()},
         left_out={reason: dict(names) for reason, names in left_out.items()},
-        unsaid=unsaid,
+        shared_memory_ops=unsaid,
     )
 
 

@@ -52,7 +52,7 @@ def describe(
     specs = {name: [_plain(name, t, high) for t in _listed(look.args[name])] for name in look.metas}
     if rule is None:
         return op, specs, ()
-    args, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+    args, apart = aliasing.give_own_memory(op.args, aliasing.INDEXED, integers_only=True)
     op = msgspec.structs.replace(op, args=args)
     if (reason := budget.over_budget(op, memory_bytes)) is not None:
         raise NotReplayable(reason)

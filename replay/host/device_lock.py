@@ -47,7 +47,7 @@ def physical_device(device: str, environ: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def held(
+def hold_locks(
     devices: Sequence[str],
     *,
     wait_s: float | None = None,

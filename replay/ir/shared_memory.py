@@ -33,7 +33,7 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
     return dict(members)
 
 
-def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Renumber shared memories from 0, and add a note for each tensor that gets its own memory instead.
 
     A number that only one tensor has is dropped. Integers share memory only with tensors of their own dtype: read as
@@ -54,7 +54,7 @@ def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[As
     return _renumbered(args, lambda meta: None if meta.storage is None else numbers.get(meta.storage)), tuple(notes)
 
 
-def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
+def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
     """Return the arguments that may be the same tensor, if their size makes it matter whether one or two tensors are
     read.
 
@@ -73,7 +73,7 @@ def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
     return next((tuple(equal) for equal in names.values() if len(equal) > 1), ())
 
 
-def apart(
+def give_own_memory(
     args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Give arguments, all or only integers, their own memory, with a note for each that shared memory before."""

@@ -44,11 +44,11 @@ class Calls:
 
     def make_plan(self, job: Job) -> ReplayPlan:
         """Return a plan with each distinct op once. Raises UsageError for an invalid text, see `skip_invalid`."""
-        from opreplay.replay.plan.kept import kept_plan_of_calls
+        from opreplay.replay.plan.kept import cached_plan_of_calls
         from opreplay.replay.resolve.written.sweep import invalid_calls, plan_of_calls
 
         make = partial(
-            kept_plan_of_calls if job.keeps else plan_of_calls,
+            cached_plan_of_calls if job.keeps else plan_of_calls,
             allow_imports=job.settings.allow_imports,
             device=job.settings.device,
         )

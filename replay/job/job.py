@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.verdicts import MetaCheck
     from opreplay.replay.job.consumers import Events
     from opreplay.replay.ops.work.expected import ExpectedContents
-    from opreplay.replay.plan.kept import KeptContents
+    from opreplay.replay.plan.kept import CachedContents
     from opreplay.replay.report.view import View
     from opreplay.replay.results.reading import MemorySink, ResultFile
     from opreplay.replay.results.records import OpResult
@@ -150,9 +150,9 @@ class Job:
             )
 
         if self.keeps:
-            from opreplay.replay.plan.kept import kept_plan
+            from opreplay.replay.plan.kept import cached_plan
 
-            return kept_plan(
+            return cached_plan(
                 self.read, self.selection, device=settings.device, order=settings.needs_order, make=self._planned
             )
         return self._planned()
@@ -180,7 +180,7 @@ class Job:
         return self.settings.keep and not self.settings.with_collectives and is_plain(self.settings)
 
     @cached_property
-    def contents(self) -> ExpectedContents | KeptContents:
+    def contents(self) -> ExpectedContents | CachedContents:
         """The expected contents of the ops' arguments."""
         return contents_of(self.settings, lambda: self.plan if self.keeps else None)
 
@@ -327,7 +327,7 @@ def is_plain(settings: Settings) -> bool:
     return not (settings.plugins or plugins.registrations() or any(entry_points(group=group) for group in groups))
 
 
-def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | KeptContents:
+def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:
     """Return the expected contents of arguments; cached ones if `plan_to_keep` returns a plan.
 
     Raises UsageError for an invalid initializer module or setting, FormatError for an invalid values file.
@@ -340,6 +340,6 @@ def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None
 
     if settings.init_args or settings.values is not None or (plan := plan_to_keep()) is None:
         return make()
-    from opreplay.replay.plan.kept import KeptContents
+    from opreplay.replay.plan.kept import CachedContents
 
-    return KeptContents(make, plan, settings.seed)
+    return CachedContents(make, plan, settings.seed)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.arguments.shrink.choose import shrink_to_limit
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.ir.sizes import over_budget
@@ -26,7 +26,7 @@ def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink")
     """Return why an op would not run: the plan's reason, or a memory budget that it exceeds even when shrunk."""
     if op.reason is not None or max_op_bytes is None:
         return op.reason
-    return over_budget(op if over == "skip" else fitted(op, max_op_bytes).op, max_op_bytes)
+    return over_budget(op if over == "skip" else shrink_to_limit(op, max_op_bytes).op, max_op_bytes)
 
 
 def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcome:
@@ -35,7 +35,7 @@ def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcom
         return unable(reason)
     if max_op_bytes is None or over == "skip":
         return Outcome(status="replayed")
-    return Outcome(status="replayed", assumptions=fitted(op, max_op_bytes).assumptions)
+    return Outcome(status="replayed", assumptions=shrink_to_limit(op, max_op_bytes).assumptions)
 
 
 def planned_results(

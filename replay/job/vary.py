@@ -36,7 +36,7 @@ Tell = Callable[[int, int, str], None]
 """(number of finished sizes, total number of sizes, name of the next size)."""
 
 
-def untold(done: int, total: int, size: str) -> None:
+def ignore_progress(done: int, total: int, size: str) -> None:
     """Ignore progress."""
 
 
@@ -48,7 +48,7 @@ def vary_config(
     form: Callable[[ReplayPlan], ReplayPlan],
     *,
     weights: str | None = None,
-    tell: Tell = untold,
+    tell: Tell = ignore_progress,
     options: CaptureOptions = DEFAULTS,
 ) -> ServedSteps | SizedSteps:
     """Predict the model of a config file on each device in each size.
@@ -106,7 +106,7 @@ def vary_file(
     devices: Sequence[DeviceProfile],
     form: Callable[[ReplayPlan], ReplayPlan],
     *,
-    tell: Tell = untold,
+    tell: Tell = ignore_progress,
     options: CaptureOptions = DEFAULTS,
 ) -> SizedSteps:
     """Predict the step of "FILE.py:make" on each device; `make` is called with each combination of sizes.

@@ -21,7 +21,7 @@ lack.
 """
 
 
-def but(c: Call, **changes: Any) -> Call:
+def with_changes(c: Call, **changes: Any) -> Call:
     """Return a copy of the call with some arguments changed or added."""
     return SimpleNamespace(**{**vars(c), **changes})
 
@@ -33,7 +33,7 @@ def takes_call(run: Callable[..., Any]) -> bool:
 
 
 @cache
-def taken(run: Callable[..., Any]) -> dict[str, bool]:
+def arguments_read(run: Callable[..., Any]) -> dict[str, bool]:
     """Return the arguments that a function reads, each with whether it is required."""
     if takes_call(run):
         return dict(sorted(_read(run)))
@@ -43,7 +43,7 @@ def taken(run: Callable[..., Any]) -> dict[str, bool]:
 
 def call_with(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call a function with the subset of `arguments` that it accepts."""
-    values = {name: arguments[name] for name in taken(run) if name in arguments}
+    values = {name: arguments[name] for name in arguments_read(run) if name in arguments}
     return run(SimpleNamespace(**values)) if takes_call(run) else run(**values)
 
 
@@ -79,17 +79,17 @@ def _read_by(function: Callable[..., Any], arguments: list[ast.expr], c: str) ->
     """Yield (argument, whether it is required) for each argument that a called function reads from its `Call`."""
     first = arguments[0]
     changed: set[str | None] = set()
-    if isinstance(first, ast.Call) and isinstance(first.func, ast.Name) and first.func.id == but.__name__:
+    if isinstance(first, ast.Call) and isinstance(first.func, ast.Name) and first.func.id == with_changes.__name__:
         changed = {keyword.arg for keyword in first.keywords}
         first = first.args[0]
-    if not _is(first, c) or function is but:
+    if not _is(first, c) or function is with_changes:
         return
     if function is getattr:
         name = arguments[1]
         assert isinstance(name, ast.Constant)
         yield str(name.value), False
     else:
-        yield from ((name, needed) for name, needed in taken(function).items() if name not in changed)
+        yield from ((name, needed) for name, needed in arguments_read(function).items() if name not in changed)
 
 
 def _is(node: ast.AST, name: str) -> bool:

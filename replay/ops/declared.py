@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any
 
-from opreplay.replay.ops.calls import taken
+from opreplay.replay.ops.calls import arguments_read
 from opreplay.replay.ops.register import reference
 from opreplay.replay.ops.table import Row, find, row
 
@@ -90,7 +90,7 @@ def stands_for(
     def declare_one(name: str, run: Callable[..., Any]) -> None:
         renames: Mapping[str, str] = bound.get("renames", {})
         set_here = {*optional, *bound.get("fixed", ())}
-        needs = (name for name, needed in taken(run).items() if needed and name not in set_here)
+        needs = (name for name, needed in arguments_read(run).items() if needed and name not in set_here)
         wanted = {_argument(renames.get(name, name)) for name in needs}
         fitting = [
             (since, schema)
@@ -123,7 +123,7 @@ def declare_like(op: Row) -> None:
     fixed = {name: literal_eval(text) for name, text in op.renames.items() if _CONSTANT.match(text)}
     renames = {name: text for name, text in op.renames.items() if name not in fixed}
     into = tuple(filter(None, op.into.split(","))) or tuple(renames.get(name, name) for name in version.into)
-    theirs = {*taken(version.run), *version.into}
+    theirs = {*arguments_read(version.run), *version.into}
     absent = [*(op.renames.keys() - theirs), *({*into, *map(_argument, renames.values())} - ours)]
     if absent:
         raise ValueError(f"{op.name} like={op.like}: no such argument {', '.join(absent)}")

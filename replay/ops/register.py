@@ -15,7 +15,7 @@ from opreplay.replay.host.dispatcher import parse_schema, registered_schemas, wi
 if TYPE_CHECKING:
     import torch
 
-from opreplay.replay.ops.calls import call_with, taken
+from opreplay.replay.ops.calls import arguments_read, call_with
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
 from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
 from opreplay.replay.ops.table import Reference, find, loading, row, rows
@@ -40,12 +40,12 @@ def reference(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the reference implementation of `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function receives only the schema's arguments that it reads (`calls.taken`), so one function may serve several
-    versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the versions of an
-    op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists what the function
-    assumes for the results because no argument contains it. `fake` describes the outputs of a function whose control
-    flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if the same
-    version is declared twice or the name is malformed.
+    The function receives only the schema's arguments that it reads (`calls.arguments_read`), so one function may serve
+    several versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
+    versions of an op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists what the
+    function assumes for the results because no argument contains it. `fake` describes the outputs of a function whose
+    control flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if
+    the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
     if not _NAME.fullmatch(qualified):
@@ -53,7 +53,7 @@ def reference(
     name, _, overload = qualified.partition(".")
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
-        versions = row(name).settled()
+        versions = row(name).declared_references()
         if any((version.overload, version.since) == (overload, since) for version in versions):
             raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
         versions.append(
@@ -221,8 +221,8 @@ def _binding(
     version: Reference, run: Callable[..., Any], names: Sequence[str]
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Return a function that maps arguments named as in a schema to the argument names of `run`."""
-    places = {name: version.renames.get(name, name).partition(".")[::2] for name in taken(run)}
-    needed = {name for name, needed in taken(run).items() if needed}
+    places = {name: version.renames.get(name, name).partition(".")[::2] for name in arguments_read(run)}
+    needed = {name for name, needed in arguments_read(run).items() if needed}
     absent = {name: None for name, (here, _) in places.items() if here not in names and name in needed}
     present = {name: place for name, place in places.items() if place[0] in names}
 

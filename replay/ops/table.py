@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from opreplay.initializers.base import InitializerError
 from opreplay.replay import ops as room
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.calls import taken
+from opreplay.replay.ops.calls import arguments_read
 from opreplay.replay.ops.op_view import OpView
 from opreplay.traces.errors import strict
 
@@ -105,7 +105,7 @@ class Reference:
         """Return the arguments that the function reads, by their names in the schema; a schema may lack some
         of them.
         """
-        names = [self.renames.get(name, name) for name in taken(self.run) if name not in self.fixed]
+        names = [self.renames.get(name, name) for name in arguments_read(self.run) if name not in self.fixed]
         return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
@@ -143,11 +143,11 @@ class Row:
         with loading:
             if self.folder:
                 load("references", self.folder)
-            if not self.settled() and self.like:
+            if not self.declared_references() and self.like:
                 import_module(f"{room.__name__}.declared").declare_like(self)
-            return self.settled()
+            return self.declared_references()
 
-    def settled(self) -> list[Reference]:
+    def declared_references(self) -> list[Reference]:
         """Run the pending declarations and return the references declared so far."""
         with loading:
             waiting, self.declarations = self.declarations, []

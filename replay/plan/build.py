@@ -15,7 +15,7 @@ from opreplay.replay.plan import passes
 from opreplay.replay.plan.recorded.groups import owner_among, signature_id
 from opreplay.replay.plan.recorded.ops import recorded_ops
 from opreplay.replay.plan.selection import OpFilter
-from opreplay.replay.plan.step.beside import AskedFor
+from opreplay.replay.plan.step.beside import RequestedCollective
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.resolver import Resolver
@@ -33,7 +33,7 @@ def build_plan(
     policy: Policy = _DEFAULT_POLICY,
     device: str = "cpu",
     in_order: bool = False,
-    collectives: Sequence[AskedFor] = (),
+    collectives: Sequence[RequestedCollective] = (),
 ) -> ReplayPlan:
     """Return the unique ops of a trace, heaviest first, each resolved for `device` or with the reason why it is not.
 

@@ -206,8 +206,8 @@ def open_trace(
     long trace. Raises the same errors as `open_input`, and for a named table those of `join_kernel_details`. A table
     that merely lies next to the trace is ignored if it does not match, and `info.kernel_details` says why.
     """
-    from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
-    from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
+    from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_in_folder
+    from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_in_folder
     from opreplay.traces.joins.launch_grids import SMALL, with_launch_grids
 
     execution_trace, kernel_details, capture = named
@@ -223,9 +223,9 @@ def open_trace(
         from opreplay.traces.joins.execution_trace import join_shapes
 
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
-    trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
+    trace = with_table_in_folder(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
     if capture is None:
-        trace = with_captures_beside(trace, limits or Limits())
+        trace = with_captures_in_folder(trace, limits or Limits())
     else:
         trace = with_captures(trace, capture_files(capture), limits or Limits())
     return with_launch_grids(trace, limits or Limits(), most_bytes=SMALL) if gradients else trace
@@ -449,15 +449,15 @@ def plan_of(
 
     With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, the plan of a
     trace read with its activity contains each distinct collective as an op. Raises the same UsageErrors as
-    `restricted`, and one with the nearest names if the filters keep no op of a file.
+    `complete_and_filter`, and one with the nearest names if the filters keep no op of a file.
     """
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
+    from opreplay.replay.plan.collectives.in_plan import mark_missing_sizes
     from opreplay.replay.plan.select import refuse_lists
 
     if isinstance(read, ReplayPlan):
-        plan = restricted(read, selection, device=device)
-        plan = with_sizes_missing(plan) if collectives else plan
+        plan = complete_and_filter(read, selection, device=device)
+        plan = mark_missing_sizes(plan) if collectives else plan
     else:
         make = _with_collectives if collectives else make_plan
         refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
@@ -504,11 +504,11 @@ def _refuse_none(plan: ReplayPlan, read: Trace | ReplayPlan, selection: Selectio
 
 
 def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
-    from opreplay.replay.plan.collectives.in_plan import asked_for, chosen_calls, with_collectives
+    from opreplay.replay.plan.collectives.in_plan import chosen_calls, requested_collectives, with_collectives
 
     all_of_it = msgspec.structs.replace(selection, top=None, min_share=None, ops=())
     calls = chosen_calls(trace, selection)
-    asked = asked_for(trace, calls) if in_order else ()
+    asked = requested_collectives(trace, calls) if in_order else ()
     plan = make_plan(trace, all_of_it, device=device, in_order=in_order, collectives=asked)
     return with_collectives(plan, calls, selection)
 
@@ -534,7 +534,7 @@ def names_by_time(trace: Trace) -> list[str]:
     return list(dict.fromkeys(trace.signatures[i].name for i in order))
 
 
-def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
+def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
     """Return a plan with missing overloads and outputs filled in, and the filters applied, in the same order.
 
     Raises the same UsageErrors as `_part_of`.

@@ -40,7 +40,7 @@ _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
 """Prefixes of environment variables that may affect a plan."""
 
 
-def kept_plan(
+def cached_plan(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, order: bool, make: Callable[[], ReplayPlan]
 ) -> ReplayPlan:
     """Return the cached plan of the same input, or make it with `make` and cache it.
@@ -48,24 +48,24 @@ def kept_plan(
     Only for the CPU without imported libraries: the key does not say which other devices and libraries are available.
     """
     key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
-    return _kept(key, ReplayPlan, make)
+    return _load_or_make(key, ReplayPlan, make)
 
 
-def kept_plan_of_calls(
+def cached_plan_of_calls(
     cases: Sequence[Written],
     *,
     allow_imports: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Cached version of `plan_of_calls`, see `kept_plan`."""
+    """Cached version of `plan_of_calls`, see `cached_plan`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
     key = None if allow_imports or device != "cpu" else key_of("calls", *cases)
     kind = tuple[ReplayPlan, tuple[str, ...]]
-    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
+    return _load_or_make(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
 
 
-def _kept(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
+def _load_or_make(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
     """Return the cached value of a key, or make and cache it; without a key, only make it."""
     if (known := _loaded(key, kind)) is not None:
         return known
@@ -93,7 +93,7 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
     unrecorded: str = ""
 
 
-class KeptContents:
+class CachedContents:
     """`ExpectedContents` of one plan with the built-in initializers, cached; missing contents are computed on
     demand.
     """
@@ -125,7 +125,7 @@ class KeptContents:
             self.unrecorded[op.id] = known.unrecorded
         return known.contents
 
-    def keep(self) -> None:
+    def store_new(self) -> None:
         """Write the newly computed contents to the cache."""
         if self._new and self._key is not None:
             kept.store(self._key, msgspec.msgpack.encode(self._known))

@@ -11,7 +11,7 @@ from opreplay.replay.plan.selection import Selection
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
-    from opreplay.replay.plan.step.beside import AskedFor
+    from opreplay.replay.plan.step.beside import RequestedCollective
     from opreplay.traces import Trace
 
 
@@ -21,7 +21,7 @@ def make_plan(
     *,
     device: str,
     in_order: bool = False,
-    collectives: Sequence[AskedFor] = (),
+    collectives: Sequence[RequestedCollective] = (),
 ) -> ReplayPlan:
     """Return the plan of the selected ops with their outputs.
 
@@ -61,6 +61,6 @@ def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
     """Return the ops that a name, a glob, the start of an id or "#4" selects, heaviest first. Raises UsageError if
     none.
     """
-    from opreplay.replay.plan.select import named
+    from opreplay.replay.plan.select import select_ops
 
-    return named(plan.ops, wanted)
+    return select_ops(plan.ops, wanted)

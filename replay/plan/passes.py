@@ -74,7 +74,7 @@ def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
     """
     if len(parts) == 1:
         return parts[0]
-    op = reduce(added, parts)
+    op = reduce(merge_ops, parts)
     busy = [(us, part.count) for part in parts if (us := part.recorded.device_us_median) is not None]
     recorded = msgspec.structs.replace(
         op.recorded,
@@ -92,7 +92,7 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
     return (low[0] + high[0]) / 2
 
 
-def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+def merge_ops(a: ReplayOp, b: ReplayOp) -> ReplayOp:
     """Merge two ops that are called the same way: counts, times and kernels add up; medians come from the op with more
     calls.
     """

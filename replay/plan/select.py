@@ -60,7 +60,7 @@ def keep_heaviest(
     ops = ops if filters.top is None else ops[: filters.top]
     if not filters.ops or not ops:
         return ops
-    ids = {op.id for wanted in filters.ops for op in named(ops, wanted)}
+    ids = {op.id for wanted in filters.ops for op in select_ops(ops, wanted)}
     return [op for op in ops if op.id in ids]
 
 
@@ -74,7 +74,7 @@ def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
     return ops[place - 1]
 
 
-def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
+def select_ops(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
     """Return the ops that a name, a glob, the start of an id, or "#4" (the fourth) selects, in order.
 
     Raises UsageError with the nearest names if there is none.

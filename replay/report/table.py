@@ -23,7 +23,7 @@ from opreplay.replay.report.text import DASH, cells, end, middle, plural, ratio_
 Row = TypeVar("Row")
 
 MIN_OP_WIDTH = 24
-LEAST_OP_WIDTH = 8
+HARD_MIN_OP_WIDTH = 8
 """Minimum width of the op column, for which numeric columns are dropped even if no table would otherwise drop them."""
 ONE_LINE_WIDTH = 34
 """Minimum width for the name and distinguishing sizes of an op if each op has one line."""
@@ -263,7 +263,7 @@ def terminal(
     if has_names:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
-    space = max(width - _total_width(shown, widths), LEAST_OP_WIDTH) if width else 1 << 16
+    space = max(width - _total_width(shown, widths), HARD_MIN_OP_WIDTH) if width else 1 << 16
     grid = plain_table()
     for column in shown:
         _add_column(grid, column, widths.get(id(column)) if has_names else None)
@@ -315,7 +315,7 @@ def fitting(
         if width - _total_width(shown, widths) >= room:
             break
         shown = [c for c in shown if c is not column]
-    op_width = LEAST_OP_WIDTH if any(c.is_flexible for c in shown) else 0
+    op_width = HARD_MIN_OP_WIDTH if any(c.is_flexible for c in shown) else 0
     hidden = {id(c) for c in columns if c.named} - {id(c) for c in shown}
     for column in [c for c in reversed(shown) if c.is_number][:-1]:
         # Half a number is another number: rather none.

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.ir.plain_json import plain_json
-from opreplay.replay.results.summary import whole
+from opreplay.replay.results.summary import round_to_one
 from opreplay.traces.names import escape
 from opreplay.traces.times.doubts import Doubts
 
@@ -92,7 +92,7 @@ def share_text(share: float | None) -> str:
     """Format a share (1 is all) as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
     if share is None:
         return DASH
-    percent = 100.0 * whole(share)
+    percent = 100.0 * round_to_one(share)
     if percent == 0:
         return "0 %"
     if abs(percent) < 0.01:

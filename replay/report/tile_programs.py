@@ -31,7 +31,7 @@ from opreplay.replay.report.text import DASH, plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.tile.chip import LineTime, TileTime
 from opreplay.replay.tile.measured import Calibration
-from opreplay.replay.tile.study import Broken, Looked, Study
+from opreplay.replay.tile.study import Broken, CaseResult, Study
 
 MOST_SHOWN = 60
 """Maximum number of rows of a sweep shown in a terminal."""
@@ -51,17 +51,17 @@ def view(study: Study, *, lines: bool = False) -> View:
 def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
     """Return everything as JSON-safe values; docs/tile.md lists the stable keys."""
     return {
-        "cases": [_case_facts(row, lines) for row in study.looked],
+        "cases": [_case_facts(row, lines) for row in study.results],
         "skipped_shapes": study.skipped,
         "tuned": study.tuned,
-        "confidence": "uncalibrated" if uncalibrated(study.looked) else "calibrated",
+        "confidence": "uncalibrated" if uncalibrated(study.results) else "calibrated",
         "l2": study.l2,
         "calibrations": [_calibration_facts(calibration) for calibration in study.calibrations],
         "measured_left_out": list(study.unused),
     }
 
 
-def uncalibrated(looked: Sequence[Looked]) -> bool:
+def uncalibrated(looked: Sequence[CaseResult]) -> bool:
     """Check whether the time of any requested case is uncalibrated; also true if no requested case has a time."""
     times = [row.time for row in looked if row.time is not None and not row.case.checked_only]
     return not times or any(time.confidence != "calibrated" for time in times)
@@ -91,7 +91,7 @@ _MEASURED = {
 """Key → field of what was measured."""
 
 
-def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
+def _case_facts(row: CaseResult, lines: bool) -> dict[str, Any]:
     time = row.time if row.error is None or row.error.limit == "values" else None
     facts: dict[str, Any] = {
         "kernel": row.case.program.name,
@@ -128,7 +128,7 @@ def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, A
     }
 
 
-def value_text(row: Looked) -> str | float | None:
+def value_text(row: CaseResult) -> str | float | None:
     """Return "same", the largest absolute difference, or None if values were not compared."""
     if row.values is None:
         return None
@@ -137,10 +137,10 @@ def value_text(row: Looked) -> str | float | None:
 
 def headline(study: Study) -> str:
     """Return the number of cases and their results."""
-    broken = [row for row in study.looked if row.failed]
-    checked = [row for row in study.looked if row.values is not None]
-    tried = [row for row in study.looked if row.case.checked_only]
-    text = f"{plural(len(study.looked) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
+    broken = [row for row in study.results if row.failed]
+    checked = [row for row in study.results if row.values is not None]
+    tried = [row for row in study.results if row.case.checked_only]
+    text = f"{plural(len(study.results) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
     if checked:
         same = sum(1 for row in checked if row.values is not None and row.values.same)
         text += f"; values of {len(checked)} checked, {same} the same"
@@ -150,7 +150,7 @@ def headline(study: Study) -> str:
     return text
 
 
-def _lines(asked: Sequence[Looked]) -> list[RenderableType]:
+def _lines(asked: Sequence[CaseResult]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for row in of_first_case(asked):
         if row.time is not None:
@@ -164,7 +164,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
 
     With `lines`, also render the source lines of the first case on each device.
     """
-    asked = [row for row in study.looked if not row.case.checked_only]
+    asked = [row for row in study.results if not row.case.checked_only]
     plain = [row for row in asked if row.measured is None]
     measured = [row for row in asked if row.measured is not None]
     more = "for all, use --format json"
@@ -173,7 +173,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
         parts += terminal(measured_table(measured), width, limit=MOST_SHOWN, rest=more)
         parts.append(Text("held out: error with the factor from the other cases", style="dim"))
     parts = parts[1:]
-    refused = [row for row in study.looked if row.error is not None]
+    refused = [row for row in study.results if row.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
     if lines:
@@ -182,7 +182,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
+def _notes(study: Study, asked: Sequence[CaseResult], plain: Sequence[CaseResult], *, lines: bool) -> list[str]:
     """Return notes on what the tables do not show. For measured cases, the calibration gives the error."""
     notes: list[str] = []
     if lines and len({_named(row) for row in asked}) > 1:
@@ -200,7 +200,7 @@ def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, li
 def calibration_notes(study: Study) -> list[str]:
     """Return notes on the calibration, on programs without measured times, and that values are computed on the CPU."""
     notes = [_calibration_text(calibration) for calibration in study.calibrations]
-    asked = [row for row in study.looked if not row.case.checked_only and row.time is not None]
+    asked = [row for row in study.results if not row.case.checked_only and row.time is not None]
     far = [
         f"extrapolated, uncalibrated: {_name(row)} on {row.soc}: {row.time.outside}"
         for row in asked
@@ -228,18 +228,18 @@ def _calibration_text(calibration: Calibration) -> str:
     )
 
 
-_OfLooked = Column[Looked]
+_OfLooked = Column[CaseResult]
 SETTINGS = _OfLooked("settings", lambda row: " ".join(f"{name}={value}" for name, value in row.case.settings.items()))
 DEVICE = _OfLooked("device", lambda row: row.soc)
 CASE = _OfLooked("case", lambda row: OpCell(name=row.case.program.name, detail=row.case.text), OP)
 
 
-def varied(column: _OfLooked, rows: Sequence[Looked]) -> list[_OfLooked]:
+def column_if_varied(column: _OfLooked, rows: Sequence[CaseResult]) -> list[_OfLooked]:
     """Return the column if its values differ between rows; otherwise nothing."""
     return [column] if len(set(map(column.value, rows))) > 1 else []
 
 
-def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
+def measured_table(looked: Sequence[CaseResult]) -> Table[CaseResult]:
     """Return measured next to predicted times: from the program alone, and with the factor of the other cases."""
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
@@ -248,9 +248,9 @@ def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
     rows = [row for row in looked if row.measured is not None]
     cores = column("most cores", "cores", Unit(lambda value: "all" if value is None else str(value), "int"), 2)
     columns = [
-        *varied(SETTINGS, rows),
+        *column_if_varied(SETTINGS, rows),
         DEVICE,
-        *varied(cores, rows),
+        *column_if_varied(cores, rows),
         column("in L2", "l2", drop=3),
         column("measured", "measured_us", TIME),
         column("predicted", "predicted_us", TIME),
@@ -261,18 +261,18 @@ def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
     return Table("Measured and predicted times; held out: with the factor of the other cases", columns, rows)
 
 
-def _named(row: Looked) -> tuple[str, str, str]:
+def _named(row: CaseResult) -> tuple[str, str, str]:
     return row.case.program.name, row.case.text, repr(sorted(row.case.settings.items()))
 
 
-def of_first_case(looked: Sequence[Looked]) -> list[Looked]:
+def of_first_case(looked: Sequence[CaseResult]) -> list[CaseResult]:
     """Return the first case that has a time, on each device where it fits; in a sweep, with the best settings."""
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]
 
 
-def band_text(looked: Sequence[Looked]) -> str:
+def band_text(looked: Sequence[CaseResult]) -> str:
     """Return how far off the times may be; "" if there are no times."""
     factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
@@ -280,7 +280,7 @@ def band_text(looked: Sequence[Looked]) -> str:
     return f"80 % of these predictions are between 1/{max(factors):.2g} and {max(factors):.2g} times the measured time"
 
 
-def l2_text(study: Study, looked: Sequence[Looked]) -> str:
+def l2_text(study: Study, looked: Sequence[CaseResult]) -> str:
     """Return how much data is assumed to be in L2 when a kernel starts; "" if there are no times."""
     shares = [100 * row.time.in_l2 for row in looked if row.time is not None]
     if not shares:
@@ -291,14 +291,14 @@ def l2_text(study: Study, looked: Sequence[Looked]) -> str:
     return f"{part} % of a kernel's data is assumed to be in L2 when it starts ({state})"
 
 
-def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
+def cases_table(rows: Sequence[CaseResult]) -> Table[CaseResult]:
     """Return a table of the cases: values, times, and what bounds them."""
 
     def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
         return _OfLooked(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
 
     columns = [
-        *varied(SETTINGS, rows),
+        *column_if_varied(SETTINGS, rows),
         _OfLooked("values", shown_values, right=True),
         DEVICE,
         column("time", lambda time: time.time_us, TIME),
@@ -313,12 +313,12 @@ def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
     return Table("Cases", columns, rows)
 
 
-def _time(row: Looked) -> TileTime | None:
+def _time(row: CaseResult) -> TileTime | None:
     """Return the time of a case; None if the case exceeded a limit."""
     return row.time if row.error is None else None
 
 
-def _bound(row: Looked) -> str:
+def _bound(row: CaseResult) -> str:
     if row.error is not None:
         return f"broken: {row.error.limit}"
     return DASH if row.time is None else row.time.bound
@@ -333,7 +333,7 @@ def _fullest(time: TileTime) -> str:
     return f"{place} {100 * shares[place]:.0f} %"
 
 
-def shown_values(row: Looked) -> str:
+def shown_values(row: CaseResult) -> str:
     """Return the result of the value check as a word or a number."""
     if row.error is not None and row.error.limit == "values":
         return "differ"
@@ -341,7 +341,7 @@ def shown_values(row: Looked) -> str:
     return DASH if values is None else values if isinstance(values, str) else f"± {values:.2g}"
 
 
-def _refused(looked: Sequence[Looked]) -> RenderableType:
+def _refused(looked: Sequence[CaseResult]) -> RenderableType:
     parts: list[Text] = []
     seen: dict[str, int] = {}
     for row in looked:
@@ -358,7 +358,7 @@ def _refused(looked: Sequence[Looked]) -> RenderableType:
     return Group(*parts)
 
 
-def lines_table(row: Looked, time: TileTime) -> Table[LineTime]:
+def lines_table(row: CaseResult, time: TileTime) -> Table[LineTime]:
     """Return the source lines of a case, busiest first."""
     core = time.time_us - time.launch_us
     column = Column[LineTime]
@@ -382,7 +382,7 @@ def _source(file: str, line: int) -> str:
 
 def page(study: Study, command: str) -> Page:
     """Return the page of a study."""
-    good = [row for row in study.looked if row.time is not None and row.error is None]
+    good = [row for row in study.results if row.time is not None and row.error is None]
     asked = [row for row in good if not row.case.checked_only]
     series: dict[str, dict[str, float]] = {}
     for row in asked:
@@ -405,25 +405,25 @@ def page(study: Study, command: str) -> Page:
     )
 
 
-def _cases(looked: Sequence[Looked]) -> Table[Looked]:
+def _cases(looked: Sequence[CaseResult]) -> Table[CaseResult]:
     """Return the columns of the terminal table, plus all settings and buffers."""
     table = cases_table(looked)
     columns = [column for column in table.columns if column.title not in ("settings", "fullest")]
     return msgspec.structs.replace(table, columns=[*columns, _SETTINGS, _BUFFERS])
 
 
-_SETTINGS = Column[Looked](
+_SETTINGS = Column[CaseResult](
     "settings", lambda row: " ".join(f"{k}={v}" for k, v in {**row.case.program.settings, **row.case.settings}.items())
 )
-_BUFFERS = Column[Looked]("buffers", lambda row: _buffers(row.time) if row.time is not None else None)
+_BUFFERS = Column[CaseResult]("buffers", lambda row: _buffers(row.time) if row.time is not None else None)
 
 
 def _buffers(time: TileTime) -> str:
     return " ".join(f"{place} {100 * used // there} %" for place, (used, there) in time.buffers.items())
 
 
-def _pipes(looked: Sequence[Looked]) -> Table[tuple[Looked, str, float]]:
-    column = Column[tuple[Looked, str, float]]
+def _pipes(looked: Sequence[CaseResult]) -> Table[tuple[CaseResult, str, float]]:
+    column = Column[tuple[CaseResult, str, float]]
     columns = [
         column("case", lambda row: _name(row[0])),
         column("device", lambda row: row[0].soc),
@@ -434,22 +434,22 @@ def _pipes(looked: Sequence[Looked]) -> Table[tuple[Looked, str, float]]:
     return Table("Busy shares of pipes", columns, rows)
 
 
-def _broken(study: Study) -> Table[tuple[Looked, Broken]]:
-    column = Column[tuple[Looked, Broken]]
+def _broken(study: Study) -> Table[tuple[CaseResult, Broken]]:
+    column = Column[tuple[CaseResult, Broken]]
     columns = [
         column("case", lambda row: _name(row[0])),
         column("limit", lambda row: row[1].limit),
         column("line", lambda row: row[1].line, COUNT),
         column("what", lambda row: row[1].message),
     ]
-    return Table("Broken", columns, [(row, row.error) for row in study.looked if row.error is not None])
+    return Table("Broken", columns, [(row, row.error) for row in study.results if row.error is not None])
 
 
-def _name(row: Looked) -> str:
+def _name(row: CaseResult) -> str:
     return f"{row.case.program.name} {row.case.text}"
 
 
-def timeline(row: Looked) -> dict[str, Any]:
+def timeline(row: CaseResult) -> dict[str, Any]:
     """Return the pipes of the busiest core as Chrome trace events, in microseconds."""
     assert row.time is not None
     pipes = sorted({span.pipe for span in row.time.spans})

@@ -83,10 +83,10 @@ def bind(
     notes += _defaults_and_strides(match)
     args = tuple(bound[arg.name] for arg, _ in pairs)
     _refuse_values(args)
-    alike = aliasing.alike(args)
+    alike = aliasing.possibly_same_tensor(args)
     if alike:
         notes.append(Assumption(argument="*", what=f"{', '.join(alike)} are assumed to be different tensors"))
-    args, apart = aliasing.settle(args)
+    args, apart = aliasing.normalize_sharing(args)
     return args, (*notes, *apart)
 
 
@@ -127,7 +127,7 @@ def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tupl
     `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values become
     None, so that positions are those of the call.
     """
-    return aliasing.settle(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
+    return aliasing.normalize_sharing(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
 
 def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
@@ -226,7 +226,7 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
 def encode(arg: ArgSpec, value: Value) -> Value:
     """Encode a recorded plain value in the IR's form for this type. Raises Unbound for an integer beyond 64 bits."""
     if arg.kind in CODES:
-        return named(arg.kind, value)
+        return decode_enum(arg.kind, value)
     if arg.kind == "bool":
         return bool(value)
     items = value if isinstance(value, tuple) else (value,)
@@ -237,7 +237,7 @@ def encode(arg: ArgSpec, value: Value) -> Value:
     return int(value) if arg.kind == "int" and isinstance(value, bool) else value
 
 
-def named(kind: str, value: Value) -> Value:
+def decode_enum(kind: str, value: Value) -> Value:
     """Return a value for an argument of type `kind`: enumeration codes become their names, other values stay
     unchanged.
     """

@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verify import verify_argument
-from opreplay.replay.resolve.bind import Unbound, named
+from opreplay.replay.resolve.bind import Unbound, decode_enum
 from opreplay.replay.resolve.kernels import way_on
 from opreplay.replay.resolve.names import candidates, find_overload
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
@@ -212,7 +212,7 @@ def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
     """Return the argument in the schema's form: its type, whether it is written, and a single number as a list if
     required.
     """
-    value = named(wanted.kind, arg.value)
+    value = decode_enum(wanted.kind, arg.value)
     if wanted.kind == "int[]" and isinstance(value, int):
         value = (value,)
     return msgspec.structs.replace(

@@ -220,7 +220,7 @@ def imported_libraries() -> dict[str, tuple[str, ...]]:
     return dict(_imported)
 
 
-def refused(spec: OpSpec) -> Reason | None:
+def policy_verdict(spec: OpSpec) -> Reason | None:
     """Return the policy's verdict on one overload's arguments."""
     verdict = _verdicts.get(spec.text, _UNDECIDED)
     if verdict is _UNDECIDED:
@@ -274,7 +274,7 @@ def _checked_overload(op: ReplayOp, name: str, policy: Policy) -> OpSpec:
     spec = next((spec for spec in overloads.specs if spec.overload == (op.overload or "")), None)
     if spec is None:
         raise NotReplayable(Reason("failed", f"{name} has no overload {op.overload!r} here"))
-    _stop_for(refused(spec))
+    _stop_for(policy_verdict(spec))
     unknown = {arg.name for arg in op.args} - {arg.name for arg in spec.args}
     if unknown:
         raise NotReplayable(Reason("failed", f"{spec.full_name} has no argument {min(unknown)}"))

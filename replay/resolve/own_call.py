@@ -16,7 +16,7 @@ from opreplay.replay.ir.verdicts import Against, ValueCheck, not_compared
 from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.match import best_match
-from opreplay.replay.resolve.names import candidates, refused
+from opreplay.replay.resolve.names import candidates, policy_verdict
 from opreplay.replay.resolve.policy import Policy
 
 TORCHS = frozenset({"aten", "prims", "quantized", "prim"})
@@ -45,7 +45,7 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
         return not_compared(str(overloads.reason))
     if overloads.function is not None:
         return not_compared(f"{op.name} has no schema")
-    specs = [spec for spec in overloads.specs if refused(spec) is None]
+    specs = [spec for spec in overloads.specs if policy_verdict(spec) is None]
     match = best_match(specs, [_recorded(arg) for arg in op.args])
     if match is None:
         return not_compared(f"no overload of {op.name} takes the executor's arguments")

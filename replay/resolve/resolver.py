@@ -31,7 +31,7 @@ from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
 from opreplay.replay.resolve.match import Match, best_match, stack_rival, text_rival, unknown_code
 from opreplay.replay.resolve.meta.check import check_ops
-from opreplay.replay.resolve.names import Candidates, candidates, refused
+from opreplay.replay.resolve.names import Candidates, candidates, policy_verdict
 from opreplay.replay.resolve.policy import Policy, refuse_name
 from opreplay.replay.resolve.relatives import RelativesIndex
 from opreplay.replay.resolve.schema import OpSpec
@@ -223,7 +223,7 @@ class Resolver:
         if not tells_overload(name, context):
             resolved = _with_unread_text(resolved, match, overloads.specs)
         rival = stack_rival(match, overloads.specs, recorded)
-        if rival is None or refused(rival.spec) is not None or not self._is_wrong(resolved):
+        if rival is None or policy_verdict(rival.spec) is not None or not self._is_wrong(resolved):
             return resolved
         with suppress(Unbound):
             other = self._bound(op, name, rival, overloads, context)
@@ -248,7 +248,7 @@ class Resolver:
         if way.reason is not None:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
-        args, cast = autocast.settle(name, args, context)
+        args, cast = autocast.apply_autocast(name, args, context)
         if way.resolved_by == "reference":
             invented = _invented_weights(name)
             cast += invented
@@ -343,10 +343,10 @@ def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, ov
         raise Unbound(Reason("failed", f"{name}: {unknown}"))
     if match is None:
         raise Unbound(Reason("failed", _no_fit(name, specs, recorded)))
-    reason = refused(match.spec)
+    reason = policy_verdict(match.spec)
     if reason is None:
         return match
-    other = best_match([spec for spec in specs if refused(spec) is None], recorded)
+    other = best_match([spec for spec in specs if policy_verdict(spec) is None], recorded)
     if other is None or other.cost > match.cost:
         raise Unbound(reason)
     return other

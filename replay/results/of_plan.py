@@ -15,9 +15,9 @@ from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import itemsize, tensors_of
-from opreplay.replay.results.outcome import Outcome, refilled
+from opreplay.replay.results.outcome import Outcome, refill_notes
 from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
-from opreplay.replay.results.summary import summarized
+from opreplay.replay.results.summary import summary_so_far
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
 from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.kernel_classes import class_of_work
@@ -69,7 +69,7 @@ def product_of(op: ReplayOp) -> Product | None:
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
     """Return counts, shares and totals of the results so far; times in microseconds over all calls."""
     total_us = sum(recorded_us(plan, op) for op in plan.ops)
-    return summarized(results, ops=len(plan.ops), recorded_us=total_us, wall_s=wall_s, interrupted=interrupted)
+    return summary_so_far(results, ops=len(plan.ops), recorded_us=total_us, wall_s=wall_s, interrupted=interrupted)
 
 
 def call_of(op: ReplayOp) -> str:
@@ -144,7 +144,7 @@ def result_of(
             recorded_us=recorded_us(plan, op) / op.count,
             measured_us=measured_us if alike else None,
             simulated=compared.items(),
-            refilled=refilled(outcome.assumptions),
+            refilled=refill_notes(outcome.assumptions),
         ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,

@@ -61,6 +61,6 @@ def is_lost(reason: Reason | None) -> bool:
     return reason is not None and reason.kind in LOST
 
 
-def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
+def refill_notes(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
     """Return the notes on values of an op that a sequence had to refill between passes."""
     return tuple(a.what for a in assumptions if a.argument == VALUES and a.what in (OUTSIDE_DOMAIN, NOT_FINITE))

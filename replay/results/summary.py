@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 """Difference from 1 below which a sum of shares counts as 1, because the order of addition changes its rounding."""
 
 
-def whole(share: float) -> float:
+def round_to_one(share: float) -> float:
     """Return the share, or exactly 1 if it differs from 1 only by rounding."""
     return 1.0 if abs(share - 1.0) < ROUNDING else share
 
@@ -25,7 +25,7 @@ def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
     return summed((soc, us * result.count) for result in results for soc, us in result.simulated_us.items())
 
 
-def summarized(
+def summary_so_far(
     results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
     """Return counts, shares and totals so far, over all calls; `ops` and `recorded_us` are for the whole plan."""
@@ -41,7 +41,7 @@ def summarized(
         failed=by_status["failed"],
         reasons={total.kind: total.ops for total in sorted(not_replayed, key=lambda total: -total.ops)},
         not_replayed=not_replayed,
-        covered_share=whole(sum(result.recorded_share for result in replayed)),
+        covered_share=round_to_one(sum(result.recorded_share for result in replayed)),
         recorded_us=recorded_us,
         measured_us=sum(measured) if measured else None,
         simulated_us=simulated,
@@ -55,7 +55,7 @@ def summarized(
 def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
     """Return the share of recorded time (of ops if none was recorded) without a prediction for a SoC."""
     timed = any(result.recorded_share > 0 for result in results)
-    return 1.0 - whole(
+    return 1.0 - round_to_one(
         sum(result.recorded_share if timed else 1 / len(results) for result in results if soc in result.simulated_us)
     )
 
@@ -70,7 +70,7 @@ def summary_of(file: ResultFile) -> Summary:
     ops, *totals = (file.header.trace.get(name) for name in ("ops", "device_us_total", "host_us_total"))
     recorded = (float(total) for total in totals if total and isinstance(total, int | float))
     planned = ops if isinstance(ops, int) else len(file.results)
-    return summarized(file.results, ops=planned, recorded_us=next(recorded, 0.0), wall_s=None, interrupted=True)
+    return summary_so_far(file.results, ops=planned, recorded_us=next(recorded, 0.0), wall_s=None, interrupted=True)
 
 
 def reasons_of(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:

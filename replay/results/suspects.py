@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.results.records import OpResult, Simulated
 
-LOW, HIGH = 0.05, 50.0
+MIN_TIME_RATIO, MAX_TIME_RATIO = 0.05, 50.0
 """Range of the ratio to the recorded time within which both times of an op may be right."""
 LEAST_SHARE = 0.01
 """Minimum share of the recorded time; smaller rows do not affect conclusions."""
@@ -20,7 +20,7 @@ LARGE_SHARE = 0.02
 """Minimum share of a total for a row to affect the total."""
 UNEVEN = 10.0
 """Ratio of mean to median from which a few calls account for nearly all of the time."""
-FEW = 5
+MIN_CALLS_FOR_MEDIAN = 5
 """Number of calls below which the median may be an interrupted call."""
 SHORT_US = 5.0
 """Recorded time of a call in microseconds below which the call is shorter than many launches."""
@@ -62,12 +62,12 @@ def suspicions(
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
     contradictions: list[str] = []
-    if measured_us is not None and not LOW <= (ratio := measured_us / recorded_us) <= HIGH:
+    if measured_us is not None and not MIN_TIME_RATIO <= (ratio := measured_us / recorded_us) <= MAX_TIME_RATIO:
         cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, ratio, refilled)
         contradictions.append(f"measured ÷ recorded is {ratio:.2g}: {cause}")
     for soc, prediction in simulated:
         ratio = prediction.time_us / recorded_us
-        if not LOW <= ratio <= HIGH:
+        if not MIN_TIME_RATIO <= ratio <= MAX_TIME_RATIO:
             cause = _uneven(op, recorded_us, prediction.time_us) or _simulated_cause(op, prediction, recorded_us, ratio)
             contradictions.append(f"{soc} ÷ recorded is {ratio:.2g}: {cause}")
     return tuple(contradictions)
@@ -105,7 +105,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     other = (
         "values, sizes or libraries differ from the recording; for more, run `plan --meta` and `run --check kernels`"
     )
-    if ratio >= 1 or op.count >= FEW:
+    if ratio >= 1 or op.count >= MIN_CALLS_FOR_MEDIAN:
         return other
     calls = "1 recorded call is" if op.count == 1 else f"{op.count} recorded calls are"
     return f"{calls} too few for a median: a first or interrupted call may dominate; otherwise {other}"

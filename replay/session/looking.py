@@ -17,7 +17,7 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.display import Tabular
-from opreplay.replay.session.setting import devices_of, several, warned, warned_of
+from opreplay.replay.session.setting import devices_of, several, warn_of_damage, warn_user
 from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of, recorded_trace
 from opreplay.traces import Limits, Trace, TraceSummary, summarize
 from opreplay.traces.errors import UsageError
@@ -125,7 +125,7 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
     """
     from opreplay.replay.timeline.timeline import step_of
 
-    read = warned_of(open_input(os.fspath(trace), activity=True))
+    read = warn_of_damage(open_input(os.fspath(trace), activity=True))
     devices = list(devices_of(soc).values())
     contents = None
     if devices:
@@ -153,7 +153,7 @@ class Timeline(Tabular):
         for change in found.what_if:
             if not change.matched:
                 told = getattr(change, "assumptions", ()) or ("matches no call of the step",)
-                warned(f"what_if {change.change!r} {told[0]}")
+                warn_user(f"what_if {change.change!r} {told[0]}")
 
     def _view(self) -> View:
         return self._shown
@@ -198,7 +198,7 @@ def timeline(
     """
     load_plugins(several(plugins))
     devices = list(devices_of(soc, cluster).values())
-    how = _How(step, several(what_if), devices, host_scale, _measured(measured))
+    how = _StepOptions(step, several(what_if), devices, host_scale, _measured(measured))
     captured = _captured(trace)
     if captured is not None:
         if step is not None or measured is not None or ranks:
@@ -216,14 +216,14 @@ def timeline(
     read = recorded_trace(trace, process=process, kernel_details=kernel_details, limits=limits)
     part = one_process(read)
     if part is not read:
-        warned(
+        warn_user(
             f"{read.info.path} contains {part.info.processes} processes; shown is {part.info.process!r}. Select "
             "another with `process`"
         )
     return _of_step(part, how)
 
 
-class _How(NamedTuple):
+class _StepOptions(NamedTuple):
     """Options of an analysis of one step, for one trace or for several ranks."""
 
     step: int | None
@@ -259,28 +259,28 @@ def _file(results: Results | Path) -> ResultFile:
     return read_result_file(os.fspath(results)) if isinstance(results, (str, os.PathLike)) else results.file
 
 
-def _of_step(trace: Trace, how: _How) -> Timeline:
+def _of_step(trace: Trace, how: _StepOptions) -> Timeline:
     from opreplay.replay.report.page.of_timeline import view
     from opreplay.replay.timeline.timeline import timeline, with_other_steps
 
-    plan, contents = _planned(trace, how.devices)
+    plan, contents = _plan_to_predict(trace, how.devices)
     study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **how._asdict()))
     return Timeline(study.timeline, view(study, everything=True))
 
 
-def _of_ranks(paths: tuple[str, ...], how: _How, limits: Limits | None) -> Timeline:
+def _of_ranks(paths: tuple[str, ...], how: _StepOptions, limits: Limits | None) -> Timeline:
     from opreplay.replay.batch.reading import open_ranks
     from opreplay.replay.report.page.of_timeline import view_of_ranks
     from opreplay.replay.timeline.job.study import job_timeline
 
-    traces = open_ranks(paths, lambda path: warned_of(open_trace(path, limits=limits, activity=True)), warned)
-    planned = [_planned(trace, how.devices) for _, trace in traces]
+    traces = open_ranks(paths, lambda path: warn_of_damage(open_trace(path, limits=limits, activity=True)), warn_user)
+    planned = [_plan_to_predict(trace, how.devices) for _, trace in traces]
     plans = [plan for plan, _ in planned if plan is not None]
     study = job_timeline(traces, plans=plans, contents=planned[-1][1], **how._asdict())
     return Timeline(study.timeline, view_of_ranks(study, everything=True))
 
 
-def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
+def _plan_to_predict(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
     """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
     if not devices:
         return None, None
@@ -291,7 +291,7 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
     return job.plan, job.contents
 
 
-def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused: Fused | None) -> Timeline:
+def _of_captured(plan: ReplayPlan, how: _StepOptions, host: Results | Path | None, fused: Fused | None) -> Timeline:
     from opreplay.replay.ascend.simulate.devices import simulate_plan
     from opreplay.replay.job.job import with_fused_kernels
     from opreplay.replay.ops.work.expected import expected_contents

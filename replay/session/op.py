@@ -195,7 +195,7 @@ def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> View:
     return view(plan.ops[0], result, devices)
 
 
-def alone(plan: ReplayPlan, op: ReplayOp, setting: Setting) -> Op:
+def single_op(plan: ReplayPlan, op: ReplayOp, setting: Setting) -> Op:
     """Return one op of a plan as an `Op`."""
     return Op(msgspec.structs.replace(plan, ops=(op,), sequence=None), setting)
 

@@ -25,7 +25,7 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     a worker has only what is installed and what the options name. Without them, a worker would measure something
     different.
     """
-    lacking = None if options.isolation == "none" else next(_lacking(plan.ops, options), None)
+    lacking = None if options.isolation == "none" else next(_missing_in_workers(plan.ops, options), None)
     if lacking is not None:
         raise UsageError(
             f"worker processes do not have {lacking}, which this program registered",
@@ -34,7 +34,7 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
         )
 
 
-def _lacking(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
+def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
     """Yield descriptions of what these ops need to run but worker processes do not have."""
     from opreplay.initializers.extensions import registered
     from opreplay.initializers.user_code import PROGRAM

@@ -71,17 +71,17 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
         executor.close()
 
 
-def warned(line: str) -> None:
+def warn_user(line: str) -> None:
     """Issue a Python warning with a line that the command line would print to stderr."""
     warnings.warn(line, stacklevel=2)
 
 
-def warned_of(read: Read) -> Read:
+def warn_of_damage(read: Read) -> Read:
     """Return what was read from a file, after warnings about lost, wrong or unknown data in it."""
     from opreplay.replay.plan.inputs import WARNING, warnings_of
 
     for line in warnings_of(read):
-        warned(line.removeprefix(WARNING))
+        warn_user(line.removeprefix(WARNING))
     return read
 
 

@@ -21,8 +21,8 @@ from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Tabular
-from opreplay.replay.session.op import Op, alone
-from opreplay.replay.session.setting import Setting, several, warned, warned_of
+from opreplay.replay.session.op import Op, single_op
+from opreplay.replay.session.setting import Setting, several, warn_of_damage, warn_user
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
@@ -77,7 +77,7 @@ class OpenTrace(Tabular):
         from opreplay.replay.batch.job import Traces
 
         known = self._merged.get(settings.check_kernels)
-        source = known or Traces(tell=warned)
+        source = known or Traces(tell=warn_user)
         job = Job.open(source, self._selection, settings, several(soc))
         if known is None:
             source.find(self.read.patterns, self.read.execution_traces, job, limits=self.read.limits)
@@ -88,7 +88,7 @@ class OpenTrace(Tabular):
         return len(self.plan.ops)
 
     def __iter__(self) -> Iterator[Op]:
-        return (alone(self.plan, op, self.setting) for op in self.plan.ops)
+        return (single_op(self.plan, op, self.setting) for op in self.plan.ops)
 
     def __getitem__(self, wanted: str | int) -> Op:
         """Return the heaviest op with this name, glob ("aten::*mm*"), beginning of an id, or rank ("#4" is the fourth).
@@ -97,14 +97,14 @@ class OpenTrace(Tabular):
         `find` returns all matches.
         """
         op = self.plan.ops[wanted] if isinstance(wanted, int) else find_ops(self.plan, wanted)[0]
-        return alone(self.plan, op, self.setting)
+        return single_op(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
         """Return all ops that match a name, glob, beginning of an id or rank, heaviest first.
 
         Raises UsageError if no op matches.
         """
-        return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
+        return tuple(single_op(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
     def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
         """Return the tables: the ops as recorded, how each op is replayed, and why the others are not."""
@@ -230,7 +230,7 @@ def _read(
         raise UsageError(
             "one trace takes one ExecutionTrace", hint="Name the traces that these ExecutionTraces belong to."
         )
-    return warned_of(
+    return warn_of_damage(
         open_input(
             patterns[0],
             limits=limits,
@@ -251,7 +251,7 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
     return patterns
 
 
-def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:
+def open_if_needed(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:
     """Return the opened trace; a source that is not open yet is opened with these options.
 
     Raises UsageError for options given with a trace that is already open.
@@ -271,7 +271,7 @@ def plan(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> ReplayPl
 
     Runs nothing. Takes the options of `opreplay.open`, and raises the same errors.
     """
-    return opened(source, **selecting).plan
+    return open_if_needed(source, **selecting).plan
 
 
 def recorded_trace(
@@ -297,4 +297,4 @@ def recorded_trace(
     if names_several(paths):
         raise UsageError("inspect takes one trace", hint="Name one file; `run` and `timeline` accept several.")
     named = Named(kernel_details=kernel_details, capture=capture)
-    return warned_of(open_trace(paths[0], limits=limits, named=named, process=process, activity=True))
+    return warn_of_damage(open_trace(paths[0], limits=limits, named=named, process=process, activity=True))

@@ -22,7 +22,7 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC
-from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened, recorded_trace
+from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, open_if_needed, recorded_trace
 from opreplay.traces.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run(
     """
     require_torch()
     from opreplay.replay.execute.processes.lanes import lane_devices
-    from opreplay.replay.host.device_lock import held
+    from opreplay.replay.host.device_lock import hold_locks
     from opreplay.replay.job.consumers import deliver, write_to
     from opreplay.replay.job.events import Event, Progress
     from opreplay.replay.results.writing import LINES, JsonLinesSink
@@ -128,7 +128,7 @@ def run(
         )
     if not isinstance(trace, OpenTrace):
         selecting = {"device": wanted.device, "plugins": wanted.plugins, **selecting}
-    read = opened(trace, **selecting)
+    read = open_if_needed(trace, **selecting)
     job = read.job(read.setting.of_run(wanted), soc)
     if not job.settings.check_kernels:
         job.plan = read.plan  # resolved once for several questions
@@ -142,7 +142,7 @@ def run(
         file = None if output is None else stack.enter_context(JsonLinesSink.open(os.fspath(output), force=force))
         settings = job.settings
         devices = lane_devices(settings.device, settings.lanes, shared=settings.shared_device)
-        beside = stack.enter_context(held([] if settings.shared_device else devices))
+        beside = stack.enter_context(hold_locks([] if settings.shared_device else devices))
         deliver(job.run(beside=bool(beside)), *([] if file is None else [write_to(file)]), tell)
     return Results(job.results)
 
@@ -212,7 +212,7 @@ def simulate(
 
     Raises UsageError for an unknown device, and if no device is given.
     """
-    read = opened(trace, **selecting)
+    read = open_if_needed(trace, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
     job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
     if not job.devices:
@@ -223,7 +223,7 @@ def simulate(
 
         job.plan = as_served(job.plan, fused)
     steps, contents = job.steps(), job.contents
-    if (keep := getattr(contents, "keep", None)) is not None:
+    if (keep := getattr(contents, "store_new", None)) is not None:
         keep()
     problems = [
         f"too small for the batch that the trace records: {problem}" for problem in contents.impossible.values()

@@ -120,11 +120,11 @@ class Expectations:
 
 def _refuse_regressions(file: Path, results: Results, conditions: Sequence[Any]) -> None:
     from opreplay.replay.report.views.comparison import first_line
-    from opreplay.replay.results.compare.regressions import unchecked, violations
+    from opreplay.replay.results.compare.regressions import untested_conditions, violations
     from opreplay.replay.session.whole import compare
 
     comparison = compare(file, results).found
-    broken = [*violations(conditions, comparison), *unchecked(conditions, comparison)]
+    broken = [*violations(conditions, comparison), *untested_conditions(conditions, comparison)]
     if broken:
         raise OpsNotAsExpected(_listed(f"against {file.name}: {first_line(comparison)}", broken))
 

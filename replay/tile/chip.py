@@ -139,7 +139,7 @@ def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> No
     An element that is stored twice can hide a missing element here; `check.unwritten`, which has values, also detects
     that.
     """
-    if any(recording.looked for _, recording in runs.classes):
+    if any(recording.position_dependent for _, recording in runs.classes):
         return  # What was left out may have stored more.
     for p in bound.program.parameters:
         meta = bound.tensors.get(p.name)
@@ -318,7 +318,7 @@ def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
     notes: list[str] = []
     if skipped := max(recording.left_out for _, recording in runs.classes):
         notes.append(f"{skipped:,} iterations repeat others: they were counted, not run")
-    if looked := max(recording.looked for _, recording in runs.classes):
+    if looked := max(recording.position_dependent for _, recording in runs.classes):
         notes.append(
             f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, others may differ "
             "(--every runs all)"

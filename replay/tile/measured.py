@@ -42,11 +42,11 @@ STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
 """L2 state → spread of errors relative to the state "network"; covers 80 % of the errors of held-out kernels."""
 LEAST_CASES = 3
 """Minimum number of different cases for a calibration; with two, each would be judged by a single other case."""
-LEAST_BAND = 1.05
+MIN_BAND_FACTOR = 1.05
 """Minimum factor of an 80 % band, even if a few cases agree better; same as for kernel families."""
 MOST_FACTOR = 10.0
 """Ratio of measured to predicted time, or its inverse, above which the measured times must be of something else."""
-BEYOND = 2.0
+EXTRAPOLATION_FACTOR = 2.0
 """Maximum factor by which a size may exceed the measured range; kernel families, with more data, allow more."""
 OUTLYING = 2.5
 """Number of robust standard deviations from the median at which values are clipped (Huber)."""
@@ -237,7 +237,9 @@ def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, 
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
-    width = max(math.log(LEAST_BAND), _student_t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
+    width = max(
+        math.log(MIN_BAND_FACTOR), _student_t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst))
+    )
     return _centre(list(means.values())), others, width
 
 
@@ -289,7 +291,7 @@ def _centre(values: Sequence[float]) -> float:
     """Return the mean of logarithms, with values far from the median clipped."""
     median = statistics.median(values)
     deviation = 1.4826 * statistics.median(abs(x - median) for x in values)
-    reach = OUTLYING * max(deviation, math.log(LEAST_BAND))
+    reach = OUTLYING * max(deviation, math.log(MIN_BAND_FACTOR))
     return statistics.fmean(min(median + reach, max(median - reach, x)) for x in values)
 
 
@@ -338,8 +340,8 @@ def _categories_measured(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, 
 def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
     """Return how a case is far outside the measured ones, such as "x[0]=65536, measured 512 to 4096"; "" if it is not.
 
-    Sizes, cores and the predicted time may be outside the measured range by a factor of `BEYOND`. Integer settings must
-    be within it, and dtypes, layouts, strings and flags must be among the measured ones.
+    Sizes, cores and the predicted time may be outside the measured range by a factor of `EXTRAPOLATION_FACTOR`. Integer
+    settings must be within it, and dtypes, layouts, strings and flags must be among the measured ones.
     """
     for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
@@ -348,7 +350,7 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
         if name not in known.ranges:
             return f"{name}={value:.6g}, measured without"
         low, high = known.ranges[name]
-        beyond = 1.0 if name in bound.settings else BEYOND
+        beyond = 1.0 if name in bound.settings else EXTRAPOLATION_FACTOR
         if value > beyond * high or value * beyond < low:
             unit = " us" if name == "time" else ""
             return f"{name}={value:.6g}{unit}, but measured from {low:.6g} to {high:.6g}"

@@ -18,8 +18,8 @@ from opreplay.replay.tile.language.memory import prepare
 from opreplay.replay.tile.language.places import Spot, TileError
 from opreplay.replay.tile.language.recording import (
     Kind,
-    Looked,
     NeedsCube,
+    PositionInspected,
     Recording,
     Skipping,
     Survey,
@@ -81,7 +81,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
     kind: Kind = "vector"
     try:
         core = _run_one(bound, device, 0, cores, kind, every=every, probing=not every)
-    except Looked:
+    except PositionInspected:
         try:
             return _surveyed(_run_one(bound, device, 0, cores, "vector", surveying=True))
         except Unsurveyed:
@@ -236,7 +236,7 @@ def _run(bound: Bound, core: TileCore, tensors: Mapping[str, Memory]) -> Recordi
     arguments = [value(p) for p in bound.program.parameters if p.role == "scalar" or p.name in tensors]
     try:
         return run_on(core, lambda: bound.program.function(*arguments, **bound.settings))
-    except (OpReplayError, NeedsCube, Unsteady, Looked, Unsurveyed, RecursionError):
+    except (OpReplayError, NeedsCube, Unsteady, PositionInspected, Unsurveyed, RecursionError):
         raise
     except Exception as error:
         raise TileError(

@@ -55,7 +55,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class CaseResult:
     """The result of one case on one device."""
 
     case: Case
@@ -80,7 +80,7 @@ class Looked:
 class Study:
     """All cases of a file: requested cases first, then the default set."""
 
-    looked: tuple[Looked, ...]
+    results: tuple[CaseResult, ...]
     skipped: int = 0
     """Number of default shapes that the reference rejects."""
     tuned: bool = False
@@ -149,11 +149,11 @@ def study(
     measured = _measured(devices, wanted) if rows else []
     asked = _asked_cases(known, wanted, required=not measured)
     looked = [*_look_at_asked(asked, devices, wanted, on_step), *measured]
-    defaults: list[Looked | None] = []
+    defaults: list[CaseResult | None] = []
     if wanted.values and not wanted.tune:
         defaults = _look_at_defaults(asked or [outcome.case for outcome in measured], devices, wanted, on_step)
     return Study(
-        looked=(*looked, *(outcome for outcome in defaults if outcome is not None)),
+        results=(*looked, *(outcome for outcome in defaults if outcome is not None)),
         skipped=defaults.count(None),
         tuned=wanted.tune,
         l2="sequence" if wanted.state == "network" else wanted.state,
@@ -200,9 +200,9 @@ def _swept(asked: Sequence[Case], wanted: Wanted) -> tuple[Case, ...]:
 
 def _look_at_asked(
     asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted, on_step: Callable[[str], None]
-) -> list[Looked]:
+) -> list[CaseResult]:
     """Evaluate the cases with all combinations of their settings on each device, shortest time first."""
-    looked: list[Looked] = []
+    looked: list[CaseResult] = []
     first = next(iter(devices.values()))
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
     for case in _swept(asked, wanted):
@@ -219,7 +219,7 @@ def _look_at_defaults(
     devices: Mapping[str, DeviceProfile],
     wanted: Wanted,
     on_step: Callable[[str], None],
-) -> list[Looked | None]:
+) -> list[CaseResult | None]:
     """Evaluate each program's default set on the first device to check values.
 
     The result is None for a case that the reference rejects.
@@ -228,7 +228,7 @@ def _look_at_defaults(
     bases: dict[int, Case] = {}
     for case in asked:
         bases.setdefault(id(case.program), case)
-    looked: list[Looked | None] = []
+    looked: list[CaseResult | None] = []
     for base in bases.values():
         for case in default_set(base.program, base):
             on_step(case.text)
@@ -255,7 +255,7 @@ def _calibrations(
     return calibrations
 
 
-def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[CaseResult]:
     """Predict the times of the measured cases, with the cores and L2 state of the measurement; run no values."""
     return [
         replace(
@@ -273,7 +273,7 @@ def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Look
     ]
 
 
-def _unused(known: Sequence[Program], rows: Sequence[Row], measured: Sequence[Looked]) -> tuple[str, ...]:
+def _unused(known: Sequence[Program], rows: Sequence[Row], measured: Sequence[CaseResult]) -> tuple[str, ...]:
     names = {program.name for program in known}
     places = {outcome.measured.place for outcome in measured if outcome.measured is not None}
     others = Counter(row.program for row in rows if row.program not in names)
@@ -305,8 +305,10 @@ def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Brok
         return _broken(error)
 
 
-def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: Checked | Broken | str | None) -> Looked:
-    outcome = Looked(
+def _look(
+    case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: Checked | Broken | str | None
+) -> CaseResult:
+    outcome = CaseResult(
         case=case,
         soc=soc,
         values=values if isinstance(values, Checked) else None,
@@ -322,7 +324,7 @@ def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: C
     return replace(outcome, time=time, built_in_us=built_in(bound, device, wanted.state))
 
 
-def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> Looked | None:
+def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> CaseResult | None:
     try:
         bind(case.program, case.arguments, case.settings)
         values = _values(case, device, wanted)
@@ -333,7 +335,7 @@ def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted
     return _look(case, soc, device, wanted, values)
 
 
-def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
+def _best_first(looked: list[CaseResult], asked: Sequence[Case]) -> list[CaseResult]:
     """Sort by case and device, then by time, shortest first; cases that exceed a limit come last."""
     order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
     return sorted(
@@ -346,12 +348,14 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
     )
 
 
-def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+def _with_best_values(
+    looked: list[CaseResult], devices: Mapping[str, DeviceProfile], wanted: Wanted
+) -> list[CaseResult]:
     """Return the results with the values of each case's best settings checked; wrong settings are excluded.
 
     Large cases are checked at the largest sizes that can be run, and at the default shapes.
     """
-    out: list[Looked] = []
+    out: list[CaseResult] = []
     done: set[tuple[str, str, str]] = set()
     for outcome in looked:
         key = (outcome.case.program.name, outcome.case.text, outcome.soc)

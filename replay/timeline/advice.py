@@ -17,7 +17,7 @@ from opreplay.replay.ir.advice import Advice, AdviceKind, AdviceList, Certainty
 from opreplay.replay.ir.notation import recorded_call_text, tensor_text
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ops.recorded.sizes import CallWork, work_of
-from opreplay.replay.timeline.changes import Edited, Unmatched, edited, leave_out
+from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change, remove_tasks
 from opreplay.replay.timeline.dispatch import copies_of, elementwise_runs, stretches_of
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
@@ -213,7 +213,7 @@ def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: floa
 
 def _tried(names: Names, graph: StepGraph, change: str) -> Edited | None:
     try:
-        return edited(names, graph, change)
+        return apply_change(names, graph, change)
     except Unmatched:
         return None
 
@@ -285,7 +285,7 @@ def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
         others=(where_they_are,),
         changed=talking,
         change="overlap comm",
-        lost_us=graph.lost_beside_collectives * total_us,
+        lost_us=graph.lost_during_collectives * total_us,
         least_step_us=total_us,
     )
 
@@ -381,7 +381,7 @@ def _without_tasks(
     names: Names, graph: StepGraph, tasks: Bools, what: str, basis: str, certainty: Certainty
 ) -> _Candidate:
     edit = Edited.unchanged(graph)
-    leave_out(names, edit, tasks, waits=True)
+    remove_tasks(names, edit, tasks, waits=True)
     count, us = int(tasks.sum()), float(graph.nodes.dur_us[tasks].sum())
     waited = bool(((graph.edges.kind == SYNC) & tasks[graph.edges.source]).any())
     return _Candidate(

@@ -135,7 +135,7 @@ class Unmatched(TraceError):
     """Raised if a change matches nothing in the step."""
 
 
-def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
+def apply_change(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
     """Apply a change to `before` (default: the step as recorded) and return the result; `before` is not modified.
 
     Notes, matches and the overlap of `before` are kept. Raises TraceError for text that is not a change, Unmatched if
@@ -167,7 +167,7 @@ def _loss_text(graph: StepGraph) -> str:
     """Return text about the speed that kernels lose to collectives, with its range, e.g. "20 % of their
     speed, as ...".
     """
-    lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
+    lost, (low, high) = graph.lost_during_collectives, graph.lost_bounds
     loss = (
         f"{100 * lost:.0f} % of their speed, as measured on the steps of the trace"
         if lost >= WORTH
@@ -511,7 +511,7 @@ def fused_patterns(listed: str) -> list[str]:
     return patterns
 
 
-def leave_out(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
+def remove_tasks(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
     """Remove device tasks, their launches, and the host time of ops that launch nothing else.
 
     `waits`: also remove the time that the host waited for them.
@@ -537,7 +537,7 @@ def _fuse_elementwise(names: Names, out: Edited) -> None:
     np.maximum.at(out.durations_us, first[merged], out.durations_us[merged].copy())
     tasks = np.zeros(len(first), bool)
     tasks[merged] = True
-    leave_out(names, out, tasks, waits=False)
+    remove_tasks(names, out, tasks, waits=False)
     out.notes.append(
         f"{len(np.unique(first[merged])):,} groups of consecutive elementwise kernels become one kernel each, as "
         "long as its longest part, with the host time of one op; the trace does not record which of them depend on "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opreplay.replay.export.chakra import Attributes, ChakraNode, ChakraTrace, written
+from opreplay.replay.export.chakra import Attributes, ChakraNode, ChakraTrace, encode_file
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.plan.recorded.groups import signature_id
@@ -40,7 +40,7 @@ def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -
         "collectives take their recorded time, including waiting for other ranks" if waiting else "",
         f"{export.unplanned} kernels belong to no planned op, so they have no arguments" if export.unplanned else "",
     ]
-    return written(export.nodes, clock, notes, Attributes(step_us=step_us, beyond_us=beyond_us))
+    return encode_file(export.nodes, clock, notes, Attributes(step_us=step_us, beyond_us=beyond_us))
 
 
 class _Export:

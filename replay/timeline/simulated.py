@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from opreplay.replay.ascend.cost.collective import lacking
+from opreplay.replay.ascend.cost.collective import missing_dies
 from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
@@ -73,7 +73,7 @@ ASSUMED = "launch latency"
 """First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`, which is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """Assumed factor of the 80 % band for tasks without a prediction, which are scaled like the predicted ones."""
-LEAST_BAND = 0.01
+MIN_BAND_SHARE = 0.01
 """Minimum relative error of a step, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
 """Minimum share of the computing that must be predicted for the step to have a band."""
@@ -252,7 +252,7 @@ def step_on(
     share = computing / every if (every := computing + on.scaled_recorded_us) > 0.0 else float(bool(on.families))
     if share >= LEAST_PREDICTED:
         low, high = _band(graph, on, schedule.step_us)
-        error = max(abs(structure_error), LEAST_BAND)
+        error = max(abs(structure_error), MIN_BAND_SHARE)
         low, high = min(low, schedule.step_us / (1.0 + error)), max(high, schedule.step_us * (1.0 + error))
     times = categories(graph, schedule)
     parts, _ = path_parts(names, graph, schedule)
@@ -333,7 +333,7 @@ def _collectives(
         call = None if recorded is None else collective_call(recorded, world)
         group = None if recorded is None else recorded.group_size
         if call is None and nodes.owner[node] >= 0:
-            by_ops = _told_by_ops(trace, int(nodes.owner[node]), parents, world)
+            by_ops = _collective_from_ops(trace, int(nodes.owner[node]), parents, world)
             call = None if by_ops is None else kernel_of(by_ops)
             group = None if by_ops is None else by_ops.group_size
         if call is None:
@@ -343,7 +343,7 @@ def _collectives(
             continue
         assumed += group is None and world is None
         result = predictor(call)
-        small += filter(None, [lacking(call.attrs.get("world_size"), device)])
+        small += filter(None, [missing_dies(call.attrs.get("world_size"), device)])
         recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + result.time_us
         family = family_of(call, device)
         _add(out, [node], family.name, total_band(device, family.name), result.time_us)
@@ -365,7 +365,7 @@ def _collectives(
         out.notes.append(f"{assumed} collectives of unknown group: assumed to span the 8 dies of a server")
 
 
-def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
+def _collective_from_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
     """Return the collective described by the arguments of the op around a task and of the enclosing `c10d` op."""
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:

@@ -14,12 +14,12 @@ from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_cac
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.timeline.categories import Categories, categories, without_causes
-from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
+from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
 from opreplay.replay.timeline.graph.slowed import loss_bounds, with_losses
-from opreplay.replay.timeline.graph.transfer import transferred
+from opreplay.replay.timeline.graph.transfer import transfer_times
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.modules import module_tree
@@ -314,7 +314,7 @@ def what_if_of(
     """Return the result of one change, applied to recorded durations and to those of simulated devices."""
     on_devices = _on_each([change], simulated or {})
     try:
-        changed = edited(names, graph, change)
+        changed = apply_change(names, graph, change)
     except Unmatched as nothing:
         why = f"{nothing.problem}. {nothing.hint}"
         if simulated and not graph.on_device and change.split()[0] == "fuse":
@@ -414,7 +414,7 @@ def _all_edits(
     )
     for change in changes:
         try:
-            total = edited(names, graph, change, total or before)
+            total = apply_change(names, graph, change, total or before)
         except Unmatched as nothing:
             lacking.append(nothing.hint)
     return total, lacking
@@ -505,7 +505,7 @@ def _on_other_steps(trace: Trace, graph: StepGraph) -> OtherSteps | None:
     errors: list[float] = []
     for step in steps:
         other = step_graph(trace, step)
-        durations_us, lags_us = transferred(graph, other)
+        durations_us, lags_us = transfer_times(graph, other)
         errors.append(abs(relative(paced(graph, durations_us, lags_us).step_us, other.recorded_us)))
     if not errors:
         return None

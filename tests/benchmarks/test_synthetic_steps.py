@@ -17,7 +17,7 @@ def test_what_a_change_makes_of_the_pace(name: str, tmp_path: Path) -> None:
         step_error, changes = answers(CLASSES[name], seed, tmp_path)
         assert abs(step_error) < 0.01
         assert changes
-        wrong = [(one.change, one.truth_us, one.told_us) for one in changes if not one.right]
+        wrong = [(one.change, one.truth_us, one.predicted_us) for one in changes if not one.right]
         assert not wrong
 
 

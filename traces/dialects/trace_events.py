@@ -299,7 +299,7 @@ def _kernels(
         launch_start=launches["start"],
         launch_track=launches["track"],
         launch_corr=launch_corr,
-        launch_starts=launches["starts"],
+        launch_kinds=launches["starts"],
         flow_start=got.flows.take("start"),
         flow_track=_take(track_remap, got.flows.take("track")),
         flow_id=got.flows.take("id"),

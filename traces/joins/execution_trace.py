@@ -43,7 +43,7 @@ def join_shapes(trace: Trace, donor: Trace) -> Trace:
     match = np.full(len(trace.ops), -1, np.int64)
     by_id = _match_ids(trace, donor, match)
     by_sequence, by_context = _match_names(trace, donor, match)
-    return _Joined(trace=trace, donor=donor).join(match, by_id, by_sequence, by_context)
+    return _Joiner(trace=trace, donor=donor).join(match, by_id, by_sequence, by_context)
 
 
 def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]:
@@ -151,7 +151,7 @@ def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Joined:
+class _Joiner:
     """Builds the joined trace and counts matches."""
 
     trace: Trace

@@ -49,7 +49,7 @@ _KINDS = (
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
 """How servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
 HINT = "give the profile of the graph capture with --set capture=FILE"
-MAX_BESIDE = 64
+MAX_CANDIDATES = 64
 """Maximum number of files next to a trace that are searched for captures."""
 MAX_SHOWN = 3
 """Maximum number of captures or capture files named in one line."""
@@ -193,9 +193,9 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     join = msgspec.structs.replace(
         trace.info.graphs or GraphJoin(),
         sources=tuple(dict.fromkeys(printable(c.source.info.path) for c in chosen if c is not None)),
-        told_launches=len(resolved),
-        told_kernels=len(owned),
-        told_us=float(trace.kernels.dur_ns[owned].astype(np.int64).sum()) / 1000,
+        matched_launches=len(resolved),
+        matched_kernels=len(owned),
+        matched_us=float(trace.kernels.dur_ns[owned].astype(np.int64).sum()) / 1000,
         by_name=by_name,
         ambiguous=ambiguous,
     )
@@ -465,13 +465,13 @@ def capture_files(named: str | Path) -> list[Path]:
             raise UsageError(
                 f"{path} contains no .json or .json.gz file", hint="Give the profile of the graph capture."
             )
-        return files[:MAX_BESIDE]
+        return files[:MAX_CANDIDATES]
     if not path.is_file():
         raise UsageError(f"{path} does not exist", hint="Give the profile of the graph capture, or its folder.")
     return [path]
 
 
-def files_beside(trace: Trace) -> list[Path]:
+def capture_candidates(trace: Trace) -> list[Path]:
     """Return files next to a trace whose names suggest a capture, sorted by similarity to the name of the trace."""
     trace_file = Path(trace.info.path)
     if not trace_file.is_file():
@@ -489,7 +489,7 @@ def files_beside(trace: Trace) -> list[Path]:
             len(trace_file.name),
         )
 
-    return sorted(candidates, key=lambda file: (-shared(file), file.name))[:MAX_BESIDE]
+    return sorted(candidates, key=lambda file: (-shared(file), file.name))[:MAX_CANDIDATES]
 
 
 def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
@@ -507,12 +507,12 @@ def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
     return join_captures(trace, captures)
 
 
-def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
+def with_captures_in_folder(trace: Trace, limits: Limits) -> Trace:
     """Return the trace joined with the captures in files next to it, skipping unreadable ones."""
     if trace.graphs is None:
         return trace
     captures: list[Capture] = []
-    for file in files_beside(trace):
+    for file in capture_candidates(trace):
         with suppress(TraceError, OSError):  # nobody named it
             source = read_trace(file, limits=limits, calls=True)
             if source.info.vendor == trace.info.vendor:
@@ -533,14 +533,14 @@ def join_text(join: GraphJoin) -> str:
     """Return one line with the device time of graphs and how much of it is now assigned to ops."""
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
-    if not join.told_launches:
+    if not join.matched_launches:
         return f"{ran} in kernels whose ops {_missed_text(join)}"
     sources = ", ".join(_shown(Path(source).name) for source in join.sources[:MAX_SHOWN])
     more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
-    resolved = f"matched {join.told_launches:,} with {sources}{more} ({join.told_us / 1000:,.3g} ms)"
-    by_order = join.told_launches - join.by_name
+    resolved = f"matched {join.matched_launches:,} with {sources}{more} ({join.matched_us / 1000:,.3g} ms)"
+    by_order = join.matched_launches - join.by_name
     how = f", {by_order:,} only by number and order of kernels" if by_order else ""
-    unmatched = join.launches - join.told_launches
+    unmatched = join.launches - join.matched_launches
     rest = f"; {unmatched:,} match no capture" if unmatched else ""
     return f"{ran}; {resolved}{how}{rest}"
 

@@ -51,7 +51,7 @@ def _summaries(folder: Path) -> list[str]:
         return []
 
 
-def table_beside(path: str) -> str | None:
+def table_in_folder(path: str) -> str | None:
     """Return the table in the folder of a trace: kernel_details.csv, or the only op_summary*.csv; None if there is
     none.
 
@@ -69,7 +69,7 @@ def table_beside(path: str) -> str | None:
     return str(folder / tables[0]) if tables else None
 
 
-def with_table_beside(trace: Trace) -> Trace:
+def with_table_in_folder(trace: Trace) -> Trace:
     """Return an NPU trace joined with the table in its folder, if there is one.
 
     If the table cannot be used, the trace stays unchanged and `info.kernel_details` says why.
@@ -78,7 +78,7 @@ def with_table_beside(trace: Trace) -> Trace:
         return trace
     name = SUMMARIES
     try:
-        path = table_beside(trace.info.path)
+        path = table_in_folder(trace.info.path)
         if path is None:
             return trace
         name = Path(path).name

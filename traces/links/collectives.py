@@ -20,7 +20,7 @@ from opreplay.traces.collectives.communication import is_communication
 from opreplay.traces.collectives.names import operation_of
 from opreplay.traces.collectives.tensors import sizes_of_tensors, tensors_of
 from opreplay.traces.links.annotations import AnnotationTable, step_number
-from opreplay.traces.links.marks import INSTEAD, Asked, Mark, marks_of
+from opreplay.traces.links.marks import INSTEAD, Mark, UnannotatedCall, marks_of
 from opreplay.traces.links.parents import among_or_around, innermost_of, innermost_parent, of_rows
 from opreplay.traces.model import Trace
 
@@ -163,7 +163,7 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
     asked = [
-        Asked(
+        UnannotatedCall(
             start_ns=int(trace.ops.start_ns[row]),
             kind=operation_of(signature.name) or "",
             elements=frozenset(sum(n for n, _ in entry) for entry in tensors_of(signature)),

@@ -59,7 +59,7 @@ class LinkInput:
     launch_start: Array
     launch_track: Array
     launch_corr: Array
-    launch_starts: Array
+    launch_kinds: Array
     """`fields.call_kind` of each launch."""
     flow_start: Array
     flow_track: Array
@@ -125,7 +125,7 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     )
 
 
-def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> Array:
+def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> Array:
     """Return the correlation ids that do not identify a launch, because the writer gave each of them to many kernels.
 
     Calls that launch one kernel each have such an id, no graph launch has it, and more kernels share it than one file
@@ -139,7 +139,7 @@ def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> 
     values, counts = np.unique(corr[corr >= 0], return_counts=True)
     many = (counts >= _MANY_SHARING) | ((counts >= _FEWEST_SHARING) & (2 * counts >= counts.sum()))
     calls = launch_corr.astype(np.int64)
-    many &= np.isin(values, calls[launch_starts == KERNEL_CALL]) & ~np.isin(values, calls[launch_starts == GRAPH_CALL])
+    many &= np.isin(values, calls[launch_kinds == KERNEL_CALL]) & ~np.isin(values, calls[launch_kinds == GRAPH_CALL])
     return values[many]
 
 
@@ -158,7 +158,7 @@ def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
     """
     if len(corr) and not (corr >= 0).any():
         return 0, 0
-    starts = data.launch_starts
+    starts = data.launch_kinds
     calls = data.launch_corr[((starts == KERNEL_CALL) | (starts == GRAPH_CALL)) & (data.launch_corr >= 0)]
     return len(calls), int((~np.isin(calls, corr)).sum())
 
@@ -199,7 +199,7 @@ def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
     known = corr[corr >= 0]
     values, counts = np.unique(known, return_counts=True)
     several = values[counts > 1]
-    graphs = np.flatnonzero(data.launch_starts == GRAPH_CALL)
+    graphs = np.flatnonzero(data.launch_kinds == GRAPH_CALL)
     if not len(several) or not len(graphs):
         return None
     rows = np.flatnonzero(np.isin(corr, several))
@@ -275,8 +275,8 @@ def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]
     rows = rows[mixed[data.launch_track[launch[rows]]]]
     unsure = np.zeros(len(corr), bool)
     if len(rows):
-        calls = np.flatnonzero(mixed[data.launch_track] & (data.launch_starts > 0))
-        is_graph = data.launch_starts[calls] == GRAPH_CALL
+        calls = np.flatnonzero(mixed[data.launch_track] & (data.launch_kinds > 0))
+        is_graph = data.launch_kinds[calls] == GRAPH_CALL
         ids = data.launch_corr[calls].astype(np.int64)
         at, _ = match_launches(corr[rows], data.kernel_start[rows], ids, data.launch_start[calls], is_graph)
         launch[rows] = np.where(at >= 0, calls[at], NONE) if len(calls) else NONE

@@ -16,7 +16,7 @@ INSTEAD: Mapping[str, str] = {"reduce_scatter": "all_reduce"}
 """Operation that gloo does not have → operation that gloo runs, and annotates, in its place."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class UnannotatedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that requested a collective and has no annotation on its own thread."""
 
     start_ns: int
@@ -33,7 +33,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     elements: int | None
 
 
-def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
+def marks_of(asked: Sequence[UnannotatedCall], marks: Sequence[Mark]) -> dict[int, int]:
     """Map the index of each call to the index of its annotation.
 
     An annotation belongs to the earliest call that began before it, has its operation and size, and has no annotation
@@ -55,6 +55,6 @@ def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
     return mark_of_call
 
 
-def _fits(call: Asked, mark: Mark) -> bool:
+def _fits(call: UnannotatedCall, mark: Mark) -> bool:
     sized = mark.elements is not None and bool(call.elements)
     return call.start_ns <= mark.start_ns and (not sized or mark.elements in call.elements)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.processes.certain import FEW, NONE, RARE, groups_of, match_launches
+from opreplay.traces.processes.certain import MAX_CHANCE_CONTRADICTIONS, NONE, RARE, groups_of, match_launches
 from opreplay.traces.processes.labels import LEAST_OFFSET, label_of, match_labels
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.reading.fields import GRAPH_CALL
@@ -42,7 +42,7 @@ class EventColumns:
     launch_track: Array
     launch_start: Array
     launch_corr: Array
-    launch_starts: Array
+    launch_kinds: Array
     """`fields.call_kind` of each launch."""
     kernel_track: Array
     kernel_device: Array
@@ -108,10 +108,10 @@ class _Claims:
 
 def _claims(data: EventColumns, of_track: Array) -> _Claims:
     if (data.kernel_corr >= 0).any() and len(data.launch_corr):
-        starts = data.launch_starts > 0
+        starts = data.launch_kinds > 0
         chosen = (data.launch_corr >= 0) & (starts if starts.any() else True)
         track, ids, start = data.launch_track[chosen], data.launch_corr[chosen], data.launch_start[chosen]
-        is_graph = data.launch_starts[chosen] == GRAPH_CALL
+        is_graph = data.launch_kinds[chosen] == GRAPH_CALL
         return _Claims(of_track[track], ids.astype(np.int64), start, is_graph, data.kernel_corr.astype(np.int64))
     chosen = data.op_ext >= 0
     ids = data.op_ext[chosen].astype(np.int64)
@@ -321,7 +321,9 @@ def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
         possible[index] = set()
         for unit in free:
             wrong, all_of_it = int(late[index, unit]), int(hits[index, unit])
-            if wrong > max(FEW, RARE * all_of_it) or (wrong and all_of_it <= FEW):
+            if wrong > max(MAX_CHANCE_CONTRADICTIONS, RARE * all_of_it) or (
+                wrong and all_of_it <= MAX_CHANCE_CONTRADICTIONS
+            ):
                 continue
             if wrong > 0.001 * all_of_it:
                 return  # neither possible nor impossible: the clocks of host and device differ
@@ -366,7 +368,11 @@ def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
     """
     runs = claims.unit[np.append(True, claims.unit[1:] != claims.unit[:-1])] if len(claims.unit) else claims.unit
     one_after_the_other = 1 < len(runs) == len(distinct(runs)) <= units
-    return runs.tolist() if one_after_the_other and np.bincount(claims.unit)[runs].min() >= FEW else None
+    return (
+        runs.tolist()
+        if one_after_the_other and np.bincount(claims.unit)[runs].min() >= MAX_CHANCE_CONTRADICTIONS
+        else None
+    )
 
 
 def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Claims, units: int) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 NONE = -1
-FEW = 3
+MAX_CHANCE_CONTRADICTIONS = 3
 """Number of rows that may contradict a rule by chance, for example because launches were lost or precede the
 recording.
 """
@@ -43,7 +43,7 @@ def match_launches(
     rows, launches = counts[which.reshape(-1)], high - low
     at = np.minimum(low, len(ids) - 1)
     early = known & (start < begin[at])
-    clocks_differ = int(early.sum()) > max(FEW, RARE * int(known.sum()))
+    clocks_differ = int(early.sum()) > max(MAX_CHANCE_CONTRADICTIONS, RARE * int(known.sum()))
     single = known & (launches == 1) & ((rows == 1) | graph[at])
     certain = single if clocks_differ else single & ~early
     out[certain] = order[low[certain]]

@@ -81,7 +81,7 @@ def _columns_of(got: Collector) -> EventColumns:
         launch_track=launches.peek("track"),
         launch_start=launches.peek("start"),
         launch_corr=launches.peek("corr"),
-        launch_starts=launches.peek("starts"),
+        launch_kinds=launches.peek("starts"),
         kernel_track=kernels.peek("track"),
         kernel_device=kernels.peek("device"),
         kernel_start=kernels.peek("start"),

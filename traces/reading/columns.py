@@ -209,13 +209,13 @@ class Columns:
         array = to_ns(values)
         if array.max() >= EXACT_LIMIT_US * 1000:
             self.inexact |= any(type(value) is float and abs(value) >= EXACT_LIMIT_US for value in values)
-        return self._lasting(array) if kind == "span" else array
+        return self._durations(array) if kind == "span" else array
 
     def append(self, arrays: dict[str, Array]) -> None:
         """Add rows from another process that are already arrays."""
         self.flush()
         for name, array in arrays.items():
-            self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
+            self._columns[name].extend(self._durations(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
 
     def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
@@ -234,7 +234,7 @@ class Columns:
         self.zeroed += other.zeroed
         self.inexact |= other.inexact
 
-    def _lasting(self, array: Array) -> Array:
+    def _durations(self, array: Array) -> Array:
         """Return durations, with missing, unreadable and negative values replaced by 0."""
         bad = array < 0
         if not bad.any():

@@ -43,7 +43,7 @@ class _Half:
     def name(self) -> bytes:
         return bytes(self.event.name)
 
-    def lasting(self) -> _Half:
+    def detach_from_block(self) -> _Half:
         """Return a copy of the half that does not refer to the text of its block."""
         name, args = self.event.name.copy(), self.event.args.copy()
         return _Half(msgspec.structs.replace(self.event, name=name, args=args), self.time)
@@ -134,14 +134,14 @@ class Pairs:
         thread.latest = max(thread.latest, half.time)
         if thread.kept is not None:
             self.must_keep |= half.time < thread.made_until
-            thread.kept.append(half.lasting())
+            thread.kept.append(half.detach_from_block())
             return None
         if half.begins:
-            thread.open.add(half.lasting())
+            thread.open.add(half.detach_from_block())
             return None
         begin = thread.open.last(half.name)
         if begin is None:
-            thread.strays.append(half.lasting())
+            thread.strays.append(half.detach_from_block())
             return None
         thread.open.close(begin)
         thread.made_until = max(thread.made_until, half.time)

@@ -130,7 +130,7 @@ def _listed_rows(trace: Trace) -> list[int]:
     return [collective.row for collective in trace.collectives if collective.row >= 0]
 
 
-def room_of_results_us(trace: Trace) -> npt.NDArray[np.float64]:
+def result_allocation_us(trace: Trace) -> npt.NDArray[np.float64]:
     """Return, for each signature, the time that its calls spend in ops that allocate their results."""
     signature = trace.ops.signature
     parents = innermost_parent(trace.ops)

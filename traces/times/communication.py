@@ -12,7 +12,7 @@ from opreplay.traces.activity import Activity
 from opreplay.traces.collectives.communication import is_communication, is_communication_op
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
-from opreplay.traces.times.kernel_classes import class_of, class_of_work, tells_nothing
+from opreplay.traces.times.kernel_classes import class_of, class_of_work, is_uninformative
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ def communication_rows(trace: Trace) -> Bools:
     by_name = np.array([is_communication(text) for text in trace.kernel_names] or [False], bool)[name]
     out = by_name & on_kernels
     out |= _of_ops(trace, name) & on_kernels
-    silent = np.array([tells_nothing(text) for text in trace.kernel_names] or [False], bool)[name] & on_kernels
+    silent = np.array([is_uninformative(text) for text in trace.kernel_names] or [False], bool)[name] & on_kernels
     if activity is not None:
         out |= activity.collective >= 0
         out |= silent & _in_marked_ranges(trace, activity)

@@ -144,7 +144,7 @@ def _zero_ops(trace: Trace) -> int:
 
     Ops added to a trace from a graph capture take no host time, so such a trace provides no evidence.
     """
-    joined = trace.info.graphs is not None and trace.info.graphs.told_launches > 0
+    joined = trace.info.graphs is not None and trace.info.graphs.matched_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())
     counts = trace.info.starts_recorded and not joined and zero > ZERO_SHARE * len(trace.ops)
     return zero if counts else 0

@@ -132,7 +132,7 @@ def class_of_work(op: str, kernel: str) -> str:
     of_kernel, of_op = class_of(kernel), class_of_op(op)
     if of_kernel == "communication" or of_op == "other":
         return of_kernel
-    return of_kernel if of_op == "communication" and not tells_nothing(kernel) else of_op
+    return of_kernel if of_op == "communication" and not is_uninformative(kernel) else of_op
 
 
 _MULTIPLYING = frozenset({"GEMM", "attention", "convolution", "other"})
@@ -145,7 +145,7 @@ def may_multiply(kind: str, name: str) -> bool:
     return kind in _MULTIPLYING or name.startswith("triton_tem_")
 
 
-def tells_nothing(kernel: str) -> bool:
+def is_uninformative(kernel: str) -> bool:
     """Check that a kernel's name is no evidence against communication: it shows no known class and no known kernel
     library.
     """

@@ -17,8 +17,14 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.arguments.shrink.flops import product_flops
-from opreplay.replay.arguments.shrink.pools import dense_strides, largest_fitting, names, resized, with_smaller_pools
-from opreplay.replay.arguments.shrink.slices import sliced
+from opreplay.replay.arguments.shrink.pools import (
+    dense_strides,
+    largest_fitting,
+    names,
+    resize_tensor,
+    with_smaller_pools,
+)
+from opreplay.replay.arguments.shrink.slices import cut_to_slices
 from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.traces.literals import is_whole_numbers
@@ -87,7 +93,7 @@ def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pi
     match.
     """
     length = pieces * unit
-    small = resized(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
+    small = resize_tensor(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
     if at is None:
         return _with(op, small, {})
     values = op.values
@@ -119,7 +125,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
 
 
-def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
+def shrink_to_limit(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
     """Shrink `op` to at most `limit_bytes` if possible; return it unchanged if it fits or cannot be shrunk.
 
     A product of more than `max_flops` floating-point operations also runs on only some of its slices.
@@ -140,7 +146,9 @@ def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitte
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
     """Return `op` on some of its slices, or unchanged if it cannot be sliced."""
-    best_cut = sliced(op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops)
+    best_cut = cut_to_slices(
+        op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops
+    )
     if best_cut is None:
         return Fitted(op=op)
     part, share, what = best_cut

@@ -56,7 +56,7 @@ TABLES: dict[str, tuple[str, str]] = {
 BATCHED_TABLES = "_embedding_codegen_"
 """Part of the names of fbgemm's lookups, whose `WEIGHTS` have all tables one after the other in one dimension."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
-MAX_DIM_OF_STACK = 2
+STACKED_KEYS_AND_VALUES = 2
 """Size of the first dimension of a stacked cache [2, blocks, ...], which holds the keys and then the values."""
 
 
@@ -131,7 +131,7 @@ def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
 
 
 def _block_dim(meta: TensorMeta) -> int:
-    return 1 if len(meta.shape) > 3 and meta.shape[0] == MAX_DIM_OF_STACK else 0
+    return 1 if len(meta.shape) > 3 and meta.shape[0] == STACKED_KEYS_AND_VALUES else 0
 
 
 def _rows_needed(op: ReplayOp) -> int:
@@ -167,7 +167,7 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
     return msgspec.structs.replace(arg, tensors=(in_new_memory(meta, shape, strides),))
 
 
-def resized(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
+def resize_tensor(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
     """Return a dense tensor of another size whose dimensions keep their order in memory."""
     return in_new_memory(meta, shape, None if meta.strides is None else dense_strides(shape, meta.strides))
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from opreplay.replay.arguments.shrink.pools import largest_fitting, names, resized, single_tensors
+from opreplay.replay.arguments.shrink.pools import largest_fitting, names, resize_tensor, single_tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.literals import is_whole_numbers
@@ -40,7 +40,7 @@ Rule = Callable[[ReplayOp], Iterator[Cut]]
 Fits = Callable[[ReplayOp], bool]
 
 
-def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
+def cut_to_slices(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
     """Return the op on as many slices as fit, their share of the work, and a note; None if no cut fits.
 
     If several dimensions can be cut, the cut that keeps the largest share is used.
@@ -82,7 +82,7 @@ def _cut_argument(arg: ReplayArg, cut: Cut, count: int) -> ReplayArg:
 
 def _cut_tensor(meta: TensorMeta, dim: int, count: int) -> TensorMeta:
     at = dim % len(meta.shape)
-    return resized(meta, (*meta.shape[:at], count, *meta.shape[at + 1 :]))
+    return resize_tensor(meta, (*meta.shape[:at], count, *meta.shape[at + 1 :]))
 
 
 def _value(op: ReplayOp, name: str) -> object:

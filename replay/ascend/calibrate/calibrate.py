@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
-from opreplay.replay.ascend.cost.nearby import Place, learned, place_of
+from opreplay.replay.ascend.cost.nearby import Place, learn_neighbours, place_of
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group
@@ -128,7 +128,7 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
     out = dict(devices)
     for (generation, name), known in errors.items():
         known.sort(key=lambda item: -item[0])
-        measured = learned([(place, residual) for _, place, residual in known])
+        measured = learn_neighbours([(place, residual) for _, place, residual in known])
         for soc, device in out.items():
             if device.generation == generation:
                 family = device.families[name]

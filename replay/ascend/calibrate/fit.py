@@ -86,7 +86,7 @@ FAMILY_WIDTHS: dict[str, float] = {
 }
 """Widths of the priors of a family's constants."""
 
-CUBE_FORMS = frozenset({"matmul", "collective", "aicpu", "free"})
+FORMS_WITHOUT_VECTOR = frozenset({"matmul", "collective", "aicpu", "free"})
 VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
 """Constants that the cost of matrix products does not use."""
 
@@ -148,7 +148,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
     for family in sorted({f for f, _ in pairs}):
         constants = devices[samples[0].soc].families[family]
         for name, width in FAMILY_WIDTHS.items():
-            if getattr(constants, name) > 0 and not (constants.form in CUBE_FORMS and name in VECTOR_ONLY):
+            if getattr(constants, name) > 0 and not (constants.form in FORMS_WITHOUT_VECTOR and name in VECTOR_ONLY):
                 out.append(Parameter(name=name, width=width, family=family))
     out += [Parameter(name="scale", width=SCALE_WIDTH, family=f, generation=g) for f, g in sorted(pairs)]
     return out

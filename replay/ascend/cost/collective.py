@@ -111,7 +111,7 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
     return Level(servers, link, False, "RDMA")
 
 
-def phase(size: float, level: Level) -> Choice:
+def phase_choice(size: float, level: Level) -> Choice:
     """Return the fastest algorithm for one network level, with its time.
 
     Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps; 1.5 times the bytes if n
@@ -144,7 +144,7 @@ def _reduced(size: float, levels: list[Level]) -> Choice:
     parts: list[Choice] = []
     shard_bytes = size
     for level in levels:
-        parts.append(phase(shard_bytes, level))
+        parts.append(phase_choice(shard_bytes, level))
         shard_bytes /= level.dies
     by_levels = _together(parts)
     if len(levels) < 2:
@@ -266,7 +266,7 @@ once.
 """
 
 
-def lacking(world: object, device: DeviceProfile) -> str:
+def missing_dies(world: object, device: DeviceProfile) -> str:
     """Return a text on the dies that a described cluster lacks for a group of this size, e.g. "16 ranks on 8 dies"; ""
     if none.
     """
@@ -276,17 +276,17 @@ def lacking(world: object, device: DeviceProfile) -> str:
     return f"{world:,} ranks on {dies:,} die{'s' if dies > 1 else ''}" if world > dies else ""
 
 
-def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
+def choose_algorithm(call: KernelCall, device: DeviceProfile) -> Choice:
     """Return the algorithm of a collective on a device's network and its time without the launch.
 
     If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the existing
     dies.
     """
-    choice, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
+    choice, lacks = _choose_for_existing_dies(call, device), missing_dies(call.attrs.get("world_size"), device)
     return choice._replace(algorithm=f"{choice.algorithm or 'no link'}, {lacks}") if lacks else choice
 
 
-def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
+def _choose_for_existing_dies(call: KernelCall, device: DeviceProfile) -> Choice:
     """Return the algorithm and time of a collective for the existing dies.
 
     `attrs["world_size"]` is the number of participating dies, `attrs["ranks"]` lists them, and `attrs["uneven"]` of an
@@ -323,7 +323,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
     known = {"HCCS", "RDMA", "SIO", "UB"}
     return (
         servers > MEASURED_SERVERS
-        or bool(lacking(call.attrs.get("world_size"), device))
+        or bool(missing_dies(call.attrs.get("world_size"), device))
         or max(total_bytes(call.inputs), total_bytes(call.outputs)) > MEASURED_BYTES
         or any(level.transport not in known for level in levels)
     )
@@ -343,4 +343,4 @@ def collective_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
     """Return the terms of a collective in microseconds: launch (host and notification) and link."""
-    return {"launch": family.fixed_us, "link": chosen(call, device).us}
+    return {"launch": family.fixed_us, "link": choose_algorithm(call, device).us}

@@ -59,7 +59,7 @@ of launch time.
 """
 NOISE = 0.01
 """Noise variance of a single call."""
-FEW = 4
+FULL_WEIGHT_CALLS = 4
 """Number of calls of an op on a generation below which each call counts less; a single call counts half."""
 DOUBTED = 3.0
 """Squared deviation from the prediction by all other calls, relative to its variance, above which a call is doubted.
@@ -157,7 +157,7 @@ class Learned:
         """Return the weight of each measured call in predictions of other calls.
 
         A call that the others contradict counts less: its noise is raised until its squared deviation is at most
-        `DOUBTED` times its variance. A call of an op with fewer than `FEW` measurements also counts less.
+        `DOUBTED` times its variance. A call of an op with fewer than `FULL_WEIGHT_CALLS` measurements also counts less.
         """
         import numpy as np
 
@@ -213,7 +213,9 @@ class Learned:
 
         _, which, counts = np.unique(self._groups[:, OP_HERE], return_inverse=True, return_counts=True)
         number = counts[which]
-        return np.where(number < FEW, PRIOR * (1 / number - 1 / FEW) / (1 - 1 / FEW), 0.0)
+        return np.where(
+            number < FULL_WEIGHT_CALLS, PRIOR * (1 / number - 1 / FULL_WEIGHT_CALLS) / (1 - 1 / FULL_WEIGHT_CALLS), 0.0
+        )
 
     def _groups_of(self, call: Traits) -> list[int]:
         """Return the group number of a call for each of `KEYS`."""
@@ -316,7 +318,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Learned:
+def shipped_correction() -> Learned:
     """Return the shipped correction."""
     rows = learned_calls()
     return Learned([row.traits for row in rows], [row.pull for row in rows], [row.soc for row in rows])

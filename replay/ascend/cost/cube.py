@@ -37,7 +37,7 @@ WRITTEN = 0.87
 """Minimum share of the HBM peak at which results are written: a product with K = 32 writes 1 GB in 1.53 ms on a 910B4
 with 0.8 TB/s (KernelBench).
 """
-MOST_OF_HBM = 0.95
+MAX_HBM_SHARE = 0.95
 """Maximum share of its peak bandwidth that HBM reaches."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
 """Minimum size of float32 tiles: they are not halved further although cores are idle, and K is not split.
@@ -270,8 +270,8 @@ def gemm_terms(
     moved = operands + result
     mixed = 4.0 * operands * result / (moved * moved) if moved else 0.0
     reached = rates.hbm_cube_efficiency * (1.0 + rates.hbm_mixed_cost) / (1.0 + rates.hbm_mixed_cost * mixed)
-    if reached > MOST_OF_HBM:
-        reached = MOST_OF_HBM
+    if reached > MAX_HBM_SHARE:
+        reached = MAX_HBM_SHARE
     best: tuple[float, float, float, float, float] | None = None
     p, root, all_cores = rates.overlap_p, 1 / rates.overlap_p, device.aic_cores
     m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch

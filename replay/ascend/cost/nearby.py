@@ -32,7 +32,7 @@ SPREAD = 0.2
 NOISE = 0.1
 """Spread of a single kernel's own error, which says nothing about its neighbours; repeats of one shape vary by 0.06."""
 
-MOST = 0.35
+MAX_LOG_ERROR = 0.35
 """Limit on the log error of a neighbour, beyond which it counts as an outlier, and on the resulting correction."""
 
 MAX_NEIGHBOURS = 64
@@ -43,7 +43,7 @@ FARTHEST = 5.0
 hundred-thousandth.
 """
 
-BEYOND = 8.0
+EXTRAPOLATION_FACTOR = 8.0
 """Maximum factor beyond a family's measured sizes at which a prediction is not yet an extrapolation."""
 
 SAME = 1e-6
@@ -153,7 +153,7 @@ def likeness(a: Spot, b: Spot) -> float:
     return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def drawn(
+def neighbour_factor(
     call: KernelCall,
     family: FamilyCost,
     gemm: Gemm | None = None,
@@ -181,7 +181,7 @@ def drawn(
             x -= rows
             z -= depth
             total += pull * exp(-0.5 * (y * y + x * x + z * z))
-    return exp(max(-MOST, min(MOST, total))) if total else 1.0
+    return exp(max(-MAX_LOG_ERROR, min(MAX_LOG_ERROR, total))) if total else 1.0
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
@@ -195,7 +195,11 @@ def largest(call: KernelCall) -> tuple[float, str]:
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
     """Check whether a call's sizes or dtype are far outside its family's measurements, or the family has none."""
     n, largest_measured = tally.elements, family.most_elements
-    if largest_measured <= 0.0 or n > BEYOND * largest_measured or n * BEYOND < family.least_elements:
+    if (
+        largest_measured <= 0.0
+        or n > EXTRAPOLATION_FACTOR * largest_measured
+        or n * EXTRAPOLATION_FACTOR < family.least_elements
+    ):
         return True
     dtype = tally.dtype
     return bool(dtype) and ("half" if dtype in HALF else dtype) not in family.dtypes
@@ -212,7 +216,7 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
     )
 
 
-def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
+def learn_neighbours(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
     """Return the neighbours of a family on an SoC, from (place, log of measured over predicted), in descending order of
     importance.
 
@@ -223,7 +227,7 @@ def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbou
 
     kinds: dict[str, list[tuple[Spot, float]]] = {}
     for place, residual in measured[:MAX_NEIGHBOURS]:
-        kinds.setdefault(place.kind, []).append((place.spot, min(MOST, max(-MOST, residual))))
+        kinds.setdefault(place.kind, []).append((place.spot, min(MAX_LOG_ERROR, max(-MAX_LOG_ERROR, residual))))
     out: dict[str, tuple[Neighbour, ...]] = {}
     for kind, known in kinds.items():
         alike = np.array([[SPREAD**2 * likeness(a, b) for b, _ in known] for a, _ in known])

@@ -56,7 +56,7 @@ CONTRADICTED = 9.0
 """Squared deviation from the prediction by the other calls, relative to its usual size, above which a row is reported
 to the user.
 """
-LEAST_BAND = 1.05
+MIN_BAND_FACTOR = 1.05
 TOLD_SHARE = 0.1
 """Minimum share of a call's error variance that measurements must explain to count as the basis of its prediction."""
 MOST_CALLS = 2000
@@ -87,7 +87,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deviation(self) -> float:
         """Return the standard deviation of the log of measured over predicted."""
-        return max(log(LEAST_BAND), log(self.band)) / QUANTILE
+        return max(log(MIN_BAND_FACTOR), log(self.band)) / QUANTILE
 
 
 class Adjustment(msgspec.Struct, frozen=True, kw_only=True):

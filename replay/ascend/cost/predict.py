@@ -8,9 +8,9 @@ from math import prod, sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, evidence_of, work_of
-from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_evidence
+from opreplay.replay.ascend.cost.collective import choose_algorithm, collective_terms, is_beyond, link_evidence
 from opreplay.replay.ascend.cost.cube import FLOATS, Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
-from opreplay.replay.ascend.cost.nearby import drawn, is_outside
+from opreplay.replay.ascend.cost.nearby import is_outside, neighbour_factor
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
@@ -258,7 +258,7 @@ def _terms(
     if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
         return _slowed(terms, call, path, family, device), 1.0, path
     if family.nearby:
-        return terms, drawn(call, family, gemm, state, tally), None
+        return terms, neighbour_factor(call, family, gemm, state, tally), None
     return terms, 1.0, None
 
 
@@ -304,7 +304,7 @@ EXTRAPOLATED_WIDTH = 1.5
 """Factor on the logarithm of the band of a kernel that is unlike all measured kernels; assumed."""
 
 
-def widened(band: float) -> float:
+def widen_band(band: float) -> float:
     """Return the band factor widened for a kernel that is unlike all measured kernels."""
     return max(band**EXTRAPOLATED_WIDTH, LEAST_EXTRAPOLATED)
 
@@ -401,7 +401,7 @@ def predict_kernel(
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
     if form == "collective":
-        evidence, algorithm = link_evidence(device), chosen(call, device).algorithm
+        evidence, algorithm = link_evidence(device), choose_algorithm(call, device).algorithm
         extrapolated = is_beyond(call, device)
     else:
         evidence, algorithm = _evidence(call, family, tally), ""
@@ -411,7 +411,7 @@ def predict_kernel(
     cell = Cell(evidence, work_of(family, path, call.type))
     band = family.band if family.name in BANDS_OF_THEIR_OWN else band_of(cell)
     if extrapolated and RANK[evidence] <= RANK["another SoC"]:
-        band = widened(band)  # that of a kernel type which was never measured is as wide as it gets
+        band = widen_band(band)  # that of a kernel type which was never measured is as wide as it gets
     above = max(band, MOST_BY_BYTES) if family.name == UNKNOWN else band
     return Simulated(
         time_us=time_us,

@@ -20,13 +20,13 @@ from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, itemsize
 Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes accessed since its last use); None for a tensor not seen before."""
 
-FAR = 1e9
+MAX_DISTANCE_RATIO = 1e9
 """Reuse distance, in multiples of the reach of L2, at which the ratio is capped: nothing is found there, and larger
 powers would overflow.
 """
 MAX_DESCRIBED = 50_000
 """Maximum number of kernels whose tensor sizes are cached."""
-BEYOND = "beyond the tensors"
+BEYOND_OPERANDS = "beyond the tensors"
 """Used in place of a dtype for memory that a kernel reads beyond its operands."""
 MAX_REMEMBERED = 64
 """Maximum number of remembered uses per size; older ones are far beyond any cache."""
@@ -94,7 +94,7 @@ class Stream:
                 beyond = moved - sum(sizes)
                 sizes = [min(size, float(moved)) for size in sizes]
                 if beyond > 0:
-                    keys, sizes = [*keys, (int(beyond), BEYOND)], [*sizes, beyond]
+                    keys, sizes = [*keys, (int(beyond), BEYOND_OPERANDS)], [*sizes, beyond]
             described = call, keys, sizes
             if len(self._described) >= MAX_DESCRIBED:
                 self._described.clear()
@@ -293,5 +293,5 @@ def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | No
     for size, distance in touches:
         total += size
         if distance is not None:
-            resident_bytes += size / (1 + min(distance / reach, FAR) ** rates.sequence_sharpness)
+            resident_bytes += size / (1 + min(distance / reach, MAX_DISTANCE_RATIO) ** rates.sequence_sharpness)
     return resident_bytes / total if total > 0 else None

@@ -139,7 +139,7 @@ def is_far(call: KernelCall, path: SlowPath) -> bool:
     cut = lines_of(call)
     if longest <= 0.0 or cut is None:
         return False
-    return not shortest / FAR <= length_of(cut) <= longest * FAR
+    return not shortest / EXTRAPOLATION_FACTOR <= length_of(cut) <= longest * EXTRAPOLATION_FACTOR
 
 
 def length_of(cut: Lines) -> int:
@@ -147,7 +147,7 @@ def length_of(cut: Lines) -> int:
     return cut.lines if cut.lines > 1 else cut.inner
 
 
-FAR = 8.0
+EXTRAPOLATION_FACTOR = 8.0
 """Maximum factor beyond the measured lengths at which a length is not yet an extrapolation, as for sizes."""
 
 

@@ -12,7 +12,7 @@ import msgspec
 from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import Simulated
-from opreplay.replay.results.summary import whole
+from opreplay.replay.results.summary import round_to_one
 from opreplay.traces.sums import summed
 
 
@@ -40,12 +40,12 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def elsewhere(self) -> float:
         """Return the share in no selected op: other ops, labels, generated code, kernels without an op."""
-        return 1.0 - min(1.0, whole(self.selected))
+        return 1.0 - min(1.0, round_to_one(self.selected))
 
     @property
     def predicted(self) -> float:
         """Return the share with any prediction."""
-        return whole(self.users + self.rules + self.invented + self.bytes)
+        return round_to_one(self.users + self.rules + self.invented + self.bytes)
 
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from opreplay.replay.ascend.cost.collective import lacking
+from opreplay.replay.ascend.cost.collective import missing_dies
 from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
@@ -50,8 +50,8 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
     groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
     largest = max(groups, default=0)
     for device in devices:
-        if text := lacking(largest, device):
-            some = sum(bool(lacking(size, device)) for size in groups)
+        if text := missing_dies(largest, device):
+            some = sum(bool(missing_dies(size, device)) for size in groups)
             return (
                 f"opreplay: warning: the cluster is smaller than the groups of {some} of {len(groups)} collectives (up "
                 f"to {text}): predicted for the dies of this cluster, so less data moves; describe a larger --cluster"

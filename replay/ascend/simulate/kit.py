@@ -142,13 +142,13 @@ def _write(
     calls: Sequence[Timed], texts: dict[str, str], registry: Registry, *, seed: int, memory_bytes: int
 ) -> dict[str, Reason]:
     """Append the text of each call to `texts`; return the reasons for calls whose values cannot be described."""
-    from opreplay.replay.export.measure import written
+    from opreplay.replay.export.measure import encode_call
 
     failed: dict[str, Reason] = {}
     for call in calls:
         if call.op.id not in texts:
             try:
-                texts[call.op.id] = written(call, registry, seed=seed, memory_bytes=memory_bytes)
+                texts[call.op.id] = encode_call(call, registry, seed=seed, memory_bytes=memory_bytes)
             except NotReplayable as stopped:
                 failed[call.op.id] = stopped.reason
     return failed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, weakest
-from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, octaves, shipped
+from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, octaves, shipped_correction
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
@@ -20,7 +20,7 @@ from opreplay.replay.ascend.cost.predict import (
     family_of,
     least_us,
     only_moves,
-    widened,
+    widen_band,
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
@@ -332,7 +332,7 @@ def _shipped(
     """
     state = state_of(l2)
     if state != "network":
-        parts = started(lowering.kernels, predict, state)
+        parts = time_kernels(lowering.kernels, predict, state)
     else:
         cached = cached if len(cached) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
         parts = [
@@ -343,8 +343,8 @@ def _shipped(
     if simulated.by != "rule" or simulated.time_us <= 0 or device.is_own_fit:
         return parts, simulated
     if state == "network":
-        return _at_least_warm(op, lowering, device, parts, simulated, learned or shipped())
-    return _corrected(op, lowering, device, l2, learned or shipped()) or (parts, simulated)
+        return _at_least_warm(op, lowering, device, parts, simulated, learned or shipped_correction())
+    return _corrected(op, lowering, device, l2, learned or shipped_correction()) or (parts, simulated)
 
 
 MOST_BELOW_WARM = 1.8
@@ -371,7 +371,7 @@ def _at_least_warm(
     return [(call, cost.times(factor)) for call, cost in parts], simulated.times(factor)
 
 
-def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
+def time_kernels(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
     """Return the kernels of an isolated op that starts in this state, with their times."""
     touched = touches_in(kernels, state)
     return [
@@ -409,7 +409,7 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
     if not lowering.kernels:
         return None
     predict = Predictor(alone(device))
-    parts = started(lowering.kernels, predict, state_of(l2))
+    parts = time_kernels(lowering.kernels, predict, state_of(l2))
     simulated = _combine(parts, lowering, l2, predict.device)
     traits = _traits(op, lowering, device.kind, l2)
     if traits is None or simulated.time_us <= 0:
@@ -421,7 +421,7 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
     """Return the traits by which a call is compared; None if measured calls cannot correct it."""
     state = state_of(l2)
     predict = Predictor(alone(load_device(REFERENCE[generation])))
-    parts = started(lowering.kernels, predict, state)
+    parts = time_kernels(lowering.kernels, predict, state)
     simulated = _combine(parts, lowering, "cold", predict.device)
     working = [(cost.time_us * call.count, call) for call, cost in parts if cost.time_us > 0]
     if not working:
@@ -494,7 +494,7 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
     extrapolated = simulated.extrapolated and (not correction.is_measured or correction.beyond)
     band = band_of(Cell(evidence, work_of_parts(parts)))
     if extrapolated and RANK[evidence] <= RANK["another SoC"]:
-        band = widened(band)
+        band = widen_band(band)
     return msgspec.structs.replace(
         simulated.times(time_us / simulated.time_us),
         low_us=time_us / band,
@@ -541,10 +541,10 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     far = read + max(0.0, written - held)
     if simulated.l2 == "warm":
         far = read + written if read + written > bare.l2_bytes else 0.0
-    return max(floor_us, far / (MOST_OF_HBM * bare.hbm_bytes_per_s) * 1e6)
+    return max(floor_us, far / (MAX_MEASURED_HBM_SHARE * bare.hbm_bytes_per_s) * 1e6)
 
 
-MOST_OF_HBM = 0.94
+MAX_MEASURED_HBM_SHARE = 0.94
 """Maximum share of the HBM peak over 1,200 public measured calls (gelu of 268 MB on a 910B2)."""
 ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})
 """Kernels with an index per element."""

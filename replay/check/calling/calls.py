@@ -38,18 +38,18 @@ LARGE = 100.0
 """Factor for "large" values: some of their exponentials overflow float32, and many of their squares overflow
 float16.
 """
-LARGE_WHOLE = 2**24 + 1
+LARGE_INTEGER = 2**24 + 1
 """Factor for "large" int32 values: the first integer that float32 cannot represent."""
-FAR, FAR_OF_16_BITS = 1024.0, 32.0
+FAR_OFFSET, FAR_OFFSET_16_BITS = 1024.0, 32.0
 """Offset added for "far" values: far from zero, but small enough that each value stays exact to a hundredth. The second
 number is for 16-bit dtypes.
 """
 SMALL = 2.0**-20
-BEYOND = 2.0**18
+BEYOND_FLOAT16_FACTOR = 2.0**18
 """Factor for values "beyond" float16, which can represent only a few of them."""
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 """Integers that are not a valid index into any tensor."""
-OF_WHOLE = frozenset[Values](("signed", *OUTSIDE))
+INTEGER_ONLY_VALUES = frozenset[Values](("signed", *OUTSIDE))
 """Kinds of values that apply to integers only."""
 MOST_ZEROS = 64
 OF_ROWS: dict[Values, float] = {
@@ -133,7 +133,7 @@ class Results:
         return [*self.returned, *only_written]
 
 
-def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+def pair_results(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Pair the op's result tensors with the reference's; None if no pairing has equal counts.
 
     The reference may return what the op writes.
@@ -270,7 +270,7 @@ class Bench:
         function = self.reference.function_for(case.op.overload)
         if function is None:
             return self.call_of(case, arguments)
-        return adapted(function, arguments, _defaults(self.spec(case)))
+        return call_of_reference(function, arguments, _defaults(self.spec(case)))
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
         """Call the reference on these arguments, which it may write to. Exceptions propagate."""
@@ -315,7 +315,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         return
     if not is_float(tensor):
         _change_whole(tensor, values, number)
-    elif values not in OF_WHOLE:
+    elif values not in INTEGER_ONLY_VALUES:
         _change_floats(tensor, values, number)
 
 
@@ -329,7 +329,7 @@ def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
     if tensor.dtype is not torch.int32:
         return
     if values == "large":
-        tensor.mul_(LARGE_WHOLE)
+        tensor.mul_(LARGE_INTEGER)
     elif values == "signed":
         places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
         tensor.abs_().add_(1).mul_(1 - 2 * (places // (number + 1) % 2))
@@ -340,14 +340,14 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
     factors: dict[Values, float] = {
         "wide": 8.0,
         "large": LARGE,
-        "beyond": BEYOND if info.max > BEYOND else 1.0,
+        "beyond": BEYOND_FLOAT16_FACTOR if info.max > BEYOND_FLOAT16_FACTOR else 1.0,
         "small": 2.0**-6 if tensor.dtype is torch.float16 else SMALL,
         "denormal": info.tiny / 4,
     }
     if values in factors:
         tensor.mul_(factors[values])
     elif values == "far":
-        tensor.add_(FAR if info.bits > 16 else FAR_OF_16_BITS)
+        tensor.add_(FAR_OFFSET if info.bits > 16 else FAR_OFFSET_16_BITS)
     elif values == "positive":
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
     elif values == "ties":
@@ -422,7 +422,7 @@ def reach_of(arguments: Arguments) -> float:
     return max((float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) for tensor in numbers), default=0.0)
 
 
-def widened(arguments: Arguments) -> Arguments:
+def as_float64(arguments: Arguments) -> Arguments:
     """Return the same numbers in float64, contiguous, in separate memory."""
     memo: dict[int, torch.Tensor] = {}
 
@@ -451,7 +451,9 @@ def _defaults(spec: OpSpec) -> dict[str, Any]:
     }
 
 
-def adapted(function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]) -> Callable[[], Any]:
+def call_of_reference(
+    function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]
+) -> Callable[[], Any]:
     """Return a call of a reference: by name if its parameters have the names of the op's arguments, otherwise by
     position.
 

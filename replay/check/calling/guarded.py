@@ -11,7 +11,7 @@ import weakref
 import torch
 
 
-def guarded(tensor: torch.Tensor) -> torch.Tensor:
+def copy_guarded(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values with the same strides, in memory that ends with the tensor. Raises OSError if the system
     refuses to allocate it.
     """

@@ -19,18 +19,18 @@ from opreplay.replay.check.points.values import against_reference
 
 INDICES: tuple[Values, ...] = ("too large", "negative")
 INDEX = (torch.int32, torch.int64)
-MOST = 60
+MAX_CALLS = 60
 """Maximum number of calls that are tried."""
 
 
 def bad_input(bench: Bench) -> list[Attempt]:
     """Return trials with wrong dtypes, ranks, sizes and numbers, with NaN, and with a tensor on another device."""
     base = bench.compact_bases[0]
-    odd = [case for case in variants.valued(base) if case.values == "odd"]
+    odd = [case for case in variants.vary_values(base) if case.values == "odd"]
     beyond = [dataclasses.replace(base, kind=f"{values} index", values=values) for values in INDICES]
     return [
         *(attempt(bench, case, _indices_refused) for case in (beyond if bench.has_reference(base) else ())),
-        *(attempt(bench, case, _refused) for case in [*variants.wrong(base), *odd][:MOST]),
+        *(attempt(bench, case, _refused) for case in [*variants.wrong(base), *odd][:MAX_CALLS]),
         attempt(bench, base, _elsewhere, "another device"),
     ]
 

@@ -21,11 +21,11 @@ from opreplay.replay.check.calling.calls import (
     Arguments,
     Bench,
     NotApplicable,
+    as_float64,
     first_working,
     is_float,
     reach_of,
     seed_torch,
-    widened,
     with_finite_results,
 )
 from opreplay.replay.check.calling.closeness import compare
@@ -78,7 +78,7 @@ def gradient(bench: Bench) -> list[Attempt]:
     apart = [case for case in layouts(bench) if case.trait != "one tensor"]
     sized = [
         case
-        for case in variants.sized(base)
+        for case in variants.vary_sizes(base)
         if case.kind not in variants.MANY_ELEMENTS and variants.elements(case) <= variants.HUGE_ELEMENTS
     ]
     # Beyond where usual values lie: gradients have steps there, as that of a clamp.
@@ -215,7 +215,7 @@ def _registered(bench: Bench, case: Case) -> Finding:
 def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
     """Run torch.autograd.gradcheck or gradgradcheck on few elements in float64."""
     name = "gradgradcheck" if second else "gradcheck"
-    smaller = [variants.typed(case, "float64", "small") for case in variants.small(base)]
+    smaller = [variants.replace_dtype(case, "float64", "small") for case in variants.small(base)]
     case, error = first_working(bench, smaller)
     if case is None:
         why = f"float64 is refused: {words(error)}" if error else "no small case"
@@ -391,7 +391,7 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
             return nothing(f"the reference has no gradient either: {words(why)}")
         unknown = any(part in str(error) for part in NOT_REGISTERED)
         return (nothing if unknown else failed)(words(error))
-    exact, why = _of_reference(bench, case, _with_grad(bench, widened(arguments), only), form)
+    exact, why = _of_reference(bench, case, _with_grad(bench, as_float64(arguments), only), form)
     if why is not None:
         return nothing(f"the reference has no gradient in float64: {words(why)}")
     same, why = _of_reference(bench, case, _with_grad(bench, arguments.copy(), only), form)

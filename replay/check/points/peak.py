@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, BothRefuse, NotApplicable, results_of, widened
+from opreplay.replay.check.calling.calls import Arguments, Bench, BothRefuse, NotApplicable, as_float64, results_of
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
-from opreplay.replay.execute.executors.torch.profile import profiled
+from opreplay.replay.execute.executors.torch.profile import torch_profiler
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
@@ -41,7 +41,7 @@ def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool =
         backend.synchronize(device)
         peak = backend.max_memory_allocated(device) - before
     else:
-        profiler: Any = profiled(memory=True)
+        profiler: Any = torch_profiler(memory=True)
         with profiler:
             results = results_of(call, copy)
         ordered = sorted(profiler.kineto_results.events(), key=lambda event: event.start_ns())
@@ -106,7 +106,7 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
         except Exception as error:  # what the op refuses is judged by other cases
             return BothRefuse(f"smaller calls are refused: {words(error)}")
         with contextlib.suppress(Exception):  # it refuses the large case as well, then
-            wide = widened(arguments)
+            wide = as_float64(arguments)
             peak_bytes.append(sum(peak_of(bench, smaller, wide, reference=True)))
             call_s.append(_seconds_of(bench, smaller, wide, reference=True))
         size = _bytes(arguments.tensors())

@@ -38,12 +38,12 @@ def schema(bench: Bench) -> list[Attempt]:
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
     base = bench.compact_bases[0]
-    others = [case for case in variants.sized(base) if case.kind in ("empty", "one element", "huge")]
+    others = [case for case in variants.vary_sizes(base) if case.kind in ("empty", "one element", "huge")]
     if variants.main_dtype(base) is not None:
-        others += [variants.typed(base, dtype) for dtype in ("float64", "bfloat16")]
+        others += [variants.replace_dtype(base, dtype) for dtype in ("float64", "bfloat16")]
     return [
         *(attempt(bench, case, _writes) for case in (*layouts(bench), *others)),
-        *(attempt(bench, case, taken(_writes)) for case in bench.other_calls(base)),
+        *(attempt(bench, case, only_accepted_calls(_writes)) for case in bench.other_calls(base)),
         attempt(bench, base, leaves_state, "state of torch"),
         Attempt(f"opcheck: {first.text}", lambda: opcheck(bench, base, "test_schema")),
     ]
@@ -168,17 +168,17 @@ def shape_inference(bench: Bench) -> list[Attempt]:
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing("a Python function has no fake kernel"))]
     compact = bench.compact_bases[0]
-    cases: list[Case] = [*bench.bases, *variants.sized(compact), *layouts(bench)]
+    cases: list[Case] = [*bench.bases, *variants.vary_sizes(compact), *layouts(bench)]
     if variants.main_dtype(compact) is not None:
-        cases += [variants.typed(compact, dtype) for dtype in variants.DTYPES if hasattr(torch, dtype)]
+        cases += [variants.replace_dtype(compact, dtype) for dtype in variants.DTYPES if hasattr(torch, dtype)]
     return [
-        *(attempt(bench, case, faked) for case in cases),
-        *(attempt(bench, case, taken(faked)) for case in bench.other_calls(compact)),
+        *(attempt(bench, case, compare_fake) for case in cases),
+        *(attempt(bench, case, only_accepted_calls(compare_fake)) for case in bench.other_calls(compact)),
         Attempt(f"opcheck: {compact.text}", lambda: opcheck(bench, compact, "test_faketensor")),
     ]
 
 
-def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
+def only_accepted_calls(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
     """Restrict a trial to calls that the reference accepts, if there is one: other calls have no known result."""
 
     def judged(bench: Bench, case: Case) -> Finding:
@@ -194,7 +194,7 @@ def broadcast_fakes(bench: Bench) -> list[Attempt]:
     compact = bench.compact_bases[0]
 
     def judged(case: Case) -> Finding:
-        finding = msgspec.structs.replace(faked(bench, case), case=case.text)
+        finding = msgspec.structs.replace(compare_fake(bench, case), case=case.text)
         is_missing = finding.verdict == "missing"
         return msgspec.structs.replace(finding, verdict="not applicable") if is_missing else finding
 
@@ -202,7 +202,7 @@ def broadcast_fakes(bench: Bench) -> list[Attempt]:
     return [Attempt(f"fake kernel, {case.text}", partial(judged, case)) for case in cases]
 
 
-def faked(bench: Bench, case: Case) -> Finding:
+def compare_fake(bench: Bench, case: Case) -> Finding:
     """Compare the results of the fake kernel with the real results."""
     arguments = arguments_for(bench, case)
     try:

@@ -40,7 +40,7 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
     if bench.device.type == "cpu":
         for count in THREADS:
             states[f"by {count} thread{'s' if count > 1 else ''}"] = partial(_threads, count)
-    empty = [case for case in variants.sized(base) if case.kind == "no columns"]
+    empty = [case for case in variants.vary_sizes(base) if case.kind == "no columns"]
     return [
         *([] if bench.operator(base) is not None else [attempt(bench, base, leaves_state, "state of torch")]),
         *(_trial(bench, case, "in memory full of NaN", partial(_in_state, state=_filled)) for case in empty),

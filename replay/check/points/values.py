@@ -18,15 +18,15 @@ from opreplay.replay.check.calling.calls import (
     BothRefuse,
     NotApplicable,
     Results,
+    as_float64,
     contiguous,
     distinct,
     is_float,
-    paired,
+    pair_results,
     reach_of,
-    widened,
 )
 from opreplay.replay.check.calling.closeness import Distance, compare
-from opreplay.replay.check.calling.guarded import guarded
+from opreplay.replay.check.calling.guarded import copy_guarded
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case, replaced
 from opreplay.replay.check.model import Finding
@@ -36,7 +36,7 @@ from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothin
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.model import TensorMeta
 
-WHOLE = (torch.int32, torch.int64)
+INTEGER_DTYPES = (torch.int32, torch.int64)
 """Dtypes of indices into a tensor."""
 TINY = 1e-30
 """Value used in place of zeros, to find out the sign of a result near zero."""
@@ -77,7 +77,7 @@ def _stays_inside(bench: Bench, case: Case) -> Finding:
     except Exception as error:  # judged by other cases
         return nothing(words(error))
     try:
-        at_the_end = arguments.changed(guarded)
+        at_the_end = arguments.changed(copy_guarded)
     except (OSError, ValueError) as error:
         return nothing(f"no memory that ends with the tensor: {words(error)}")
     after = bench.call(case, at_the_end)
@@ -88,14 +88,14 @@ def _stays_inside(bench: Bench, case: Case) -> Finding:
 def _correctness_cases(bench: Bench) -> Iterator[Case]:
     yield from bench.bases
     for base in bench.compact_bases[:VARIED]:
-        yield from variants.sized(base)
-        yield from variants.laid_out(base)
-        yield from variants.shared(base)
+        yield from variants.vary_sizes(base)
+        yield from variants.vary_strides(base)
+        yield from variants.share_tensors(base)
         if bench.has_reference(base):
             yield from bench.other_calls(base)
-            for case in variants.ranked(base):
-                yield from (other for other in variants.laid_out(case) if other.kind == "outer dimensions swapped")
-            yield from variants.valued(base)
+            for case in variants.vary_ranks(base):
+                yield from (other for other in variants.vary_strides(case) if other.kind == "outer dimensions swapped")
+            yield from variants.vary_values(base)
             if not any(arg.mutated for arg in base.op.args):
                 yield dataclasses.replace(base, kind="negated", trait="negated")
     first = bench.compact_bases[0]
@@ -109,7 +109,7 @@ def layouts(bench: Bench) -> list[Case]:
     return [
         case
         for base in bench.compact_bases[:VARIED]
-        for case in (base, *variants.laid_out(base), *variants.shared(base))
+        for case in (base, *variants.vary_strides(base), *variants.share_tensors(base))
     ]
 
 
@@ -119,7 +119,7 @@ def dtypes(bench: Bench) -> list[Attempt]:
     if variants.main_dtype(base) is None:
         return []
     cases = [
-        variants.typed(case, dtype, f"{dtype}{suffix}")
+        variants.replace_dtype(case, dtype, f"{dtype}{suffix}")
         for dtype in variants.DTYPES
         if hasattr(torch, dtype)
         for case, suffix in ((base, ""), (variants.primes_of(base), " at prime sizes"))
@@ -135,18 +135,18 @@ def _unusual(base: Case) -> list[Case]:
     """
     cases: list[Case] = []
     if not any(arg.mutated for arg in base.op.args):
-        conjugated = variants.typed(base, "complex64", "complex64, conjugated")
+        conjugated = variants.replace_dtype(base, "complex64", "complex64, conjugated")
         cases.append(dataclasses.replace(conjugated, trait="conjugated"))
     for dtype in ("float16", "bfloat16", "int32"):
-        case = variants.typed(base, dtype, f"{dtype}, large values")
+        case = variants.replace_dtype(base, dtype, f"{dtype}, large values")
         cases.append(dataclasses.replace(case, values="large"))
     if not any(meta.dtype == "int32" for meta in tensors_of(base.op)):
-        case = variants.typed(base, "int32", "int32 of both signs, no zeros")
+        case = variants.replace_dtype(base, "int32", "int32 of both signs, no zeros")
         cases.append(dataclasses.replace(case, values="signed"))
     for dtype in ("float16", "bfloat16", "float32"):
         columns = variants.long_columns(base) if dtype != "float32" else ()
         for long in (*variants.long_rows(base, "long rows"), *columns):
-            case = variants.typed(long, dtype, f"{dtype} in {long.kind}")
+            case = variants.replace_dtype(long, dtype, f"{dtype} in {long.kind}")
             cases.append(dataclasses.replace(case, values="positive", smaller=long.smaller))
     return cases
 
@@ -261,7 +261,7 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
     args = tuple(msgspec.structs.replace(arg, tensors=tuple(map(plain, arg.tensors))) for arg in case.op.args)
     for name, tensor in bench.arguments(replaced(case, "contiguous", args)).named_tensors().items():
         meta = next(arg.tensors[0] for arg in case.op.args if arg.name == name)
-        if tensor.dtype in WHOLE and tensor.dim() == 1 and meta is not None and 0 in (meta.strides or ()):
+        if tensor.dtype in INTEGER_DTYPES and tensor.dim() == 1 and meta is not None and 0 in (meta.strides or ()):
             places = torch.arange(tensor.numel(), device=tensor.device, dtype=tensor.dtype)
             if torch.equal(tensor.sort().values, places):
                 return name
@@ -287,7 +287,7 @@ def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine
     signs. With `fine`, the first two ways move all elements of one tensor up and all of the next one down, which
     changes a quotient most; the other ways move each element at random.
     """
-    wide = widened(arguments)
+    wide = as_float64(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(1 + way // 2)
     opposite, place = 1 - 2 * (way % 2), 0
     for before, tensor in zip(distinct(arguments), distinct(wide), strict=True):
@@ -321,7 +321,7 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
         return False
     first.view(-1)[0] = 2 * first.abs().nan_to_num(0.0, 0.0, 0.0).max() + 1
     try:
-        pairs = paired(bench.call(case, other), mine) or []
+        pairs = pair_results(bench.call(case, other), mine) or []
     except Exception:  # it is not known, then
         return False
     return any(
@@ -336,13 +336,13 @@ def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: A
     Only zeros whose sign follows from the arguments count. Their expected sign is the sign of the result if tiny
     numbers replace the arguments' zeros.
     """
-    wide = widened(arguments)
+    wide = as_float64(arguments)
     for tensor in wide.tensors():
         if is_float(tensor):
             tensor.copy_(torch.where(tensor == 0, torch.copysign(torch.full_like(tensor, TINY), tensor), tensor))
     nonzero = _referred(bench, case, wide)
-    beside = [] if nonzero is None else paired(mine, nonzero) or []
-    for (actual, native), (_, near) in zip(paired(mine, same) or (), beside, strict=False):
+    beside = [] if nonzero is None else pair_results(mine, nonzero) or []
+    for (actual, native), (_, near) in zip(pair_results(mine, same) or (), beside, strict=False):
         if not is_float(actual) or near.shape != actual.shape:
             continue
         sure = (near != 0) & (near.signbit() == native.signbit()) & ~_either(near, arguments)
@@ -386,7 +386,7 @@ def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results 
 
 def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
     """Return the reference's results in float64; None if it refuses float64, or if the results are random."""
-    wide = widened(arguments)
+    wide = as_float64(arguments)
     is_wide = all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True))
     return None if is_wide or bench.is_random(case) else _referred(bench, case, wide)
 
@@ -404,7 +404,7 @@ def _judged(
     """Compare all results of one call with the reference's."""
     wanted = same if same is not None else exact
     assert wanted is not None
-    pairs = paired(mine, wanted)
+    pairs = pair_results(mine, wanted)
     if pairs is None:
         return failed(f"returns {len(mine.all())} tensors, the reference {len(wanted.all())}")
     wide = _targets(mine, exact, len(pairs)) or [native for _, native in pairs]
@@ -417,7 +417,7 @@ def _judged(
         target = wide[i]
         if (other := _plainly_other(case, actual, native, target, arguments, shape_only=same is None)) is not None:
             return failed(f"{which}{other}")
-        if actual.dtype in WHOLE and _order_is_open(case, actual, arguments):
+        if actual.dtype in INTEGER_DTYPES and _order_is_open(case, actual, arguments):
             continue
         if target.shape != actual.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native
@@ -503,7 +503,7 @@ def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
 
 def _targets(mine: Results, reference: Results | None, count: int) -> list[torch.Tensor] | None:
     """Return the reference's result for each of the op's results; None if their counts differ."""
-    pairs = None if reference is None else paired(mine, reference)
+    pairs = None if reference is None else pair_results(mine, reference)
     return None if pairs is None or len(pairs) != count else [target for _, target in pairs]
 
 

@@ -77,7 +77,7 @@ class ChildProcess(Workers):
 
     def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = inf) -> None:
         """`limit_s` is the limit of one op; `until` is the end of the run's time, on the monotonic clock."""
-        super().__init__(lambda facts, _: [Child(config.settled(facts))], limit_s=limit_s, until=until)
+        super().__init__(lambda facts, _: [Child(config.with_chosen_threads(facts))], limit_s=limit_s, until=until)
         self._options = config.options
         self._task: Task | None = None
         self._raised_in_start = -1

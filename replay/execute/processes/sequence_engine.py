@@ -141,7 +141,7 @@ class SequenceEngine:
         self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s
         self._workers = Workers(
-            lambda facts, _: [Child(config.settled(facts))],
+            lambda facts, _: [Child(config.with_chosen_threads(facts))],
             limit_s=limit_s,
             on_interim=self._passes.append,
         )
@@ -253,15 +253,15 @@ class SequenceEngine:
             task = msgspec.structs.replace(task, heartbeat=beats.paths()[0])
             if self._executor is not None:
                 outcome = self._here(task, self._executor)
-                yield from self._told_passes()
+                yield from self._yield_finished_passes()
                 return outcome
             self._workers.hand_out([task], beats)
             while (answer := self._workers.take(waits=True)) is None:
-                yield from self._told_passes()
-            yield from self._told_passes()
+                yield from self._yield_finished_passes()
+            yield from self._yield_finished_passes()
             return answer if isinstance(answer, Death) else answer[0]
 
-    def _told_passes(self) -> Iterator[PassDone]:
+    def _yield_finished_passes(self) -> Iterator[PassDone]:
         while self._passes:
             yield self._passes.pop(0)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
+from opreplay.replay.collectives.mapping import Share, TooFewRanks, map_collective
 from opreplay.replay.collectives.model import Collective, Replayed, WaitBy
-from opreplay.replay.execute.measure import scaled, summarize
+from opreplay.replay.execute.measure import scale_to_whole_op, summarize
 from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.lanes import Decide, Engine, Step
@@ -61,7 +61,7 @@ class WithRanks:
         """Return the collective in the form that the ranks run, or the reason why they cannot run it."""
         world = self._rank_config.world
         try:
-            return mapped(collective, world, max_bytes=self._rank_config.memory_bytes * world)
+            return map_collective(collective, world, max_bytes=self._rank_config.memory_bytes * world)
         except TooFewRanks as error:
             return unable(Reason("collective", f"{error}: --ranks 2"))
 
@@ -112,7 +112,7 @@ def outcome_of(
         return Outcome(status="failed", reason=reason, collective=replayed, assumptions=assumed)
     return Outcome(
         status="replayed",
-        measurement=scaled(measurement, share.part),
+        measurement=scale_to_whole_op(measurement, share.part),
         collective=replayed,
         bus_factor=share.bus_factor,
         assumptions=assumed,

@@ -30,7 +30,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the launcher hosts the store; otherwise rank 0 does."""
 
 
-def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
+def launcher_settings(variables: Mapping[str, str] = os.environ) -> Launched | None:
     """Read the launcher's settings from the environment; None if no launcher started this process, or only this one.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow. If they

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.arguments.shrink.choose import shrink_to_limit
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
@@ -150,7 +150,7 @@ class SequenceRun:
                 self._check_device(error)
                 self.reasons[op.id] = reason_for(error)
 
-    def settled(self, tell: Tell) -> Program:
+    def repeat_check_passes(self, tell: Tell) -> Program:
         """Repeat the checking pass until no finding changes the program, and return the program."""
         number = 0
         while True:
@@ -170,7 +170,9 @@ class SequenceRun:
 
     def measured(self, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
         """Run the checking passes, then the measured ones, and return the outcome."""
-        program = self.settled(tell)  # held by no caller: its tensors are gone before those of another one are made
+        program = self.repeat_check_passes(
+            tell
+        )  # held by no caller: its tensors are gone before those of another one are made
         assert self._plan is not None
         calls = self.calls()
         samples: dict[int, array[float]] = defaultdict(lambda: array("d"))
@@ -193,9 +195,9 @@ class SequenceRun:
                     wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
                     if program.raised:
                         # What it made in earlier passes was of another program.
-                        self.leave_out(program.raised)
+                        self.exclude_raised(program.raised)
                         del program
-                        program = self.settled(tell)
+                        program = self.repeat_check_passes(tell)
                         calls = self.calls()
                         samples.clear()
                         interrupted.clear()
@@ -214,12 +216,12 @@ class SequenceRun:
                         break
         finally:
             self._beat(-1)
-        self.made_up(program)
+        self.note_refilled(program)
         return self.outcome(samples, sums, walls, refilled, options, resolution_us, interrupted)
 
-    def made_up(self, program: Program) -> None:
+    def note_refilled(self, program: Program) -> None:
         """Record notes on the ops whose values the passes of a program refilled."""
-        for number, (before, after) in program.made_up().items():
+        for number, (before, after) in program.refilled_ops().items():
             notes = [*([OUTSIDE_DOMAIN] if before else []), *([NOT_FINITE] if after else [])]
             self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
@@ -247,7 +249,7 @@ class SequenceRun:
         """Return the outcomes of ops that the program excludes, by id."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
-    def leave_out(self, raised: Mapping[int, Exception]) -> None:
+    def exclude_raised(self, raised: Mapping[int, Exception]) -> None:
         """Exclude ops that raised in a later pass, given by their number in the program."""
         for at, error in raised.items():
             self._check_device(error)
@@ -272,7 +274,7 @@ class SequenceRun:
 
     def _make_ready(self, index: int, op: ReplayOp) -> None:
         # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
-        part = fitted(op, min(self._op_bytes, self._limit))
+        part = shrink_to_limit(op, min(self._op_bytes, self._limit))
         whole = part.op if part.part == 1.0 else op
         if (reason := budget.over_budget(whole, self._op_bytes)) is not None:
             raise NotReplayable(reason)

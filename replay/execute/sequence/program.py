@@ -199,7 +199,7 @@ class Program:
         """Return the names of an op and one of its tensor arguments."""
         return self._ops[index].name, self._names[index][argument]
 
-    def made_up(self) -> dict[int, tuple[bool, bool]]:
+    def refilled_ops(self) -> dict[int, tuple[bool, bool]]:
         """Return the ops whose values were refilled in each pass: op index → (arguments were refilled, results were
         refilled).
         """

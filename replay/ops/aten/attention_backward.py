@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.aten.attention import attend
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
@@ -67,14 +67,14 @@ scaled_dot_product_cudnn_attention_backward = scaled_dot_product_flash_attention
 
 def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
     """Return the gradients of attention in layout [B, H, S, D]; the gradient of the bias is not computed."""
-    return *scaled_dot_product_flash_attention_backward(but(c, grad_out=c.grad_out_)), None
+    return *scaled_dot_product_flash_attention_backward(with_changes(c, grad_out=c.grad_out_)), None
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of attention in layout [B, H, S, D]; packed sequences count as one sequence, a bias is
     ignored.
     """
-    return scaled_dot_product_flash_attention_backward(but(c, attn_bias=None))
+    return scaled_dot_product_flash_attention_backward(with_changes(c, attn_bias=None))
 
 
 def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 
 
 def convolution_overrideable(c: Call) -> Tensor:
@@ -51,7 +51,7 @@ miopen_convolution_add_relu = cudnn_convolution_add_relu
 
 def conv_depthwise2d(c: Call) -> Tensor:
     """Return the depthwise convolution, 2-D or 3-D, with one group per channel; the weight gives the kernel size."""
-    return cudnn_convolution(but(c, groups=c.self.shape[1]))
+    return cudnn_convolution(with_changes(c, groups=c.self.shape[1]))
 
 
 conv_depthwise3d = conv_depthwise2d

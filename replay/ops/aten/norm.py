@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 
 Maybe = Tensor | None
 
@@ -74,7 +74,7 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
     """Same as batch_norm_gather_stats_with_counts, for an equal number of rows on each rank."""
     counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
-    return batch_norm_gather_stats_with_counts(but(c, counts=counts))
+    return batch_norm_gather_stats_with_counts(with_changes(c, counts=counts))
 
 
 def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 
 _LSTM, _GRU = 2, 3
 
@@ -81,7 +81,7 @@ def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | 
     with torch.enable_grad():
         inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
         weights = [w.detach().requires_grad_() for w in c.weight]
-        results = cudnn_rnn(but(c, input=inputs[0], hx=inputs[1], cx=inputs[2], weight=weights))
+        results = cudnn_rnn(with_changes(c, input=inputs[0], hx=inputs[1], cx=inputs[2], weight=weights))
         pairs = [(out, grad) for out, grad in zip(results, grads, strict=False) if grad is not None and out.numel()]
         sources = [t for t, want in zip(inputs, wanted, strict=False) if t is not None and want]
         sources += weights if wanted[3] else []

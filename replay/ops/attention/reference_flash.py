@@ -84,7 +84,7 @@ def vllm_varlen_fwd(c: Call) -> list[Tensor]:
     batch = sequences(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_table)
     result, lse = attend_packed(c.q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
-    return [_result(result, c.out), _blind_rows_up(lse)]
+    return [_result(result, c.out), _set_hidden_rows_to_inf(lse)]
 
 
 def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
@@ -168,7 +168,7 @@ def flash_attn_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rules = _rules(c.softmax_scale, c.causal, c.window_size_left, c.window_size_right, c.softcap, c.alibi_slopes)
     parts = [attend(c.q[i], c.k[i], c.v[i], rules, need_lse=True) for i in range(c.q.shape[0])]
     lse = torch.stack([part[1] for part in parts if part[1] is not None])
-    return torch.stack([part[0] for part in parts]), _blind_rows_up(lse), c.q.new_empty((0,)), _no_random(c.q)
+    return torch.stack([part[0] for part in parts]), _set_hidden_rows_to_inf(lse), c.q.new_empty((0,)), _no_random(c.q)
 
 
 def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,10 +193,10 @@ def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = sequences(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_table)
     out, lse = attend_packed(c.q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
-    return out, _blind_rows_up(lse), c.q.new_empty((0,)), _no_random(c.q)
+    return out, _set_hidden_rows_to_inf(lse), c.q.new_empty((0,)), _no_random(c.q)
 
 
-def _blind_rows_up(lse: Tensor) -> Tensor:
+def _set_hidden_rows_to_inf(lse: Tensor) -> Tensor:
     """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does, so that exp(score − inf) =
     0.
     """

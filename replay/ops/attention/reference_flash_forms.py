@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash import fake_fa3, sequences, vllm_fa3_fwd
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_pages
 
@@ -210,7 +210,7 @@ def flash_attn_with_kvcache(c: Call) -> Tensor:
     """
     scale = c.decode_query.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     return fwd_kvcache(
-        but(
+        with_changes(
             c,
             q=c.decode_query,
             kcache=c.key_cache,
@@ -275,7 +275,7 @@ def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor
     query = c.query
     if c.dropout_p > 0 or c.bias is not None:
         raise ValueError("dropout and bias are not implemented in the reference of xformers' attention")
-    shapes = _fake_cutlass(but(c, query=query))
+    shapes = _fake_cutlass(with_changes(c, query=query))
     rules = _cutlass_rules(c.custom_mask_type, query.shape[-1] ** -0.5 if c.scale is None else c.scale, c.window_size)
     lse = query.new_full(shapes[1].shape, torch.inf, dtype=torch.float32)
     zero = torch.zeros((), dtype=torch.int64, device=query.device)

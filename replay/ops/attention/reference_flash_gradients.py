@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash_backward import sequence_gradients
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import ends
 
@@ -94,14 +94,14 @@ def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     bounds = (c.window_left, 0 if c.is_causal else c.window_right)
     lengths = (c.cu_seqlens_q, c.cu_seqlens_k) if packed else (None, None)
     return gradients(
-        but(c, dout=c.grad, q=c.query, k=c.key, v=c.value, softmax_lse=c.lse), lengths, c.softmax_scale, bounds
+        with_changes(c, dout=c.grad, q=c.query, k=c.key, v=c.value, softmax_lse=c.lse), lengths, c.softmax_scale, bounds
     )[:3]
 
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)
 def xformers_flash3_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv."""
-    return xformers_flash_bwd(but(c, grad=c.dout, lse=c.softmax_lse, p=0.0))
+    return xformers_flash_bwd(with_changes(c, grad=c.dout, lse=c.softmax_lse, p=0.0))
 
 
 def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, gather_blocks, row_maxima
 from opreplay.replay.ops.maths.npu_layouts import (
     Lengths,
     extent,
     from_sequences,
-    out_layout,
+    input_and_output_layout,
     paged_sequences,
     relayout,
     to_sequences,
@@ -98,7 +98,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
 
 
 def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads: int, paged: bool) -> tuple[int, ...]:
-    layout_in, wanted = out_layout(layout)
+    layout_in, wanted = input_and_output_layout(layout)
     batch, length, width = extent(query, layout_in, heads)
     if paged:
         width_v = value.shape[-1] // kv_heads if value.dim() == 3 else value.shape[-1]
@@ -118,7 +118,7 @@ def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads
 def _lse_shape(query: Tensor, layout: str, heads: int, flag: bool) -> tuple[int, ...]:
     if not flag:
         return (1,)
-    batch, length, _ = extent(query, out_layout(layout)[0], heads)
+    batch, length, _ = extent(query, input_and_output_layout(layout)[0], heads)
     return (length, heads, 1) if layout.startswith(("TND", "NTD")) else (batch, heads, length, 1)
 
 
@@ -146,7 +146,7 @@ def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
         key_shared_prefix=getattr(c, "key_shared_prefix", None),
     )
     layout = c.input_layout or "BSH"
-    layout_in, layout_out = out_layout(layout)
+    layout_in, layout_out = input_and_output_layout(layout)
     kv_heads = c.num_key_value_heads or num_heads
     queries = to_sequences(c.query, layout_in, num_heads, c.actual_seq_lengths)
     keys = _keys(c.key, layout_in, kv_heads, c.block_table, c.actual_seq_lengths_kv)
@@ -188,26 +188,26 @@ def _lse(sums: list[Tensor | None], query: Tensor, layout: str, heads: int, flag
 
 
 def _fake_prompt(c: Call) -> Tensor:
-    return _fake_infer(but(c, block_table=None, softmax_lse_flag=False))[0]
+    return _fake_infer(with_changes(c, block_table=None, softmax_lse_flag=False))[0]
 
 
 @stands_for("npu::npu_prompt_flash_attention", fake=_fake_prompt)
 def npu_prompt_flash_attention(c: Call) -> Tensor:
     """Compute prefill attention as npu_fused_infer_attention_score does."""
     return npu_fused_infer_attention_score(
-        but(c, antiquant_scale=None, block_table=None, scale=c.scale_value, softmax_lse_flag=False)
+        with_changes(c, antiquant_scale=None, block_table=None, scale=c.scale_value, softmax_lse_flag=False)
     )[0]
 
 
 def _fake_incre(c: Call) -> Tensor:
-    return _fake_infer(but(c, softmax_lse_flag=False))[0]
+    return _fake_infer(with_changes(c, softmax_lse_flag=False))[0]
 
 
 @stands_for("npu::npu_incre_flash_attention", fake=_fake_incre)
 def npu_incre_flash_attention(c: Call) -> Tensor:
     """Compute decode attention: one query token per sequence; actual_seq_lengths are the lengths of the keys."""
     return npu_fused_infer_attention_score(
-        but(
+        with_changes(
             c,
             actual_seq_lengths=None,
             actual_seq_lengths_kv=c.actual_seq_lengths,

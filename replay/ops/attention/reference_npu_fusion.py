@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_npu import attend_sequences, refuse
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.npu_layouts import from_sequences, to_sequences
 
@@ -51,7 +51,7 @@ def npu_fusion_attention(c: Call) -> _Fusion:
     values = to_sequences(c.value, layout, kv_heads, c.actual_seq_kvlen)
     maxima: list[Tensor] = []
     outs, sums = attend_sequences(
-        but(c, pre_tokens=c.pre_tockens, next_tokens=c.next_tockens),
+        with_changes(c, pre_tokens=c.pre_tockens, next_tokens=c.next_tockens),
         queries,
         keys,
         values,

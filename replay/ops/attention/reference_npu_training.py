@@ -18,7 +18,7 @@ from opreplay.replay.ops.attention.reference_npu_fusion import (
     kv_heads_of,
     npu_fusion_attention,
 )
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.npu_layouts import from_sequences, to_sequences
 
@@ -36,7 +36,7 @@ def npu_fusion_attention_v2(c: Call) -> _Fusion:
     """
     refuse(query_rope=c.query_rope, d_scale_q=getattr(c, "d_scale_q", None))
     return npu_fusion_attention(
-        but(c, pre_tockens=c.pre_tokens, next_tockens=c.next_tokens, sink=getattr(c, "sink", None))
+        with_changes(c, pre_tockens=c.pre_tokens, next_tockens=c.next_tokens, sink=getattr(c, "sink", None))
     )
 
 
@@ -123,7 +123,7 @@ def _grad(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv, gradient of pse, which is empty)."""
     refuse(pse=c.pse, dropout=c.keep_prob < 1)
     grads = _gradients(
-        but(
+        with_changes(
             c,
             mask=c.atten_mask,
             scale=c.scale_value,

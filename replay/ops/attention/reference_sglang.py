@@ -14,7 +14,7 @@ from torch import Tensor
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill, paged_attention_ragged
 from opreplay.replay.ops.attention.reference_vllm import merge_attn_states
 from opreplay.replay.ops.attention.reference_vllm_layers import unified_attention_with_output
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -53,7 +53,7 @@ def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | 
 def profiler_batch_prefill(c: Call) -> None:
     """Same as `aiter::mha_batch_prefill`, causal, scale 1/√D."""
     mha_batch_prefill(
-        but(
+        with_changes(
             c,
             dropout_p=0.0,
             softmax_scale=c.q.shape[-1] ** -0.5,
@@ -70,7 +70,7 @@ def profiler_batch_prefill(c: Call) -> None:
 def profiler_paged_attention(c: Call) -> None:
     """Same as `aiter::paged_attention_ragged`, scale 1/√D; caches [slots, 1, Hkv, D] or [slots, Hkv, D]."""
     paged_attention_ragged(
-        but(c, scale=c.query.shape[-1] ** -0.5, kv_cache_dtype="", kv_cache_layout="", logits_soft_cap=0.0)
+        with_changes(c, scale=c.query.shape[-1] ** -0.5, kv_cache_dtype="", kv_cache_layout="", logits_soft_cap=0.0)
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.cache.reference_vllm import as_stored, fp8_view, write_slots
 from opreplay.replay.ops.cache.reference_vllm import reshape_and_cache as vllm_reshape_and_cache
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -19,7 +19,7 @@ def reshape_and_cache(c: Call) -> None:
     """Same as `_C_cache_ops::reshape_and_cache`; with asm_layout the value cache is [blocks, Hkv, page/x, D, x]."""
     scales = (1.0 if c.k_scale is None else c.k_scale, 1.0 if c.v_scale is None else c.v_scale)
     if not c.asm_layout or c.value_cache.dim() == 4:
-        vllm_reshape_and_cache(but(c, k_scale=scales[0], v_scale=scales[1]))
+        vllm_reshape_and_cache(with_changes(c, k_scale=scales[0], v_scale=scales[1]))
         return
     keys, values = (fp8_view(cache, c.kv_cache_dtype) for cache in (c.key_cache, c.value_cache))
     split = cast("Tensor", as_stored(c.key, keys, scales[0]).unflatten(-1, (keys.shape[2], keys.shape[4])))

@@ -93,7 +93,7 @@ def on_host(op: OpView, flops: float) -> list[KernelCall]:
         aten::isin aten::bucketize aten::searchsorted
     """
 )
-def searched(op: OpView) -> Iterable[KernelCall]:
+def sort_or_search(op: OpView) -> Iterable[KernelCall]:
     """Return a sort or search as elements · log2(size of the searched data) comparisons."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
@@ -152,6 +152,6 @@ SPARSE = (
     """,
     *(f"aten::{name}" for name in SPARSE),
 )
-def counted(op: OpView) -> Iterable[KernelCall]:
+def sparse_on_host(op: OpView) -> Iterable[KernelCall]:
     """Return a few operations per element on AI CPUs, because the AI cores have no kernels for sparse layouts."""
     return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

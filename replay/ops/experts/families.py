@@ -22,7 +22,7 @@ family(
         aiter::_moe_sum like=aiter::moe_sum
         sgl_kernel::ep_moe_post_reorder inputs=row_numbers role=post_reorder
     """,
-    cost=moe.combining,
+    cost=moe.finalize_routing,
 )
 family(
     "experts",
@@ -155,7 +155,7 @@ family(
         npu::npu_moe_token_unpermute_with_routing_map npu::_npu_moe_token_unpermute_with_routing_map
         npu::npu_moe_token_unpermute_with_routing_map_grad npu::npu_moe_token_permute_with_routing_map_grad
     """,
-    cost=moe.combining,
+    cost=moe.finalize_routing,
 )
 family(
     "experts",

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_aiter import ACTIVATIONS, blocks_by_expert, ck_moe_stage1
 from opreplay.replay.ops.experts.reference_vllm import write_grouped
@@ -94,7 +94,7 @@ def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
 def moe_stage1_g1u1(c: Call) -> None:
     """Same as `aiter::ck_moe_stage1`; out [T, k, I]."""
     ck_moe_stage1(
-        but(
+        with_changes(
             c,
             hidden_states=c.input,
             topk=c.out.shape[1],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.routing import align, choose, grouped_topk, slot_major
 
@@ -96,7 +96,7 @@ def batched_moe_align_block_size(c: Call) -> None:
     number = c.expert_num_tokens.to(torch.int64)
     row = torch.arange(c.max_tokens_per_batch, device=number.device)
     ids = torch.where(row < number.unsqueeze(1), torch.arange(experts, device=number.device).unsqueeze(1), -1)
-    moe_align_block_size(but(c, topk_ids=ids, num_experts=experts))
+    moe_align_block_size(with_changes(c, topk_ids=ids, num_experts=experts))
 
 
 @stands_for("_moe_C::moe_sum")

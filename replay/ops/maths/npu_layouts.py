@@ -64,7 +64,7 @@ def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], head
     return sequences
 
 
-def out_layout(layout: str) -> tuple[str, str]:
+def input_and_output_layout(layout: str) -> tuple[str, str]:
     """Return the input and output layouts: ("BNSD", "BSND") for "BNSD_BSND"."""
     input_layout, _, output_layout = layout.partition("_")
     return input_layout, output_layout or input_layout

@@ -104,7 +104,7 @@ family(
         npu::npu_roi_align torchvision::roi_align torchvision::ps_roi_align torchvision::roi_pool
         torchvision::ps_roi_pool
     """,
-    cost=regions.aligned,
+    cost=regions.roi_align,
 )
 family(
     "movement",
@@ -119,7 +119,7 @@ family(
     "movement",
     "boxes that do not overlap",
     "torchvision::nms npu::npu_nms_v4 npu::npu_nms_with_mask npu::npu_nms_rotated npu::npu_batch_nms",
-    cost=regions.suppressed,
+    cost=regions.nms_with_mask,
 )
 family(
     "movement",

@@ -170,7 +170,7 @@ family(
         npu::npu_dequant_bias
         _C::awq_dequantize sgl_kernel::awq_dequantize inputs=quantized
     """,
-    cost=shared.widened,
+    cost=shared.anti_quantize,
 )
 family("products", "feed forward", "npu::npu_ffn", cost=products.feed_forward)
 family(
@@ -190,7 +190,7 @@ family(
         npu::npu_quant_matmul_dequant vllm::apply_w8a8_block_fp8_linear
         vllm::dynamic_flashinfer_deepgemm_blockscale_gemm vllm::flashinfer_fp8_blockscale_gemm
     """,
-    cost=products.quantised_on_the_way,
+    cost=products.dynamic_quant_matmul,
 )
 family("products", "summed over batch", "npu::npu_quant_matmul_reduce_sum", cost=products.summed_over_batch)
 family(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_npu import group_ends
 from opreplay.replay.ops.maths.packed_weights import unpack
@@ -259,7 +259,7 @@ def grouped_matmul_add_(c: Call) -> Tensor:
 @stands_for("npu::npu_grouped_matmul_add", fake=lambda self: torch.empty_like(self))
 def grouped_matmul_add(c: Call) -> Tensor:
     """Same as npu_grouped_matmul_add_, on a copy."""
-    return grouped_matmul_add_(but(c, self=c.self.clone()))
+    return grouped_matmul_add_(with_changes(c, self=c.self.clone()))
 
 
 _FFN = {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_sglang import moe_fused_gate
 from opreplay.replay.ops.experts.reference_vllm import write_choice, write_grouped
@@ -98,7 +98,7 @@ def per_token_group_quant_8bit(c: Call) -> None:
 @stands_for("sglang::per_token_group_quant")
 def per_token_group_quant(c: Call) -> None:
     """Same as per_token_group_quant_8bit, with the dtype's maximum as limit."""
-    _by_groups(but(c, eps=1e-10), largest(c.output_q.dtype))
+    _by_groups(with_changes(c, eps=1e-10), largest(c.output_q.dtype))
 
 
 @stands_for("sglang::per_tensor_absmax_fp8")
@@ -204,7 +204,7 @@ def kimi_k2_moe_fused_gate(c: Call) -> list[Tensor]:
     """Same as `sgl_kernel::moe_fused_gate`, with a single group."""
     if not c.renormalize:
         raise ValueError("kimi_k2_moe_fused_gate without renormalisation is not implemented")
-    return moe_fused_gate(but(c, num_expert_group=1, topk_group=1, num_fused_shared_experts=0))
+    return moe_fused_gate(with_changes(c, num_expert_group=1, topk_group=1, num_fused_shared_experts=0))
 
 
 @stands_for(

@@ -23,7 +23,7 @@ from opreplay.traces.times.breakdown import (
     classes_of_launches,
     median_us_of_calls,
     medians_of,
-    room_of_results_us,
+    result_allocation_us,
     self_time_us,
 )
 from opreplay.traces.times.doubts import Doubts, doubts_of
@@ -421,7 +421,7 @@ def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
     calls = np.bincount(signature, minlength=count)
     medians = medians_of(own, signature, count)
     # Making room for its result is part of an op's work, whatever ops it takes.
-    whole = np.bincount(signature, weights=trace.ops.dur_ns / 1e3, minlength=count) - room_of_results_us(trace)
+    whole = np.bincount(signature, weights=trace.ops.dur_ns / 1e3, minlength=count) - result_allocation_us(trace)
     total_us = float(own.sum())
     listed = {int(trace.ops.signature[one.row]) for one in trace.collectives if one.row >= 0}
     rows: list[RooflineRow] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.rope import rotate_whole
 
@@ -56,7 +56,7 @@ def rope_positions(c: Call) -> None:
 def rope_positions_two(c: Call) -> None:
     """Same as rope_cached_positions_fwd_impl, for query and key at once."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
-        rope_positions(but(c, output=output, input=input, offsets=getattr(c, "offsets", None)))
+        rope_positions(with_changes(c, output=output, input=input, offsets=getattr(c, "offsets", None)))
 
 
 _ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "input_grads_y")

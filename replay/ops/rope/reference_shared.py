@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.cache.reference_sglang import store_cache
 from opreplay.replay.ops.cache.reference_vllm import concat_and_cache_mla, write_slots
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm
 from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
@@ -37,7 +37,7 @@ def rotary_embedding(c: Call) -> None:
 def batched_rotary_embedding(c: Call) -> None:
     """Same as rotary_embedding, but adds the cache offset of each token to its position (LoRAs of several lengths)."""
     moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
-    rotary_embedding(but(c, positions=moved))
+    rotary_embedding(with_changes(c, positions=moved))
 
 
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -140,7 +140,7 @@ def aiter_rotary(c: Call) -> None:
 @stands_for("sglang::apply_rope_inplace_with_kvcache")
 def rope_with_kvcache(c: Call) -> None:
     """Rotate q and k [T, H, D] in place; store k and v at out_loc."""
-    rotary_embedding(but(c, query=c.q, head_size=c.q.shape[-1], key=c.k))
+    rotary_embedding(with_changes(c, query=c.q, head_size=c.q.shape[-1], key=c.k))
     store_cache(c.k, c.v, c.k_cache, c.v_cache, c.out_loc)
 
 

@@ -54,7 +54,7 @@ family(
     uncosted="runs on the CPU, where its tables are",
     inputs="embedding_tables",
 )
-family("tables", "checked", "fbgemm::bounds_check_indices", cost=fbgemm.checked, inputs="jagged")
+family("tables", "checked", "fbgemm::bounds_check_indices", cost=fbgemm.check_indices, inputs="jagged")
 family(
     "tables",
     "permuted",
@@ -67,7 +67,7 @@ family(
         fbgemm::permute_sequence_embeddings fbgemm::recat_embedding_grad_output fbgemm::merge_pooled_embeddings inputs=
         fbgemm::permute_duplicate_pooled_embs_auto_grad inputs=
     """,
-    cost=fbgemm.permuted,
+    cost=fbgemm.reorder_segments,
     inputs="jagged",
 )
 family(
@@ -79,7 +79,7 @@ family(
         fbgemm::asynchronous_inclusive_cumsum role=cumsum
         fb::asynchronous_complete_cumsum like=fbgemm::asynchronous_complete_cumsum role=cumsum
     """,
-    cost=fbgemm.scanned,
+    cost=fbgemm.scan_row,
     inputs="jagged",
 )
 family(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.quantisation.reference_fbgemm import OUTPUT_DTYPES
 
@@ -85,4 +85,4 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
 def split_lookup(c: Call) -> Tensor:
     """Look up tables owned by a fused optimizer; the forward does not touch the optimizer state."""
     weights = c.dev_weights if c.dev_weights.numel() else c.uvm_weights
-    return lookup(but(c, weights=weights.flatten()))
+    return lookup(with_changes(c, weights=weights.flatten()))

@@ -13,7 +13,7 @@ from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.draws import argument_names as names
 from opreplay.initializers.draws.paging import Pool, find_pool
-from opreplay.initializers.fill import whole
+from opreplay.initializers.fill import integer_values
 from opreplay.initializers.rules.paged_attention import UNIFIED
 
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
@@ -104,7 +104,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
     if (direct := context.first(names.SEEN, elements=True)) is not None:
-        return whole(direct)
+        return integer_values(direct)
     wanted = ("actual_seq_lengths_kv", "actual_seq_kvlen")
     if context.op == "npu::npu_incre_flash_attention":
         wanted = (*wanted, "actual_seq_lengths")
@@ -113,9 +113,11 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
         return _lengths_of_ends(listed) if ends else listed
     pages = context.first(("kv_indptr",), elements=True)
     if pool is not None and pages is not None:
-        return _tokens_in_pages(whole(pages).diff(), pool.page, context.first(("kv_last_page_lens",), elements=True))
+        return _tokens_in_pages(
+            integer_values(pages).diff(), pool.page, context.first(("kv_last_page_lens",), elements=True)
+        )
     edges = context.first((*CUMULATIVE_SEEN, *CUMULATIVE_NEW), elements=True)
-    return None if edges is None else whole(edges).diff()
+    return None if edges is None else integer_values(edges).diff()
 
 
 def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None) -> torch.Tensor:
@@ -123,7 +125,7 @@ def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None)
     tokens = counts * page
     if last is None or last.numel() != len(counts):
         return tokens
-    return torch.where(counts > 0, tokens - page + whole(last), 0)
+    return torch.where(counts > 0, tokens - page + integer_values(last), 0)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
@@ -131,9 +133,9 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:
-        return whole(edges).diff()
+        return integer_values(edges).diff()
     if (used := context.tensor("seqused_q")) is not None and used.numel():
-        return whole(used)
+        return integer_values(used)
     listed = _listed(context, LENGTHS_OF_QUERIES)
     if listed is not None and context.op != "npu::npu_incre_flash_attention":
         return _lengths_of_ends(listed) if _layout(context) in PACKED_LAYOUTS else listed
@@ -189,7 +191,7 @@ def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount
         rows = table.detach()[: len(seen)].to("cpu", torch.int64)
         named = rows[torch.arange(rows.shape[1]) < counts_of_pages[: len(rows)].unsqueeze(1)]
     elif listed is not None:
-        named = whole(listed)[: int(counts_of_pages.sum())]
+        named = integer_values(listed)[: int(counts_of_pages.sum())]
     else:
         return None, None
     distinct = int(torch.unique(named).numel())
@@ -210,7 +212,7 @@ def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | No
     slots = context.first(SLOTS)
     if slots is None:
         return None
-    values = whole(slots)
+    values = integer_values(slots)
     written = values[values >= 0]
     if "sgl" in context.op.partition("::")[0]:
         # All padding goes to the reserved slot; a single token may be meant.

@@ -85,7 +85,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
     amounts, warnings = [*row_work.amounts], [*row_work.warnings]
     offsets = context.tensor("offsets")
     if offsets is not None and offsets.numel():
-        starts = fill.whole(offsets)
+        starts = fill.integer_values(offsets)
         last = context.flag("include_last_offset")
         ends = starts[1:] if last else torch.cat((starts[1:], starts.new_tensor([indices.numel()])))
         sizes = ends - starts[: len(ends)]
@@ -99,12 +99,12 @@ def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | 
     repeats = context.tensor("repeats")
     if repeats is None:
         return None
-    return work(Amount(what="repeated elements", done=int(fill.whole(repeats).clamp(min=0).sum())))
+    return work(Amount(what="repeated elements", done=int(fill.integer_values(repeats).clamp(min=0).sum())))
 
 
 def count_packed(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Count the elements of a padded batch that are not padding."""
-    tokens = int(fill.whole(context.need("lengths")).clamp(min=0).sum())
+    tokens = int(fill.integer_values(context.need("lengths")).clamp(min=0).sum())
     return work(Amount(what="tokens packed", done=tokens, most=math.prod(context.need("input").shape[:2])))
 
 
@@ -129,7 +129,7 @@ def _summed(context: InitContext) -> Counted:
     for name in SUMMED:
         lengths = context.tensor(name)
         if lengths is not None and lengths.numel() and not lengths.dtype.is_floating_point:
-            values = fill.whole(lengths)
+            values = fill.integer_values(lengths)
             wrong = f"{name} has negative entries" if bool((values < 0).any()) else ""
             yield Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())), wrong
 
@@ -140,7 +140,7 @@ def _between(context: InitContext) -> Counted:
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
         for level in levels[-1:]:
-            sizes = fill.whole(level).diff()
+            sizes = fill.integer_values(level).diff()
             amount = Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum()))
             yield amount, "".join(_descending(name, sizes))
 
@@ -148,7 +148,7 @@ def _between(context: InitContext) -> Counted:
 def _permuted(context: InitContext) -> Counted:
     for name in PERMUTES:
         if (order := context.tensor(name)) is not None and order.numel():
-            distinct = int(torch.unique(fill.whole(order)).numel())
+            distinct = int(torch.unique(fill.integer_values(order)).numel())
             yield Amount(what="distinct rows permuted", done=distinct, most=order.numel()), ""
 
 
@@ -187,7 +187,7 @@ def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work 
     if positions is None:
         return None
     rows = table_rows(context)
-    values = torch.unique(fill.whole(positions))
+    values = torch.unique(fill.integer_values(positions))
     wrong = int(((values < 0) | (values >= rows)).sum())
     return work(
         Amount(what="distinct positions", done=len(values), most=min(rows, positions.numel())),
@@ -202,7 +202,9 @@ def _descending(name: str, sizes: torch.Tensor) -> list[str]:
 
 def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Count the new tokens of all sequences."""
-    return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
+    return work(
+        Amount(what="new tokens", done=int(fill.integer_values(context.need("extend_seq_lens")).clamp(min=0).sum()))
+    )
 
 
 def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -212,7 +214,7 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     if indices is None or offsets is None or widths is None:
         return None
     tables = max(1, widths.numel() - 1)
-    values, sizes = fill.whole(indices), fill.whole(offsets).diff()
+    values, sizes = fill.integer_values(indices), fill.integer_values(offsets).diff()
     bags = len(sizes) // tables
     per_table = sizes[: bags * tables].clamp(min=0).reshape(tables, bags).sum(1) if bags else sizes.new_zeros(tables)
     used = min(int(per_table.sum()), len(values))
@@ -220,7 +222,7 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     warnings = _descending("offsets", sizes)
     reachable = used
     if starts is not None and starts.numel() > tables:
-        rows = fill.whole(starts)[: tables + 1].diff()
+        rows = fill.integer_values(starts)[: tables + 1].diff()
         reachable = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
         if wrong := int(((values[:used] < 0) | (values[:used] >= rows[table])).sum()):
             warnings.append(f"{wrong:,} indices are not in their table")

@@ -56,7 +56,7 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     """Count the rows that belong to an expert's group, and all rows."""
     numbers = context.tensor("sorted_expert_for_source_row")
     if numbers is not None:
-        values = fill.whole(numbers)
+        values = fill.integer_values(numbers)
         warnings = ("the rows are not sorted by expert",) if bool((values.diff() < 0).any()) else ()
         return work(_used(values, names.expert_count(context)), warnings=warnings, same=True)
     sizes = group_sizes(context)
@@ -80,5 +80,5 @@ def count_returned(context: InitContext, lengths: BatchLengths | None) -> Work |
     order = context.first(("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"), elements=True)
     if order is None:
         return None
-    distinct = int(torch.unique(fill.whole(order)).numel())
+    distinct = int(torch.unique(fill.integer_values(order)).numel())
     return work(Amount(what="rows brought back", done=distinct, most=order.numel()), same=True)

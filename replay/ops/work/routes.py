@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from opreplay.initializers.base import InitContext, extent
-from opreplay.initializers.fill import whole
+from opreplay.initializers.fill import integer_values
 from opreplay.initializers.rules import moe_routing as names
 
 TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
@@ -64,7 +64,7 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
     )
     if groups is None:
         return None
-    values = whole(groups)
+    values = integer_values(groups)
     if groups.dim() == 2:
         return values.view(groups.shape)[:, -1]
     if context.tensor("expert_num_tokens") is not None or names.number(context, "group_list_type") == 1:
@@ -95,7 +95,7 @@ def _chosen(context: InitContext) -> Routes | None:
         return None
     experts = names.expert_count(context)
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
-    values = whole(ids).view(tokens, topk)
+    values = integer_values(ids).view(tokens, topk)
     there = (values >= 0) & (values < experts)
     ordered = values.sort(-1).values
     twice = int(((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] >= 0)).any(-1).sum())
@@ -135,9 +135,9 @@ def _sorted(context: InitContext) -> Routes | None:
     tokens, topk = _tokens(context)
     block = names.number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
     block = block or max(1, -(-order.numel() // owners.numel()))
-    entries = whole(order)
-    used = min(max(0, int(whole(valid)[0])), len(entries), owners.numel() * block)
-    owner = whole(owners).repeat_interleave(block)[:used]
+    entries = integer_values(order)
+    used = min(max(0, int(integer_values(valid)[0])), len(entries), owners.numel() * block)
+    owner = integer_values(owners).repeat_interleave(block)[:used]
     token, slot = (entries & TOKEN_MASK, entries >> names.TOKEN_BITS) if packed else (entries // topk, entries % topk)
     filler = topk << names.TOKEN_BITS | tokens if packed else tokens * topk
     real = (token[:used] < tokens) & (slot[:used] < topk) & (entries[:used] >= 0)

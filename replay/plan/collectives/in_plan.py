@@ -11,7 +11,7 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
-from opreplay.replay.collectives.mapping import TooFewRanks, mapped
+from opreplay.replay.collectives.mapping import TooFewRanks, map_collective
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.model import (
     Assumption,
@@ -28,7 +28,7 @@ from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import keep_heaviest, keeps_name
 from opreplay.replay.plan.selection import OpFilter
-from opreplay.replay.plan.step.beside import AskedFor, without_calls
+from opreplay.replay.plan.step.beside import RequestedCollective, without_calls
 from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.collectives.tensors import tensors_of
 from opreplay.traces.dialects.param_comms import CommsTrace
@@ -44,17 +44,17 @@ def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
     return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
-def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
+def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[RequestedCollective]:
     """Return the request, end and wait times of each collective, if recorded."""
     waits = _waits(trace, calls)
     has_device = bool((trace.kernels.owner >= 0).any())
-    out: list[AskedFor] = []
+    out: list[RequestedCollective] = []
     for at, call in enumerate(calls):
         if call.asked_ns < 0:
             continue
         host_us = float(trace.ops.dur_ns[call.rows[0]]) / 1e3 if call.rows else 0.0
         out.append(
-            AskedFor(
+            RequestedCollective(
                 id=_id_of(_key(call)),
                 asked_ns=call.asked_ns,
                 ended_ns=call.ended_ns,
@@ -159,14 +159,14 @@ def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
     reason: Reason | None = Reason("collective")
     if ranks is not None:
         try:
-            mapped(op.collective, ranks)
+            map_collective(op.collective, ranks)
             reason = None
         except TooFewRanks as error:
             reason = Reason("collective", f"{error}: --ranks 2")
     return msgspec.structs.replace(op, reason=reason)
 
 
-def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
+def mark_missing_sizes(plan: ReplayPlan) -> ReplayPlan:
     """Return the plan with the reason `NO_SIZES` for collectives of a plan file that was made without sizes."""
     return msgspec.structs.replace(
         plan,

@@ -28,7 +28,7 @@ from opreplay.traces.activity.model import CollectiveNote, ListedCollective
 from opreplay.traces.collectives.names import Kind, kind_of
 from opreplay.traces.collectives.tensors import tensors_of
 from opreplay.traces.dialects.param_comms import CommsTrace
-from opreplay.traces.links.marks import Asked, marks_of
+from opreplay.traces.links.marks import UnannotatedCall, marks_of
 from opreplay.traces.links.parents import depths, innermost_of, innermost_parent, of_rows, outermost_of
 from opreplay.traces.model import Trace
 
@@ -124,7 +124,7 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
-        Asked(start_ns=draft.begin_ns, kind=kind, elements=annotated_sizes(draft.records))
+        UnannotatedCall(start_ns=draft.begin_ns, kind=kind, elements=annotated_sizes(draft.records))
         for draft in unannotated
         if (kind := kind_of_records(draft.records)) is not None
     ]

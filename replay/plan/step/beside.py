@@ -24,7 +24,7 @@ NEVER = np.iinfo(np.int64).max
 """Start of device work for a call that launched none."""
 
 
-class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of a trace, with times on the trace's clock."""
 
     id: str
@@ -45,8 +45,8 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def placed(
-    asked: Sequence[AskedFor], begin_ns: int, end_ns: int, starts_ns: Times, begins_ns: Times
+def place_collectives(
+    asked: Sequence[RequestedCollective], begin_ns: int, end_ns: int, starts_ns: Times, begins_ns: Times
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives requested in a step, placed among its calls.
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence
 from opreplay.replay.plan.select import outermost
-from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed
+from opreplay.replay.plan.step.beside import NEVER, RequestedCollective, place_collectives
 from opreplay.traces.links.annotations import Phase
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import innermost_parent, of_rows, outermost_of
@@ -33,7 +33,7 @@ def recorded_sequence(
     *,
     select: str,
     phase: Phase | None = None,
-    collectives: Sequence[AskedFor] = (),
+    collectives: Sequence[RequestedCollective] = (),
 ) -> RecordedSequence:
     """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
@@ -68,7 +68,7 @@ def recorded_sequence(
         host_us=tuple((trace.ops.dur_ns[first] / 1e3).tolist()),
         device_us=tuple((device_ns[first] / 1e3).tolist()) if has_device else (),
         memories=() if trace.ops.memories is None else tuple(map(trace.ops.memories.of_row, first.tolist())),
-        collectives=placed(collectives, begin, end, trace.ops.start_ns[first], _begins(trace, owner)[first]),
+        collectives=place_collectives(collectives, begin, end, trace.ops.start_ns[first], _begins(trace, owner)[first]),
         nested=len(order) - len(top),
         cut=len(chosen) - len(first),
         device_us_total=float(device_ns[top].sum()) / 1e3 + unowned if has_device else 0.0,

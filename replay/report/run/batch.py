@@ -19,7 +19,7 @@ from opreplay.traces.losses import loss_text
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
 """Maximum number of truncated or damaged traces listed."""
-MOST = 0.98
+MIN_COVERED_SHARE = 0.98
 """Minimum share of the recorded time in a sum; a line reports sums that cover less."""
 MAX_ROWS = 40
 """Maximum number of rows printed per table; files have all rows."""
@@ -122,7 +122,9 @@ def part_lines(traces: Sequence[TraceResult]) -> list[str]:
     """Return the share of the recorded time that the sums cover, if it is known and not close to 100 %."""
     timed = [trace for trace in traces if trace.recorded_us is not None and trace.total_us is not None]
     of = [
-        f"{share_text(some / whole)} of {clock} time" for clock, some, whole in _by_clock(timed) if some < MOST * whole
+        f"{share_text(some / whole)} of {clock} time"
+        for clock, some, whole in _by_clock(timed)
+        if some < MIN_COVERED_SHARE * whole
     ]
     if not of:
         return []

@@ -21,7 +21,7 @@ from opreplay.replay.report.text import end, listed, plural, safe, share_text, t
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.records import Fidelity, Header, OpResult, SequenceResult, Simulated, Status, Summary
-from opreplay.replay.results.summary import whole
+from opreplay.replay.results.summary import round_to_one
 from opreplay.traces.losses import copies_text, without_copies
 
 DIFFERING = 3
@@ -121,7 +121,7 @@ def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
 def elsewhere(results: Sequence[OpResult]) -> float:
     """Return the share of the recorded time outside the selected ops; 0 if no op has a share."""
     selected = sum(result.recorded_share for result in results)
-    return 1.0 - min(1.0, whole(selected)) if selected > 0 else 0.0
+    return 1.0 - min(1.0, round_to_one(selected)) if selected > 0 else 0.0
 
 
 def _unpredicted(summary: Summary, outside: float) -> str:
@@ -456,14 +456,14 @@ def work_cell(result: OpResult) -> str:
     return f"no work: {text}" if result.work.idle else text
 
 
-def counted(results: Sequence[OpResult]) -> list[OpResult]:
+def with_counted_work(results: Sequence[OpResult]) -> list[OpResult]:
     """Return the results whose work was counted."""
     return [result for result in results if work_cell(result)]
 
 
 def work_notes(results: Sequence[OpResult]) -> list[str]:
     """Return warnings on ops that do no work, and on argument values that break a convention."""
-    idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
+    idle = [result.name for result in with_counted_work(results) if result.work is not None and result.work.idle]
     lines = [f"warning: no work done by {plural(len(idle), 'op')}: {_distinct(idle)}"] if idle else []
     odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]
     wrong = [f"{name}: {warning}" for name, warnings in odd for warning in warnings]

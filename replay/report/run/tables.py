@@ -152,7 +152,7 @@ def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> 
 def tables(run: Run) -> list[AnyTable]:
     """Return the tables below the ops: sums, reasons, NPU kernels, work, collectives. Some may have no rows."""
     results = run.results
-    work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.counted(results), noun="op")
+    work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.with_counted_work(results), noun="op")
     of_collectives = collectives.table(results, facts.socs_of(results))
     return [totals_table(run), reasons_table(results), npu.results_table(results), work, of_collectives]
 

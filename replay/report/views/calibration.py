@@ -23,7 +23,7 @@ from opreplay.replay.report.views.validation import errors_facts
 _Row = tuple[str, Errors, Errors]
 MOST_CONTRADICTED = 5
 """Maximum number of calls listed as contradicted by the others."""
-FEW = 12
+MIN_KERNELS_FOR_ERRORS = 12
 """Number of kernels below which errors are not meaningful."""
 
 
@@ -90,7 +90,7 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
         ),
         Text(verdict(recalibration)),
     ]
-    if len(recalibration.compared_before) < FEW:
+    if len(recalibration.compared_before) < MIN_KERNELS_FOR_ERRORS:
         parts.append(Text(f"only {len(recalibration.compared_before)} unique kernels, too few for reliable errors"))
     return Group(*parts, *terminal(Table("Errors", columns, rows)))
 

@@ -225,7 +225,7 @@ def _total(comparison: Comparison) -> str:
     if comparison.whole is None or comparison.sides is None:
         return _total_of_both(comparison)
     was, now = (time_text(side.total_us) for side in comparison.sides)
-    none = ", no interval" if comparison.untold else ""
+    none = ", no interval" if comparison.why_total_unknown else ""
     return f"; total {precise(comparison.whole)} ({was} to {now}{none})"
 
 

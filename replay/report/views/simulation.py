@@ -76,7 +76,7 @@ _Loss = tuple[ReplayOp, OpStep, float]
 """(op, its prediction, predicted minus recorded time over all calls)."""
 
 
-def covered(plan: ReplayPlan, step: Step) -> Coverage:
+def coverage_by_method(plan: ReplayPlan, step: Step) -> Coverage:
     """Return the shares of the recorded time covered by the predictions of a device, by prediction method."""
     return coverage_of(plan, [(op.id, op.simulated) for op in step.ops])
 
@@ -86,7 +86,7 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
     "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     """
-    return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
+    return f"simulated {coverage_text(coverage_by_method(plan, steps[0]), clock_of(plan))}"
 
 
 def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | None) -> list[str]:
@@ -96,7 +96,7 @@ def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | No
     if report is not None and report.marked:
         recorded = msgspec.structs.replace(report, socs={})
         shown = [named(trace_name(plan.source), verdict(recorded))]
-    head = "; ".join([*texts, *weak_parts(covered(plan, steps[0]))])
+    head = "; ".join([*texts, *weak_parts(coverage_by_method(plan, steps[0]))])
     return [f"{safe(trace_name(plan.source))}: {head}", *shown, head_line(plan, steps)]
 
 
@@ -144,7 +144,7 @@ def facts(
     report: StepReport | None = None,
 ) -> dict[str, Any]:
     """Return everything as JSON-safe values; in microseconds, over all calls unless the name says otherwise."""
-    coverage = covered(plan, steps[0])
+    coverage = coverage_by_method(plan, steps[0])
     return {
         "schema_version": SCHEMA_VERSION,
         "step": None if report is None else step_facts(report),
@@ -187,7 +187,7 @@ def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], los
         **{name: getattr(step, name) if step.ops else None for name in ("total_us", "low_us", "high_us")},
         "uncalibrated_share": step.uncalibrated_share,
         "measured_shares": step.measured,
-        "coverage": coverage_facts(covered(plan, step)),
+        "coverage": coverage_facts(coverage_by_method(plan, step)),
         "faster_than_larger": {pair.larger: pair.ops for pair in inverted if pair.smaller == step.device},
         "beyond_hbm_bytes_per_s": step.beyond_hbm,
         "by_bound_us": step.by_bound,
@@ -452,7 +452,7 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     if plan.captured and plan.sequence is not None and plan.sequence.cut:
         calls = len(plan.sequence.calls)
         return f"sum of the first\n{share_text(quotient(calls, calls + plan.sequence.cut))} of the calls"
-    predicted = covered(plan, steps[0]).predicted
+    predicted = coverage_by_method(plan, steps[0]).predicted
     count = 1 if plan.sequence is None else plan.sequence.steps
     whole = "step" if count <= 1 else f"{count} steps"
     if predicted >= WHOLE_STEP:

@@ -72,7 +72,7 @@ def first_lines(summary: TraceSummary, step: StepReport | None) -> list[str]:
     if step is not None:
         lines = [named(name, verdict(step)), idle_line(step)]
     else:
-        busy = "; ".join(f"busy {_busy(device, len(summary.busy))}" for device in _told_devices(summary)[:1])
+        busy = "; ".join(f"busy {_busy(device, len(summary.busy))}" for device in _devices_to_show(summary)[:1])
         lines = [f"{safe(name)}: {'; '.join(filter(None, [_device_work(summary), busy]))}"]
     shown = f"; metadata {summary.metadata_level}" if summary.cpu_ops else ""
     return [*filter(None, [*lines, work and f"work: {work}"]), f"ops: {_ops(summary)}{shown}"]
@@ -124,7 +124,7 @@ def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
         ("metadata", f"{level}: {MEANING[level]}" if summary.cpu_ops else "", "" if level != "none" else "yellow"),
         ("processes", _processes(summary.merged), ""),
         ("device", _device_work(summary), ""),
-        *(("whole file", _busy(device, len(summary.busy)), "") for device in _told_devices(summary)),
+        *(("whole file", _busy(device, len(summary.busy)), "") for device in _devices_to_show(summary)),
         *(("times", line, "yellow") for line in ([] if step is not None else doubt_lines(summary.doubts))),
         ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
         ("work", _work(summary), ""),
@@ -211,7 +211,7 @@ def _busy(device: DeviceBusy, devices: int) -> str:
     return "; ".join(parts)
 
 
-def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
+def _devices_to_show(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
     """Return the devices whose busy time is shown; none if busy times cannot be determined."""
     return () if summary.doubts.untimed else summary.busy[:DEVICES_SHOWN]
 

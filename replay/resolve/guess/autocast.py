@@ -34,7 +34,7 @@ NARROW = ("bfloat16", "float16")
 CAST = "autocast had cast it from float32; the recorded time includes the cast, replay and prediction do not"
 
 
-def settle(
+def apply_autocast(
     name: str, args: tuple[ReplayArg, ...], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Return the arguments as autocast passed them on, with a note on each cast; unchanged without autocast.

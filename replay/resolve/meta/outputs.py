@@ -114,7 +114,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
         raise NotReplayable(reason)
     refuse_misfits(op)
     whole = with_numbers(op)
-    op = shortened(whole)
+    op = shorten_steps(whole)
     arguments = _arguments(op)
     positional, by_name = op.in_call(arguments)
     if _is_factory(op) and "device" not in by_name and _takes_device(op):
@@ -122,7 +122,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     with torch.no_grad():
         returned = _call(op, policy, positional, by_name)
     results = tuple(_meta_of(result) for result in flattened(returned))[:MAX_RESULTS]
-    return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
+    return MetaCall(arguments=arguments, results=results if op is whole else lengthen_results(whole, results))
 
 
 def _is_factory(op: ReplayOp) -> bool:
@@ -209,7 +209,7 @@ def _meta_of(result: Any) -> TensorMeta | None:
     return TensorMeta(shape=tuple(result.shape), dtype=_DTYPE_NAMES[result.dtype], strides=strides)
 
 
-def shortened(op: ReplayOp) -> ReplayOp:
+def shorten_steps(op: ReplayOp) -> ReplayOp:
     """Return the op with `STEPS` steps if it is recurrent and has more, otherwise the op itself."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
@@ -219,8 +219,8 @@ def shortened(op: ReplayOp) -> ReplayOp:
     return msgspec.structs.replace(op, args=(first, *op.args[1:]))
 
 
-def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
-    """Return the results of `op`, computed from the results of `shortened(op)`."""
+def lengthen_results(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
+    """Return the results of `op`, computed from the results of `shorten_steps(op)`."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):

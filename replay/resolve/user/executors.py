@@ -233,7 +233,7 @@ def _by_position(
         args.append(msgspec.structs.replace(arg, mutated=name in entry.mutates))
     if any(rec.metas and not rec.strides_recorded for rec in recorded):
         notes.append(Assumption(argument="*", what="contiguous strides"))
-    numbered, apart = aliasing.settle(tuple(args))
+    numbered, apart = aliasing.normalize_sharing(tuple(args))
     return numbered, [*notes, *apart]
 
 

@@ -64,7 +64,7 @@ class OpTable(UserTable[Entry]):
         for name in names:
             entry = self.exactly(name, device) or self._only(name, self.matching(name, device)) or self._bare(name)
             if entry is not None:
-                return self.took(entry)
+                return self.mark_used(entry)
         return None
 
     def _only(self, name: str, matches: Sequence[tuple[str, Entry]]) -> Entry | None:

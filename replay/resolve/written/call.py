@@ -47,7 +47,7 @@ from opreplay.replay.resolve.user.conversions import (
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
-from opreplay.replay.resolve.written.unfit import Unfit, completed, nearest, published_specs, unknown
+from opreplay.replay.resolve.written.unfit import Unfit, name_arguments, nearest, published_specs, unknown
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -198,7 +198,7 @@ def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Poli
 
 def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayOp | None:
     """Return the op of a call that only lacks flags or has one tensor for a list; None if anything else is wrong."""
-    whole = completed(fit)
+    whole = name_arguments(fit)
     if whole is None or fit.spec is None:
         return None
     with suppress(UsageError):

@@ -64,7 +64,7 @@ def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
     return min(fits, key=lambda fit: 2 * len(fit.misfits) + len(fit.absent), default=Unfit(None, unnamed | call.kwargs))
 
 
-def completed(fit: Unfit) -> CallText | None:
+def name_arguments(fit: Unfit) -> CallText | None:
     """Return the call with all arguments by name and False for missing flags; None if anything else is wrong."""
     if fit.spec is None or fit.misfits:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, is_within, unclear
-from opreplay.replay.results.compare.per_step import agreeing
+from opreplay.replay.results.compare.per_step import reconcile_verdict
 
 ALONE = ("only before", "only after")
 
@@ -70,4 +70,4 @@ def _together(ops: Sequence[OpComparison], comparison: Comparison) -> OpComparis
     if is_within(ratio, comparison.applied):
         return whole
     judged = msgspec.structs.replace(whole, verdict="slower" if ratio > 1.0 else "faster")
-    return agreeing(judged, comparison.applied)
+    return reconcile_verdict(judged, comparison.applied)

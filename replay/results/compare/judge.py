@@ -248,7 +248,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return self.sides[1].total_us / self.sides[0].total_us
 
     @property
-    def untold(self) -> str:
+    def why_total_unknown(self) -> str:
         """Return why it is unknown whether the total changed; "" if it is known.
 
         A single recording on a host clock has no error estimate, because other work on the machine may have slowed down
@@ -308,7 +308,7 @@ def compare(
     spread = spread_of(compared)
     thresholds = _thresholds(compared, adjusted, threshold, spread)
     unreached = (unreached_of(before), unreached_of(after))
-    ops = [judged(op, threshold, thresholds[op.id]) for op in compared]
+    ops = [judge_op(op, threshold, thresholds[op.id]) for op in compared]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     before_us, after_us = sums_of(both)
     ops += _unmatched(before, after, cut=unreached[1] > 0)
@@ -413,7 +413,7 @@ def compare_op(
     return msgspec.structs.replace(comparison, note=_another_way(before, after))
 
 
-def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
+def judge_op(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     """Return the op with its verdict.
 
     "slower" or "faster": the change exceeds `applied` (a share) and the op's own interval. "same": it is within the

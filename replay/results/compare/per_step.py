@@ -74,10 +74,10 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
             return op
         ratio, typical = now_us / was_us / shared, op.ratio
         low, high = (None if bound is None else bound * ratio / typical for bound in (op.low, op.high))
-        return agreeing(msgspec.structs.replace(op, ratio=ratio, low=low, high=high), applied)
+        return reconcile_verdict(msgspec.structs.replace(op, ratio=ratio, low=low, high=high), applied)
 
 
-def agreeing(op: OpComparison, applied: float) -> OpComparison:
+def reconcile_verdict(op: OpComparison, applied: float) -> OpComparison:
     """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step."""
     change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
     signs = {"slower": change > 0 and ratio > 1, "faster": change < 0 and ratio < 1, "same": is_within(ratio, applied)}

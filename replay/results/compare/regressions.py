@@ -58,7 +58,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "slower" and not comparison.of("slower", "faster", "same"):
             return "no op could be judged"
         if self.what == "total":
-            return comparison.untold
+            return comparison.why_total_unknown
         unknown = self.what == "power" and comparison.power is None
         return "the smallest detectable change is unknown" if unknown else ""
 
@@ -91,7 +91,7 @@ def violations(conditions: Sequence[Condition], comparison: Comparison) -> list[
     return [line for condition in conditions for line in condition.violations(comparison)]
 
 
-def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
+def untested_conditions(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
     """Return what could not be tested and why, one line each; such a check does not pass.
 
     Reasons are conditions without evidence either way, runs without a common op, and runs that were cut short.

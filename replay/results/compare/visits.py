@@ -29,7 +29,7 @@ RIDGE_NAME, RIDGE_OP = 0.05, 0.3
 RIDGE_NAME weighs the expected response (`_expected`) against the data of a name, RIDGE_OP the name's response against
 the data of an op. Chosen on 50 ops in 13 runs under load; higher and lower values were not better.
 """
-FAR = 3.0
+CLIP_DEVIATIONS = 3.0
 """Number of standard deviations at which differences between visits are clipped."""
 OTHERS = 1.0
 """Weight of the mean variance of all ops relative to an op's own variance, which few visits estimate badly."""
@@ -113,7 +113,7 @@ def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats,
     """Return sums of squares and products of differences between a run's visits, minus the expected response."""
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
-    limit = FAR * float(np.median(np.abs(rest))) / 0.6745
+    limit = CLIP_DEVIATIONS * float(np.median(np.abs(rest))) / 0.6745
     rest = np.clip(rest, -limit, limit)
     return gauges.T @ gauges, gauges.T @ rest
 

@@ -340,7 +340,9 @@ class Skipped:
     """Whether only half of the possible iterations were skipped, to run and compare one in the middle."""
 
 
-def lasting(guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any) -> Any:
+def count_true_periods(
+    guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any
+) -> Any:
     """Return for how many periods from `first` on the guards are true, at most `most`. Raises NotKnown."""
     import numpy as np
 
@@ -396,7 +398,7 @@ class Trail(Guard):
             else:
                 first = part.first.at(env)
                 room = (self.count.at(env) - part.tail - first) // len(part.guards)
-                times = lasting(part.guards, self.variable, first, env, room)
+                times = count_true_periods(part.guards, self.variable, first, env, room)
                 truth = truth & (times >= 0)
                 env[part.times] = times // 2 if part.half else times
         behind, count = self.end.at(env), self.count.at(env)

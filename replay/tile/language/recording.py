@@ -40,7 +40,7 @@ from opreplay.replay.tile.language.positions import (
     NotKnown,
     Skipped,
     Trail,
-    lasting,
+    count_true_periods,
 )
 from opreplay.replay.tile.language.tiles import Memory, Tile
 
@@ -77,7 +77,7 @@ class Unsteady(Exception):
         self.place = place
 
 
-class Looked(Exception):
+class PositionInspected(Exception):
     """Raised if the work of a block depends on its position; a survey of all blocks then finds each core's work."""
 
 
@@ -108,7 +108,7 @@ class Recording:
     """Whether the program's work depends on where its blocks lie, so that other cores may do different work."""
     left_out: int = 0
     """Number of iterations that were not run because they repeat others."""
-    looked: int = 0
+    position_dependent: int = 0
     """Number of these iterations in loops whose body inspects positions, so that an iteration may do different work."""
     kind: Kind = "vector"
     mixed: bool = False
@@ -432,7 +432,7 @@ class Core:
                     yield item(i)
             else:
                 turns = _Turns(self, item, trail, cut, in_full=self._in_full or self._spots[place] in self._unsteady)
-                yield from turns.taken(count, place, dealt=dealt, probed=probed)
+                yield from turns.iterations_to_run(count, place, dealt=dealt, probed=probed)
         except GeneratorExit:
             trail.left_early = True
             raise
@@ -546,18 +546,18 @@ class _Turns(Generic[Item]):
         self._number = 0
         # Of the next iteration.
 
-    def taken(self, count: int, place: int, *, dealt: bool, probed: bool) -> Iterator[Item]:
+    def iterations_to_run(self, count: int, place: int, *, dealt: bool, probed: bool) -> Iterator[Item]:
         """Yield the iterations that must be run. Raises Looked and Unsteady."""
         while self._number < count:
             yield from self._run(dealt=dealt)
             if probed and self._number == 1 and self._history[-1].guards:
-                raise Looked
+                raise PositionInspected
             period = 0 if self._in_full else self._period()
             most = (count - self._number - TAIL) // period if period else 0
             if most < 1:
                 continue
             body = self._history[-period:]
-            times = self._lasting(body, most)
+            times = self._count_repeats(body, most)
             looked = times < 1 and count - self._number > MOST_LOOKED
             if times < 1 and not looked:
                 continue
@@ -571,7 +571,7 @@ class _Turns(Generic[Item]):
                 if [*map(relative_steps, again)] != [*map(relative_steps, body)]:
                     raise Unsteady(place)
                 body, most = again, (count - self._number - TAIL) // period
-            self._leave_out(body, most if looked else self._lasting(body, most), looked=looked)
+            self._leave_out(body, most if looked else self._count_repeats(body, most), looked=looked)
             self._history.clear()
 
     def _run(self, *, dealt: bool) -> Iterator[Item]:
@@ -589,7 +589,7 @@ class _Turns(Generic[Item]):
         self._number += 1
         core.differs = core.differs or (dealt and bool(noted))
 
-    def _lasting(self, body: list[Iteration], most: int) -> int:
+    def _count_repeats(self, body: list[Iteration], most: int) -> int:
         """Return how many of the following periods repeat the last one, at most `most`."""
         period, i, variable = len(body), self._number, self._trail.variable
         if self._cut is not None:
@@ -601,11 +601,11 @@ class _Turns(Generic[Item]):
         if most < 1 or not any(listed):
             return most
         try:
-            return int(lasting(listed, variable, i, self._core.env, most))
+            return int(count_true_periods(listed, variable, i, self._core.env, most))
         except NotKnown:
-            return self._scanned(listed, variable, i, most)
+            return self._scan_periods(listed, variable, i, most)
 
-    def _scanned(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
+    def _scan_periods(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
         """Return for how many periods the guards are true, testing one iteration after the other."""
         listed = [[guard for guard in each if variable in guard.free()] for each in guards]
         if any(isinstance(guard, Trail) for each in listed for guard in each):
@@ -630,7 +630,7 @@ class _Turns(Generic[Item]):
         trail.parts.append(Skipped(trail.end, tuple(one.guards for one in body), number, TAIL, half))
         trail.end = trail.end.plus(Expr(((number, len(body)),)))
         recording.left_out += times * len(body)
-        recording.looked += times * len(body) if looked else 0
+        recording.position_dependent += times * len(body) if looked else 0
         self._number += times * len(body)
 
     def _period(self) -> int:

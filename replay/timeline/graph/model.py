@@ -217,12 +217,12 @@ class StepGraph:
     """Dependencies on the previous step; empty if the trace marks no steps."""
     kernels_take_turns: bool = False
     """Whether kernels of different streams run one at a time, in the order in which they became ready."""
-    lost_beside_collectives: float = 0.0
+    lost_during_collectives: float = 0.0
     """Share of its speed that a kernel loses while a collective runs, estimated from steps of the trace; 0 if
     unknown.
     """
     lost_bounds: tuple[float, float] = (0.0, 0.0)
-    """Bounds of the 90 % interval of `lost_beside_collectives`; equal if no kernel overlapped with a collective."""
+    """Bounds of the 90 % interval of `lost_during_collectives`; equal if no kernel overlapped with a collective."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
     """Host time in calls that always wait for the device, if it is unknown what they waited for."""

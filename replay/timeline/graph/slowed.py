@@ -39,7 +39,7 @@ overlap.
 """
 
 
-class Beside:
+class CollectiveIntervals:
     """Intervals during which a collective runs."""
 
     def __init__(self, start_us: Floats, end_us: Floats) -> None:
@@ -50,13 +50,13 @@ class Beside:
         self.ends: Floats = np.append(until[first[1:] - 1], until[-1:]) if len(start) else until
         self._before: Floats = np.concatenate([[0.0], np.cumsum(self.ends - self.begins)])
 
-    def until(self, time_us: Floats) -> Floats:
+    def time_before(self, time_us: Floats) -> Floats:
         """Return the total time that collectives ran before each time."""
         at = np.searchsorted(self.begins, time_us, side="right")
         last_end = np.append(0.0, self.ends)[at]
         return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
 
-    def lasting(self, start_us: float, work_us: float, lost: float) -> float:
+    def slowed_duration(self, start_us: float, work_us: float, lost: float) -> float:
         """Return how long work takes from a start time, if it runs at 1 - `lost` of its speed during collectives."""
         now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
@@ -77,14 +77,14 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
 
     `durations_us` apply to the recorded overlap of each kernel with collectives. `apart`: without slowdown.
     """
-    nodes, lost = graph.nodes, graph.lost_beside_collectives
+    nodes, lost = graph.nodes, graph.lost_during_collectives
     talking = nodes.kind == COLLECTIVE
     kernels = np.flatnonzero((nodes.kind == KERNEL) & (nodes.dur_us > 0.0) & (durations_us > 0.0))
     if not lost or not len(kernels):
         return paced(graph, durations_us, lags_us)
     ends = nodes.start_us + nodes.dur_us
-    recorded = Beside(nodes.start_us[talking], ends[talking])
-    beside = (recorded.until(ends) - recorded.until(nodes.start_us))[kernels] / nodes.dur_us[kernels]
+    recorded = CollectiveIntervals(nodes.start_us[talking], ends[talking])
+    beside = (recorded.time_before(ends) - recorded.time_before(nodes.start_us))[kernels] / nodes.dur_us[kernels]
     work = durations_us[kernels] * (1.0 - lost * beside)
     now = durations_us.copy()
     if apart:
@@ -92,9 +92,9 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
         return paced(graph, now, lags_us)
     schedule = paced(graph, now, lags_us)
     for _ in range(ROUNDS):
-        others = Beside(schedule.start_us[talking], schedule.end_us[talking])
+        others = CollectiveIntervals(schedule.start_us[talking], schedule.end_us[talking])
         starts = schedule.start_us[kernels].tolist()
-        took = [others.lasting(start, us, lost) for start, us in zip(starts, work.tolist(), strict=True)]
+        took = [others.slowed_duration(start, us, lost) for start, us in zip(starts, work.tolist(), strict=True)]
         if np.abs(now[kernels] - took).sum() <= SETTLED * schedule.step_us:
             break
         now[kernels] = took
@@ -105,7 +105,7 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
 def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
     """Return the graph with the share of speed that kernels lose during collectives, and the bounds of that share."""
     lost, low, high = _lost(trace, graph)
-    return replace(graph, lost_beside_collectives=lost, lost_bounds=(low, high))
+    return replace(graph, lost_during_collectives=lost, lost_bounds=(low, high))
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
@@ -113,7 +113,7 @@ def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
     certain.
     """
     low, high = graph.lost_bounds
-    return () if high <= low else tuple(replace(graph, lost_beside_collectives=lost) for lost in (low, high))
+    return () if high <= low else tuple(replace(graph, lost_during_collectives=lost) for lost in (low, high))
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
@@ -142,8 +142,8 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
     if not talking.any() or not kernels.any():
         return False
     ends = nodes.start_us + nodes.dur_us
-    beside = Beside(nodes.start_us[talking], ends[talking])
-    return bool((beside.until(ends[kernels]) - beside.until(nodes.start_us[kernels])).sum() > 0.0)
+    beside = CollectiveIntervals(nodes.start_us[talking], ends[talking])
+    return bool((beside.time_before(ends[kernels]) - beside.time_before(nodes.start_us[kernels])).sum() > 0.0)
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
@@ -194,8 +194,8 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
                 known[names] = number
                 number += len(rows)
             start, end = tasks.start_us[rows], tasks.end_us[rows]
-            overlap = talks.until(end) - talks.until(start)
-            ends_beside = talks.until(end + ALONE) - talks.until(end) > 0.0
+            overlap = talks.time_before(end) - talks.time_before(start)
+            ends_beside = talks.time_before(end + ALONE) - talks.time_before(end) > 0.0
             all_beside = overlap >= BESIDE * (end - start)
             keep = (tasks.kind[rows] == KERNEL) & (~ends_beside | all_beside) & (end > start)
             places.append(known[names] + np.flatnonzero(keep))
@@ -212,7 +212,7 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
     return place[keep], times[keep], overlaps[keep]
 
 
-def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, Beside]]:
+def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, CollectiveIntervals]]:
     """Yield, for each stream with kernels: its key, its tasks in order, and when collectives run on the device's other
     streams.
     """
@@ -222,4 +222,4 @@ def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, Beside]]:
         if len(rows):
             same = [number for number, other in enumerate(tasks.streams) if other[0] == key[0] and number != index]
             others = np.flatnonzero(talking & np.isin(tasks.stream, same))
-            yield key, rows, Beside(tasks.start_us[others], tasks.end_us[others])
+            yield key, rows, CollectiveIntervals(tasks.start_us[others], tasks.end_us[others])

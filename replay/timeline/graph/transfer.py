@@ -10,7 +10,7 @@ import numpy as np
 from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, Floats, Ints, StepGraph
 
 
-def transferred(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
+def transfer_times(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
     """Return (durations of `graph`'s nodes, lags of its edges) with the times of `other` instead of the recorded ones.
 
     Tasks take the times of matching tasks on their stream, by kernel and order; the times of tasks missing from `graph`

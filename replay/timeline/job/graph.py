@@ -126,7 +126,7 @@ class JobGraph:
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
 
-class _Joined:
+class _JobBuilder:
     """Nodes and edges of all ranks before sorting."""
 
     def __init__(self, ranks: Sequence[RankGraph]) -> None:
@@ -175,7 +175,7 @@ class _Joined:
         self.edge_rank.append(-1)
         self.edge_local.append(-1)
 
-    def meet(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
+    def synchronize(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
         """Make the members of one collective wait for each other. Members are (index of the rank, member)."""
         arrived: dict[int, int] = {}
         nodes: list[int] = []
@@ -210,7 +210,7 @@ class _Joined:
 def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGraph:
     """Join the graphs of several ranks. A collective with fewer than two members in these steps stays unchanged."""
     place = {rank_graph.rank: index for index, rank_graph in enumerate(ranks)}
-    joined = _Joined(ranks)
+    joined = _JobBuilder(ranks)
     met: list[int] = []
     for at, matched in enumerate(collectives.matched):
         members = [
@@ -219,14 +219,14 @@ def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGra
             if member.rank in place and member.call in ranks[place[member.rank]].node_of_call
         ]
         if len(members) > 1:
-            joined.meet(matched, members)
+            joined.synchronize(matched, members)
             met.append(at)
     joined.redirect()
     order, keep, dropped = _order(joined)
     return _assembled(joined, order, keep, met, dropped)
 
 
-def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
+def _order(joined: _JobBuilder) -> tuple[list[int], list[bool], int]:
     """Return (nodes in topological order, whether each edge is kept, number of dropped collectives).
 
     Nodes are sorted by time as far as the edges permit. If matches contradict each other, the earliest collective that
@@ -270,7 +270,7 @@ def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
     return order, keep, dropped
 
 
-def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[int], dropped: int) -> JobGraph:
+def _assembled(joined: _JobBuilder, order: list[int], keep: list[bool], met: list[int], dropped: int) -> JobGraph:
     place = np.array(order, np.int64)
     row = np.empty(len(place), np.int64)
     row[place] = np.arange(len(place))

@@ -14,7 +14,7 @@ import numpy as np
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
-from opreplay.replay.timeline.changes import Edited, Unmatched, edited
+from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, lag_bounds
@@ -89,7 +89,7 @@ def job_timeline(
     job, ranks, matches, zero = _job([traces[at] for at in order], step)
     predicted = _predicted(job, ranks, plans, devices, contents, host_scale)
     schedule = job.scheduled()
-    looked_at = _told(job, ranks, matches, schedule, zero, what_if, predicted)
+    looked_at = _study_of(job, ranks, matches, schedule, zero, what_if, predicted)
     if measured is not None:
         on_hosts = measured_job(job, [rank.names for rank in ranks], [rank.calls for rank in ranks], measured)
         looked_at = msgspec.structs.replace(looked_at, measured=on_hosts)
@@ -228,7 +228,7 @@ def _on(job: JobGraph, predicted: Sequence[Predicted], changes: Sequence[Edited]
     return job.scheduled(job.durations(durations, [_waitless(rank) for rank in predicted]), lags_us=job.lags(lags))
 
 
-def _told(
+def _study_of(
     job: JobGraph,
     ranks: Sequence[RankStudy],
     matches: JobCollectives,
@@ -415,7 +415,7 @@ def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | 
     if predicted is not None:
         unchanged = Edited.unchanged(graph, predicted.durations_us, predicted.lags_us, predicted.slices_us)
     try:
-        out = edited(names, graph, change, unchanged)
+        out = apply_change(names, graph, change, unchanged)
     except Unmatched as nothing:
         unchanged.notes.append(f"{nothing.problem}. {nothing.hint}")
         return unchanged

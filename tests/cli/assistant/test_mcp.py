@@ -243,16 +243,16 @@ def test_a_capture_beside_a_trace_that_is_a_link_to_elsewhere_is_not_read(folder
     from opreplay.traces import read_trace
     from opreplay.traces.errors import TraceError
     from opreplay.traces.folders import only_in
-    from opreplay.traces.joins.graph_capture import files_beside
+    from opreplay.traces.joins.graph_capture import capture_candidates
 
     trace = read_trace(str(folder / NAME))
     (folder / "capture_outside.json.gz").symlink_to(secret)
     inside = Path(shutil.copy(secret, folder / "capture_inside.json.gz"))
     with only_in([str(folder)]):
-        assert files_beside(trace) == [inside]
+        assert capture_candidates(trace) == [inside]
         with pytest.raises(TraceError):
             read_trace(str(folder / "capture_outside.json.gz"))
-    assert len(files_beside(trace)) == 2
+    assert len(capture_candidates(trace)) == 2
 
 
 def test_a_plan_names_no_other_file(folder: Path, secret: Path) -> None:

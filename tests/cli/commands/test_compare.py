@@ -14,7 +14,7 @@ from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.compare.judge import compare
-from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
+from opreplay.replay.results.compare.regressions import parse_condition, untested_conditions, violations, warnings_of
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.writing import JsonLinesSink
@@ -334,7 +334,7 @@ def test_a_build_can_fail_on_what_it_could_not_have_seen(before: Path) -> None:
     assert warnings_of([], wide) == []
     unknown = msgspec.structs.replace(base, power=None)
     assert violations(conditions, unknown) == []
-    assert len(unchecked(conditions, unknown)) == 1
+    assert len(untested_conditions(conditions, unknown)) == 1
 
 
 def test_what_was_not_reached_passes_no_condition(before: Path, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_device_in_use_is_refused_unless_it_is_shared(trace: Path, monkeypatch
 
     monkeypatch.delenv("OPREPLAY_SHARED_DEVICE")
     monkeypatch.setattr(device_lock, "WAIT_S", 0.0)
-    with device_lock.held(["cuda:0"]), device_lock.held(["cpu"]):
+    with device_lock.hold_locks(["cuda:0"]), device_lock.hold_locks(["cpu"]):
         refused = run(trace, "--device", "cuda")
         assert refused.exit_code == 4
         assert "cuda-0 is in use by another opreplay" in refused.stderr

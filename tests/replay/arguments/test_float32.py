@@ -33,7 +33,7 @@ def no_halves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_halves")
 def test_a_slow_product_becomes_float32_and_says_so() -> None:
-    op, assumption = widen.widened(product(1024, "bfloat16"), torch.ops.aten.mm.default, CPU)
+    op, assumption = widen.as_float32(product(1024, "bfloat16"), torch.ops.aten.mm.default, CPU)
     assert {m.dtype for arg in op.args for m in arg.tensors if m} == {"float32"}
     assert op.outputs == (TensorMeta(shape=(1024, 1024), dtype="float32"),)
     assert assumption is not None
@@ -51,13 +51,13 @@ def test_a_slow_product_becomes_float32_and_says_so() -> None:
     ids=["quick", "float32 already", "no product"],
 )
 def test_everything_else_is_replayed_as_recorded(op: ReplayOp, function: torch._ops.OpOverload) -> None:
-    assert widen.widened(op, function, CPU) == (op, None)
+    assert widen.as_float32(op, function, CPU) == (op, None)
 
 
 def test_a_cpu_with_16_bit_products_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widen, "_native", lambda dtype: True)
     op = product(1024, "bfloat16")
-    assert widen.widened(op, torch.ops.aten.mm.default, CPU) == (op, None)
+    assert widen.as_float32(op, torch.ops.aten.mm.default, CPU) == (op, None)
 
 
 @pytest.mark.usefixtures("no_halves")

@@ -14,7 +14,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
-from opreplay.replay.results.summary import summarized
+from opreplay.replay.results.summary import summary_so_far
 from tests.running import run_plan
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
@@ -146,5 +146,5 @@ def test_all_of_a_trace_is_a_share_of_1() -> None:
 
 
 def test_a_killed_run_says_what_it_does_not_know() -> None:
-    made = summarized([], ops=52, recorded_us=9.0, wall_s=None, interrupted=True)
+    made = summary_so_far([], ops=52, recorded_us=9.0, wall_s=None, interrupted=True)
     assert (made.wall_s, made.measured_us, made.not_reached) == (None, None, 52)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.replay.batch.ranks import labels, rank_in_name, recognised, without_rank
+from opreplay.replay.batch.ranks import assign_jobs, labels, rank_in_name, without_rank
 
 
 def jobs(*traces: tuple[str, int | None, int | None]) -> list[tuple[str, int | None, str]]:
-    members = recognised([path for path, _, _ in traces], [(rank, size) for _, rank, size in traces])
+    members = assign_jobs([path for path, _, _ in traces], [(rank, size) for _, rank, size in traces])
     return [(member.job, member.rank, member.rank_from) for member in members]
 
 

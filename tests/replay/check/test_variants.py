@@ -75,14 +75,14 @@ def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:
 
 def test_a_case_is_left_out_where_time_grows_with_the_square() -> None:
     bench = bench_of("aten::scaled_dot_product_attention(f32[1,2,16,8], f32[1,2,16,8], f32[1,2,16,8])")
-    (rows,) = [case for case in variants.sized(bench.first) if case.kind == "many inner rows"]
+    (rows,) = [case for case in variants.vary_sizes(bench.first) if case.kind == "many inner rows"]
     assert shapes(rows) == [[1, 2, 70001, 8]] * 3
     assert " s, estimated from smaller calls" in str(too_much(bench, rows))
 
 
 def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
     bench = bench_of("aten::diag_embed(f32[16,32])")
-    large = [case for case in variants.sized(bench.first) if case.smaller]
+    large = [case for case in variants.vary_sizes(bench.first) if case.smaller]
     assert [case.kind for case in large] == ["long rows", "huge"]
     assert all(too_much(bench, case) for case in large)
 
@@ -90,7 +90,7 @@ def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
 @pytest.mark.parametrize("call", ["aten::add.Tensor(f32[16,32], f32[16,32])", "aten::softmax.int(f32[16,32], 1)"])
 def test_a_case_is_tried_where_memory_grows_with_the_elements(call: str) -> None:
     bench = bench_of(call)
-    assert [too_much(bench, case) for case in variants.sized(bench.first) if case.smaller] == [None, None]
+    assert [too_much(bench, case) for case in variants.vary_sizes(bench.first) if case.smaller] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_rows_become_more_than_a_launch_has_blocks(call: str, wanted: list[list[
 
 def test_one_tensor_stands_for_each_pair_that_looks_alike_and_for_all() -> None:
     case = bench_of("aten::addcmul(f32[16,32], f32[16,32], f32[16,32])").first
-    kinds = {one.kind: one for one in variants.shared(case)}
+    kinds = {one.kind: one for one in variants.share_tensors(case)}
     assert list(kinds) == [
         "one tensor for self and tensor1",
         "one tensor for self and tensor2",
@@ -127,7 +127,7 @@ def test_one_tensor_stands_for_each_pair_that_looks_alike_and_for_all() -> None:
 
 
 def test_no_tensor_that_is_written_to_stands_for_another() -> None:
-    assert not list(variants.shared(bench_of("aten::add_.Tensor(f32[16,32], f32[16,32])").first))
+    assert not list(variants.share_tensors(bench_of("aten::add_.Tensor(f32[16,32], f32[16,32])").first))
 
 
 @pytest.mark.parametrize("call", ["aten::split.Tensor(f32[16,32], 4, 0)", "aten::unbind.int(f32[4,32], 0)"])
@@ -203,7 +203,7 @@ def test_defaults_of_the_op_are_given_as_python_values(tmp_path: Path) -> None:
 
 
 def test_a_number_that_equals_a_size_stays_where_the_call_is_refused_otherwise() -> None:
-    cases = list(variants.sized(bench_of("aten::narrow(f32[32,8,4,16], 0, 0, 8)").first))
+    cases = list(variants.vary_sizes(bench_of("aten::narrow(f32[32,8,4,16], 0, 0, 8)").first))
     length = {str(case.op.args[-1].value) for case in cases}
     assert len(length) > 1
     uneven = next(case for case in cases if case.kind == "uneven sizes")

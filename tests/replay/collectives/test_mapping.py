@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.collectives.mapping import TooFewRanks, bytes_of, mapped
+from opreplay.replay.collectives.mapping import TooFewRanks, bytes_of, map_collective
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, bandwidth, bus_factor
 from opreplay.traces.collectives.names import KINDS, kind_of
 
@@ -34,7 +34,7 @@ def test_every_share_is_sound(kind, inside, outside, size, world, most, members)
         group_ranks=tuple(members),
         root=3,
     )
-    share = mapped(one, world, max_bytes=most or 1e9)
+    share = map_collective(one, world, max_bytes=most or 1e9)
     n = len(share.members)
     assert 1 <= n <= world
     assert len(set(share.members)) == n
@@ -54,32 +54,32 @@ def test_every_share_is_sound(kind, inside, outside, size, world, most, members)
 
 def test_recorded_splits_are_the_row_and_the_column_of_the_first_rank() -> None:
     one = all_to_all(in_elements=10, out_elements=14, in_splits=(3, 2, 5), out_splits=(3, 7, 4), group_size=3)
-    matrix = mapped(one, 3).matrix
+    matrix = map_collective(one, 3).matrix
     assert matrix[0] == (3, 2, 5)
     assert tuple(row[0] for row in matrix) == (3, 7, 4)
     own = all_to_all(in_elements=10, out_elements=10, in_splits=(3, 2, 5), out_splits=(1, 4, 5), group_size=3, rank=2)
-    assert mapped(own, 3).matrix[0] == (5, 3, 2)  # the recorded rank is the first here
+    assert map_collective(own, 3).matrix[0] == (5, 3, 2)  # the recorded rank is the first here
 
 
 def test_peers_of_a_large_group_are_bundled_and_what_leaves_a_rank_stays() -> None:
     splits = tuple(range(1, 9))
     one = all_to_all(in_elements=36, out_elements=36, in_splits=splits, out_splits=splits, group_size=8)
-    share = mapped(one, 2)
+    share = map_collective(one, 2)
     assert share.matrix[0] == (1, 35)
     assert share.bus_factor == pytest.approx(35 / 36)
     assert "group of 8 on 2" in share.note
-    assert mapped(all_to_all(group_size=4), 4).bus_factor == pytest.approx(3 / 4)
+    assert map_collective(all_to_all(group_size=4), 4).bus_factor == pytest.approx(3 / 4)
 
 
 def test_a_group_of_ranks_that_are_there_keeps_them() -> None:
     one = Collective(kind="all_reduce", dtype="int8", in_elements=8, out_elements=8, group_size=2, group_ranks=(1, 3))
-    assert mapped(one, 4).members == (1, 3)
-    assert mapped(one, 3).members == (0, 1)
+    assert map_collective(one, 4).members == (1, 3)
+    assert map_collective(one, 3).members == (0, 1)
 
 
 def test_a_message_that_is_too_large_runs_in_part_and_says_so() -> None:
     one = Collective(kind="all_gather", dtype="int8", in_elements=1000, out_elements=4000, group_size=4)
-    share = mapped(one, 4, max_bytes=5000)
+    share = map_collective(one, 4, max_bytes=5000)
     assert share.outputs == 4 * share.inputs
     assert bytes_of(share, 1) <= 5000
     assert share.part == pytest.approx(0.25)
@@ -88,10 +88,10 @@ def test_a_message_that_is_too_large_runs_in_part_and_says_so() -> None:
 
 def test_point_to_point_needs_two_ranks() -> None:
     one = Collective(kind="recv", dtype="int8", in_elements=8, out_elements=8, source=3, target=1)
-    assert mapped(one, 4).members == (3, 1)
-    assert mapped(one, 2).members == (0, 1)
+    assert map_collective(one, 4).members == (3, 1)
+    assert map_collective(one, 2).members == (0, 1)
     with pytest.raises(TooFewRanks):
-        mapped(one, 1)
+        map_collective(one, 1)
 
 
 def test_bus_factors_are_those_of_nccl_tests() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from opreplay.replay.execute.attempt import attempt, compared
+from opreplay.replay.execute.attempt import attempt, compare_kernels
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions
@@ -30,7 +30,7 @@ def op(*kernels: RecordedKernel, children: tuple[str, ...] | None = None, count:
 
 
 def test_the_same_kernels_match_and_times_are_of_kernels() -> None:
-    found = compared(
+    found = compare_kernels(
         op(kernel("gemm", 4, 40.0), kernel("copy", 8, 16.0)),
         Profile(kernels=(kernel("gemm", 1, 20.0), kernel("copy", 2, 8.0)), has_device=True),
         99.0,
@@ -44,26 +44,26 @@ def test_the_same_kernels_match_and_times_are_of_kernels() -> None:
     [(("other",), ("gemm",), ("other",)), ((), ("gemm",), ()), (("gemm", "copy"), (), ("copy",))],
 )
 def test_other_kernels_differ(here: tuple[str, ...], missing: tuple[str, ...], extra: tuple[str, ...]) -> None:
-    found = compared(op(kernel("gemm", 4)), Profile(kernels=tuple(map(kernel, here)), has_device=True), 1.0)
+    found = compare_kernels(op(kernel("gemm", 4)), Profile(kernels=tuple(map(kernel, here)), has_device=True), 1.0)
     assert (found.kernels, found.missing, found.extra) == ("differ", missing, extra)
 
 
 def test_another_number_of_launches_differs() -> None:
-    found = compared(op(kernel("gemm", 8)), Profile(kernels=(kernel("gemm"),), has_device=True), 1.0)
+    found = compare_kernels(op(kernel("gemm", 8)), Profile(kernels=(kernel("gemm"),), has_device=True), 1.0)
     assert found.kernels == "differ"
 
 
 def test_kernels_of_another_device_are_not_compared() -> None:
-    found = compared(op(kernel("gemm")), Profile(children=("aten::mm",)), 1.0)
+    found = compare_kernels(op(kernel("gemm")), Profile(children=("aten::mm",)), 1.0)
     assert (found.kernels, found.children, found.time_ratio) == ("other device", "not recorded", None)
 
 
 def test_child_ops_and_host_times_of_a_trace_without_device() -> None:
-    same = compared(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::t", "aten::addmm")), 30.0)
+    same = compare_kernels(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::t", "aten::addmm")), 30.0)
     assert (same.kernels, same.children, same.time_ratio) == ("not recorded", "match", pytest.approx(1.5))
-    other = compared(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::addmm", "aten::x")), 30.0)
+    other = compare_kernels(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::addmm", "aten::x")), 30.0)
     assert (other.children, other.missing, other.extra) == ("differ", ("aten::t",), ("aten::x",))
-    order = compared(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::addmm", "aten::t")), 30.0)
+    order = compare_kernels(op(children=("aten::t", "aten::addmm")), Profile(children=("aten::addmm", "aten::t")), 30.0)
     assert (order.children, order.missing) == ("differ", ())
 
 
@@ -88,8 +88,8 @@ def test_a_profiler_that_fails_costs_the_comparison_only() -> None:
 
 
 def test_reports_say_how_faithful_the_replay_was() -> None:
-    same = compared(op(children=("aten::t",)), Profile(children=("aten::t",)), 30.0)
-    other = compared(op(children=("aten::t",)), Profile(children=("aten::x",)), 10.0)
+    same = compare_kernels(op(children=("aten::t",)), Profile(children=("aten::t",)), 30.0)
+    other = compare_kernels(op(children=("aten::t",)), Profile(children=("aten::x",)), 10.0)
     base = OpResult(id="a" * 12, name="aten::linear", count=1, status="replayed")
     results = [msgspec.structs.replace(base, fidelity=f) for f in (same, other, None)]
     notes = fidelity_notes(results)

@@ -18,7 +18,7 @@ from opreplay.replay.execute.measure import (
     calls_per_sample,
     gauge_warnings,
     measure,
-    scaled,
+    scale_to_whole_op,
     summarize,
 )
 from opreplay.replay.execute.options import MeasureOptions
@@ -468,9 +468,9 @@ def test_outliers_are_counted_and_not_dropped() -> None:
 
 
 def test_a_part_is_scaled_in_all_its_times() -> None:
-    found = scaled(summarize([1.0, 2.0], calls=1, resolution_us=1e-3, options=FAST), 0.5)
+    found = scale_to_whole_op(summarize([1.0, 2.0], calls=1, resolution_us=1e-3, options=FAST), 0.5)
     assert (found.min_us, found.max_us, found.deciles_us[-1], found.part) == (2.0, 4.0, 4.0, 0.5)
-    assert scaled(msgspec.structs.replace(found, relative=3.0), 0.5).relative == 6.0
+    assert scale_to_whole_op(msgspec.structs.replace(found, relative=3.0), 0.5).relative == 6.0
     assert str(found.warnings[-1]) == "part of the op: 0.5 of the op ran; times are scaled up"
 
 

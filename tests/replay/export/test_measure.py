@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from opreplay.replay.export.measure import Timed, cost_s, file_text, left_out_lines, refusal, written
+from opreplay.replay.export.measure import Timed, cost_s, encode_call, file_text, left_out_lines, refusal
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
@@ -37,7 +37,7 @@ def calls_in(text: str) -> list[dict[str, object]]:
 
 
 def test_the_file_is_python_that_imports_nothing_of_ours() -> None:
-    call = written(timed(op_of("aten::mm(f32[8,4], f32[4,8])")), built_in(), seed=0, memory_bytes=GB)
+    call = encode_call(timed(op_of("aten::mm(f32[8,4], f32[4,8])")), built_in(), seed=0, memory_bytes=GB)
     text = file_text([call], FACTS)
     tree = ast.parse(text)
     modules = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
@@ -82,7 +82,7 @@ def test_only_ops_of_torch_and_torch_npu_that_fit_are_called(call: ReplayOp, kin
 def test_ops_of_torch_npu_are_called_by_the_names_of_their_arguments() -> None:
     call = op_of("npu::npu_rotary_mul(bf16[4,8,16,128], bf16[1,1,16,128], bf16[1,1,16,128], rotary_mode='half')")
     assert refusal(call, GB) is None
-    read = json.loads(written(timed(call), built_in(), seed=0, memory_bytes=GB))
+    read = json.loads(encode_call(timed(call), built_in(), seed=0, memory_bytes=GB))
     assert read["text"].startswith("npu::npu_rotary_mul(")
     assert read["overload"] == ""
     named = {arg["name"]: arg["keyword_only"] for arg in read["args"]}
@@ -93,7 +93,7 @@ def test_the_written_call_is_the_op_itself(monkeypatch: pytest.MonkeyPatch) -> N
     from opreplay.replay.export.script import Call
 
     call = op_of("aten::add.Tensor(f32[4,8]{1,4}, f32[8], alpha=2)")
-    read = json.loads(written(timed(call), built_in(), seed=0, memory_bytes=GB))
+    read = json.loads(encode_call(timed(call), built_in(), seed=0, memory_bytes=GB))
     ready = Call(read, read["inputs"], torch.device("cpu"), 0)
     first, second = ready.positional[:2]
     assert first.stride() == (1, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.host.device_lock import held, lock_folder, physical_device
+from opreplay.replay.host.device_lock import hold_locks, lock_folder, physical_device
 from opreplay.traces.errors import EnvironmentRefused
 
 linux = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file locks")
@@ -32,24 +32,24 @@ def test_physical_device_follows_what_renumbers_it(device: str, environ: dict[st
 @linux
 def test_an_accelerator_has_one_job_and_the_next_gets_it_afterwards(tmp_path: Path) -> None:
     told: list[str] = []
-    with held(["cuda:0"], folder=tmp_path) as beside:
+    with hold_locks(["cuda:0"], folder=tmp_path) as beside:
         assert beside == ()
-        with held(["cuda:1"], folder=tmp_path, wait_s=0):
+        with hold_locks(["cuda:1"], folder=tmp_path, wait_s=0):
             pass
         with (
             pytest.raises(EnvironmentRefused, match=rf"cuda-0 is in use by another opreplay \(process {os.getpid()}\)"),
-            held(["cuda"], folder=tmp_path, wait_s=0.2, on_wait=told.append),
+            hold_locks(["cuda"], folder=tmp_path, wait_s=0.2, on_wait=told.append),
         ):
             pass
     waiting = f"waiting up to 0.2 s for another opreplay (process {os.getpid()}) on cuda-0"
     assert told == [f"{waiting}; --set shared_device=true does not wait"]
-    with held(["cuda"], folder=tmp_path, wait_s=0):
+    with hold_locks(["cuda"], folder=tmp_path, wait_s=0):
         pass
 
 
 @linux
 def test_a_cpu_is_waited_for_and_then_shared(tmp_path: Path) -> None:
-    with held(["cpu"], folder=tmp_path), held(["cpu"], folder=tmp_path, wait_s=0.0) as beside:
+    with hold_locks(["cpu"], folder=tmp_path), hold_locks(["cpu"], folder=tmp_path, wait_s=0.0) as beside:
         assert beside == ("cpu",)
 
 
@@ -62,10 +62,10 @@ def test_a_killed_job_holds_nothing(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(EnvironmentRefused), held(["cuda"], folder=tmp_path, wait_s=0):
+        with pytest.raises(EnvironmentRefused), hold_locks(["cuda"], folder=tmp_path, wait_s=0):
             pass
         holder.kill()
-    with held(["cuda"], folder=tmp_path, wait_s=5):
+    with hold_locks(["cuda"], folder=tmp_path, wait_s=5):
         pass
 
 

@@ -83,7 +83,7 @@ def test_tensors_lie_where_the_plan_says_in_one_memory(metas: tuple[TensorMeta, 
 @given(members())
 def test_shared_memory_is_counted_once(metas: tuple[TensorMeta, ...]) -> None:
     shared = op("aten::x", *(arg(f"a{i}", m) for i, m in enumerate(metas)))
-    own, notes = aliasing.apart(shared.args, aliasing.REFUSED)
+    own, notes = aliasing.give_own_memory(shared.args, aliasing.REFUSED)
     assert [note.argument for note in notes] == [f"a{i}" for i in range(len(metas))]
     apart = msgspec.structs.replace(shared, args=own)
     sizes = [budget.tensor_bytes(m) for m in metas]
@@ -95,12 +95,12 @@ def test_shared_memory_is_counted_once(metas: tuple[TensorMeta, ...]) -> None:
 @given(st.lists(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=3), max_size=4))
 def test_settled_numbers_are_dense_and_mean_something(numbers: list[list[int | None]]) -> None:
     args = tuple(arg(f"a{i}", *(meta(2, memory=n) for n in row)) for i, row in enumerate(numbers))
-    settled, notes = aliasing.settle(args)
+    settled, notes = aliasing.normalize_sharing(args)
     found = aliasing.groups(settled)
     assert list(found) == list(range(len(found)))
     assert all(len(group) > 1 for group in found.values())
     assert notes == ()
-    assert aliasing.settle(settled) == (settled, ())
+    assert aliasing.normalize_sharing(settled) == (settled, ())
     before = [n for row in numbers for n in row]
     after = [m.storage for a in settled for m in a.tensors if m]
     for i, one in enumerate(after):
@@ -115,7 +115,7 @@ def test_integers_share_memory_with_their_own_type_only() -> None:
         arg("same", meta(4, memory=1, dtype="int64")),
         arg("twin", meta(4, memory=1, dtype="int64")),
     )
-    settled, notes = aliasing.settle(args)
+    settled, notes = aliasing.normalize_sharing(args)
     assert {(note.argument, note.what) for note in notes} == {("values", aliasing.MIXED), ("index", aliasing.MIXED)}
     assert aliasing.sharing(settled) == {"same": ("twin",), "twin": ("same",)}
 

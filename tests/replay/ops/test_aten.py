@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
 from opreplay.replay.ops.aten import EQUIVALENTS, equivalent_for
-from opreplay.replay.ops.calls import taken, takes_call
+from opreplay.replay.ops.calls import arguments_read, takes_call
 from opreplay.replay.resolve.names import has_kernel
 from opreplay.replay.resolve.schema import specs_of
 
@@ -27,7 +27,7 @@ def test_each_takes_the_arguments_of_the_original(name: str) -> None:
     spec = next((s for s in specs if not s.overload), specs[0])
     run = getattr(import_module(f"opreplay.replay.ops.aten.{entry.module}"), entry.function)
     if takes_call(run):
-        assert {name for name, needed in taken(run).items() if needed} <= {a.name for a in spec.args}
+        assert {name for name, needed in arguments_read(run).items() if needed} <= {a.name for a in spec.args}
         return
     positional = [a for a in spec.args if not a.keyword_only]
     inspect.signature(function).bind(*positional, **{a.name: a for a in spec.args if a.keyword_only})

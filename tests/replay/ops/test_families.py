@@ -18,7 +18,7 @@ from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.ops import table
-from opreplay.replay.ops.calls import taken
+from opreplay.replay.ops.calls import arguments_read
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import register_namespace
 from tests.replay.ops.costs.vendor.test_every_stand_in import of_schema
@@ -46,7 +46,7 @@ def test_a_row_is_complete_and_fits_the_schemas_of_its_op(name: str) -> None:
         everywhere |= arguments
         assert schema.name == name
         for function in (version.run, version.fake or version.run):
-            needed = {version.renames.get(name, name) for name, needed in taken(function).items() if needed}
+            needed = {version.renames.get(name, name) for name, needed in arguments_read(function).items() if needed}
             assert row.like or needed <= arguments
         assert set(version.into) <= arguments
     assert {ours.partition(".")[0] for version in row.references for ours in version.renames.values()} <= everywhere

@@ -12,7 +12,7 @@ from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.match import best_match, match_overload, unknown_code
-from opreplay.replay.resolve.names import refused
+from opreplay.replay.resolve.names import policy_verdict
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.model import OpSignature
 
@@ -205,7 +205,7 @@ def test_every_schema_of_aten_matches_its_own_event() -> None:
     names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
     checked = 0
     for name in names:
-        specs = [spec for spec in specs_of(name) if refused(spec) is None]
+        specs = [spec for spec in specs_of(name) if policy_verdict(spec) is None]
         for spec in specs:
             recorded = recorded_args(synthetic(spec))
             best, own = best_match(specs, recorded), match_overload(spec, recorded)

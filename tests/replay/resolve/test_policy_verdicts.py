@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from opreplay.replay.resolve.names import refused
+from opreplay.replay.resolve.names import policy_verdict
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_name
 from opreplay.replay.resolve.schema import specs_of
 
@@ -29,7 +29,7 @@ def verdicts() -> list[str]:
     for name in sorted(n for n in names if n.partition("::")[0] in TORCH_NAMESPACES):
         allowed = []
         for spec in specs_of(name):
-            reason = refuse_name(name, Policy()) or refused(spec)
+            reason = refuse_name(name, Policy()) or policy_verdict(spec)
             if reason is None:
                 allowed.append(spec.overload or "(default)")
             else:

@@ -406,7 +406,7 @@ def test_a_fault_is_found_with_its_line(kind: str, programs_of: Callable[[str], 
     limit, case, text = FAULTS[kind]
     programs = programs_of(text)
     found = study(programs, {"910b3": load_device("910b3")}, Wanted(cases=[f"k {case}"]))
-    error = found.looked[0].error
+    error = found.results[0].error
     assert error is not None, "not found"
     source = Path(programs[0].place.rpartition(":")[0]).read_text().splitlines()
     assert (error.limit, source[error.line - 1].rpartition("  ")[2]) == (limit, "# here"), error
@@ -418,8 +418,10 @@ def test_a_result_that_is_not_covered_is_found_without_values(
 ) -> None:
     _, case, text = FAULTS["the last block is left out"]
     programs = programs_of(text)
-    found = study(programs, {"910b3": load_device("910b3")}, Wanted(cases=[f"k {case}"], values=False)).looked[0].error
+    found = study(programs, {"910b3": load_device("910b3")}, Wanted(cases=[f"k {case}"], values=False)).results[0].error
     assert found is not None
     assert (found.limit, found.line, found.message) == ("unwritten", 7, "y: 70 of 470 elements are never written")
-    (covered,) = study(programs, {"910b3": load_device("910b3")}, Wanted(cases=["k x=f32[48,10]"], values=False)).looked
+    (covered,) = study(
+        programs, {"910b3": load_device("910b3")}, Wanted(cases=["k x=f32[48,10]"], values=False)
+    ).results
     assert covered.error is None

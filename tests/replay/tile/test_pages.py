@@ -28,8 +28,8 @@ def program_on(page: str) -> str:
 @pytest.mark.parametrize("page", CASES)
 def test_programs_of_a_page(page: str, programs_of: Callable[[str], tuple[Program, ...]]) -> None:
     found = study(programs_of(program_on(page)), {"910b3": load_device("910b3")}, Wanted(cases=CASES[page]))
-    assert not [one.error for one in found.looked if one.failed]
-    assert sum(one.values is not None for one in found.looked) > 5
+    assert not [one.error for one in found.results if one.failed]
+    assert sum(one.values is not None for one in found.results) > 5
 
 
 def test_the_tutorial_op_takes_few_lines() -> None:

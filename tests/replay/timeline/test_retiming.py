@@ -13,7 +13,7 @@ from opreplay.replay.plan.build import signature_id
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.step.text import band_text, memory_text
-from opreplay.replay.timeline.changes import TWICE, Unmatched, edited
+from opreplay.replay.timeline.changes import TWICE, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
@@ -283,7 +283,7 @@ def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> N
     trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
     graph = step_graph(trace, chosen_step(trace))
     with pytest.raises(TraceError) as error:
-        edited(Names(trace, graph), graph, text)
+        apply_change(Names(trace, graph), graph, text)
     assert error.value.hint
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.graph.slowed import Beside, with_losses
+from opreplay.replay.timeline.graph.slowed import CollectiveIntervals, with_losses
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import Trace, read_trace
 from opreplay.traces.links.steps import chosen_step
@@ -27,7 +27,7 @@ def overlapping(path: Path, lost: float, *, steps: int = 6, reduce: bool = True,
         machine.op("aten::add", 5.0, ("add", 20.0))
         begin = machine.free[7] + 7.0
         length = (rng.uniform(150.0, 450.0) if vary else 400.0) if reduce else 0.0
-        beside = Beside(np.array([begin]), np.array([begin + length]))
+        beside = CollectiveIntervals(np.array([begin]), np.array([begin + length]))
         if reduce:
             machine.wait_for(20, 7)
             machine.free[20] = begin - 1.0
@@ -35,37 +35,37 @@ def overlapping(path: Path, lost: float, *, steps: int = 6, reduce: bool = True,
         for _ in range(KERNELS):
             work = KERNEL_US * (1.0 + 0.01 * rng.uniform(-1.0, 1.0) * vary)
             start = max(machine.now + 7.5, machine.free[7] + 1.0)
-            machine.op("aten::mm", 3.0, ("gemm", beside.lasting(start, work, lost)))
+            machine.op("aten::mm", 3.0, ("gemm", beside.slowed_duration(start, work, lost)))
         machine.synchronize()
         machine.end()
     return read_trace(machine.write(path / "t.json"), activity=True)
 
 
 def test_how_long_collectives_ran_before_a_time() -> None:
-    beside = Beside(np.array([10.0, 15.0, 50.0]), np.array([30.0, 20.0, 60.0]))
+    beside = CollectiveIntervals(np.array([10.0, 15.0, 50.0]), np.array([30.0, 20.0, 60.0]))
     times = np.array([0.0, 10.0, 20.0, 40.0, 55.0, 99.0])
-    assert beside.until(times).tolist() == [0.0, 0.0, 10.0, 20.0, 25.0, 30.0]
-    assert Beside(np.empty(0), np.empty(0)).until(times).tolist() == [0.0] * 6
+    assert beside.time_before(times).tolist() == [0.0, 0.0, 10.0, 20.0, 25.0, 30.0]
+    assert CollectiveIntervals(np.empty(0), np.empty(0)).time_before(times).tolist() == [0.0] * 6
 
 
 def test_work_takes_longer_beside_collectives() -> None:
-    beside = Beside(np.array([10.0, 50.0]), np.array([30.0, 60.0]))
-    assert beside.lasting(0.0, 5.0, 0.5) == 5.0
-    assert beside.lasting(10.0, 5.0, 0.5) == 10.0, "all of it at half the speed"
-    assert beside.lasting(0.0, 40.0, 0.5) == 50.0, "10 alone, 10 in 20 beside, 20 alone"
-    assert beside.lasting(70.0, 5.0, 0.5) == 5.0
+    beside = CollectiveIntervals(np.array([10.0, 50.0]), np.array([30.0, 60.0]))
+    assert beside.slowed_duration(0.0, 5.0, 0.5) == 5.0
+    assert beside.slowed_duration(10.0, 5.0, 0.5) == 10.0, "all of it at half the speed"
+    assert beside.slowed_duration(0.0, 40.0, 0.5) == 50.0, "10 alone, 10 in 20 beside, 20 alone"
+    assert beside.slowed_duration(70.0, 5.0, 0.5) == 5.0
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2, 0.4])
 def test_the_steps_tell_what_kernels_lose(tmp_path: Path, lost: float) -> None:
     trace = overlapping(tmp_path, lost)
-    told = with_losses(trace, step_graph(trace, chosen_step(trace))).lost_beside_collectives
+    told = with_losses(trace, step_graph(trace, chosen_step(trace))).lost_during_collectives
     assert told == pytest.approx(lost, abs=0.02)
 
 
 def test_one_step_tells_nothing(tmp_path: Path) -> None:
     trace = overlapping(tmp_path, 0.3, steps=1)
-    assert with_losses(trace, step_graph(trace, chosen_step(trace))).lost_beside_collectives == 0.0
+    assert with_losses(trace, step_graph(trace, chosen_step(trace))).lost_during_collectives == 0.0
 
 
 def test_without_collectives_kernels_are_as_quick_as_alone(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from opreplay.cli.main import opreplay
 from opreplay.traces import Limits, Trace, read_trace
 from opreplay.traces.joins.graph_capture import (
     HINT,
+    capture_candidates,
     captures_of,
-    files_beside,
     join_text,
     with_captures,
-    with_captures_beside,
+    with_captures_in_folder,
 )
 from opreplay.traces.model import CapturedGraph
 
@@ -147,9 +147,9 @@ def test_each_kernel_gets_the_op_of_the_capture_for_its_batch(tmp_path: Path, ap
     ]
     graphs = joined.info.graphs
     assert graphs is not None
-    assert (graphs.launches, graphs.told_launches, graphs.told_kernels, graphs.ambiguous) == (4, 4, 10, 0)
+    assert (graphs.launches, graphs.matched_launches, graphs.matched_kernels, graphs.ambiguous) == (4, 4, 10, 0)
     assert graphs.by_name == (4 if api == "hip" else 0)
-    assert graphs.told_us == graphs.device_us == 100.0
+    assert graphs.matched_us == graphs.device_us == 100.0
     assert joined.info.links.unowned == 0
     assert (joined.ops.dur_ns == 0).all()
 
@@ -173,7 +173,7 @@ def test_kernels_that_fit_captures_of_several_sizes_are_left_alone_where_nothing
     joined = with_captures(read_trace(write(tmp_path / "run.json", events)), [file], Limits())
     assert owners(joined) == [None, None]
     assert joined.info.graphs is not None
-    assert (joined.info.graphs.told_launches, joined.info.graphs.ambiguous) == (0, 1)
+    assert (joined.info.graphs.matched_launches, joined.info.graphs.ambiguous) == (0, 1)
 
 
 def test_a_capture_of_another_model_tells_nothing(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_the_capture_beside_is_found_by_its_name(tmp_path: Path) -> None:
     write(tmp_path / "broken_capture.json", [])
     (tmp_path / "capture_notes.json").write_text("no trace")
     trace = read_trace(write(tmp_path / "model_rank1_run.json", execution("hip", [(3, [LAYER])])))
-    assert files_beside(trace)[0].name == "model_rank1_capture.json"
-    assert owners(with_captures_beside(trace, Limits())) == [("aten::mm", 12), ("aten::relu", 12)]
+    assert capture_candidates(trace)[0].name == "model_rank1_capture.json"
+    assert owners(with_captures_in_folder(trace, Limits())) == [("aten::mm", 12), ("aten::relu", 12)]
 
 
 def test_captures_need_the_runtime_calls(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_captures_need_the_runtime_calls(tmp_path: Path) -> None:
 def test_a_trace_without_graphs_is_left_as_it_is(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "capture.json", capture("hip", {4: [LAYER]})))
     assert trace.graphs is None
-    assert with_captures_beside(trace, Limits()) is trace
+    assert with_captures_in_folder(trace, Limits()) is trace
 
 
 def invoke(*args: object) -> Result:
@@ -256,10 +256,10 @@ def test_commands_hint_without_and_tell_with_the_capture(tmp_path: Path) -> None
 
 def test_the_public_pair(shared_traces: Path) -> None:
     trace = read_trace(shared_traces / "mi300_vllm_piecewise_exec.json.gz")
-    joined = with_captures_beside(trace, Limits())
+    joined = with_captures_in_folder(trace, Limits())
     graphs = joined.info.graphs
     assert graphs is not None
-    assert (graphs.launches, graphs.told_launches, graphs.by_name) == (25, 25, 25)
+    assert (graphs.launches, graphs.matched_launches, graphs.by_name) == (25, 25, 25)
     owned = joined.kernels.dur_ns[joined.kernels.owner >= 0].sum() / joined.kernels.dur_ns.sum()
     assert owned > 0.99
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from opreplay.traces import Trace, read_trace
 from opreplay.traces.errors import TooLarge, TraceError, UsageError
-from opreplay.traces.joins.kernel_details import join_kernel_details, table_beside, with_table_beside
+from opreplay.traces.joins.kernel_details import join_kernel_details, table_in_folder, with_table_in_folder
 from opreplay.traces.links.npu_kernels import kernels_by_op
 
 T0 = 1736405443881000
@@ -162,36 +162,36 @@ def test_kernels_without_an_op_are_kept_apart(tmp_path: Path) -> None:
 def test_only_fixed_names_beside_the_trace_are_found(trace: Trace, tmp_path: Path) -> None:
     path = trace.info.path
     table(tmp_path / "kernel_details_old.csv", row("mm_a", "T", 0))
-    assert table_beside(path) is None
-    assert with_table_beside(trace) is trace
+    assert table_in_folder(path) is None
+    assert with_table_in_folder(trace) is trace
     table(tmp_path / "op_summary_0.csv", row("mm_a", "FromSummary", 0))
     assert (
-        with_table_beside(trace).info.kernel_details
+        with_table_in_folder(trace).info.kernel_details
         == join_kernel_details(trace, str(tmp_path / "op_summary_0.csv"), discovered=True).info.kernel_details
     )
     table(tmp_path / "op_summary_1.csv", row("mm_a", "T", 0))
     with pytest.raises(UsageError, match="2 tables"):
-        table_beside(path)
-    unused = with_table_beside(trace)
+        table_in_folder(path)
+    unused = with_table_in_folder(trace)
     assert unused.details is None
     assert unused.info.kernel_details is not None
     assert "2 tables" in (unused.info.kernel_details.problem or "")
     table(tmp_path / "kernel_details.csv", row("mm_a", "T", 0))
-    assert table_beside(path) == str(tmp_path / "kernel_details.csv")
-    assert table_beside("-") is None
-    assert table_beside(str(tmp_path / "gone.json")) is None
+    assert table_in_folder(path) == str(tmp_path / "kernel_details.csv")
+    assert table_in_folder("-") is None
+    assert table_in_folder(str(tmp_path / "gone.json")) is None
 
 
 def test_a_pipe_or_folder_of_that_name_is_never_opened(trace: Trace, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "kernel_details.csv")
     (tmp_path / "op_summary_0.csv").mkdir()
-    assert with_table_beside(trace) is trace
+    assert with_table_in_folder(trace) is trace
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00", "Type,Duration(us),Input Shapes\n"])
 def test_a_table_that_cannot_be_used_is_said_or_refused(trace: Trace, tmp_path: Path, text: str) -> None:
     (tmp_path / "kernel_details.csv").write_text(text)
-    left = with_table_beside(trace)
+    left = with_table_in_folder(trace)
     assert left.info.kernel_details is not None
     assert left.info.kernel_details.problem
     assert left.kernels is trace.kernels
@@ -220,7 +220,7 @@ def test_other_traces_have_no_kernel_table(tmp_path: Path) -> None:
     )
     table(tmp_path / "kernel_details.csv", row("mm_a", "T", 0))
     plain = read_trace(path)
-    assert with_table_beside(plain) is plain
+    assert with_table_in_folder(plain) is plain
     with pytest.raises(UsageError, match="torch_npu"):
         join_kernel_details(plain, str(tmp_path / "kernel_details.csv"))
 
@@ -249,7 +249,7 @@ def test_any_cells_are_a_join_or_a_trace_error(trace: Trace, tmp_path: Path, cel
 def test_the_public_pair(shared_traces: Path, shared_ascend: Path, tmp_path: Path) -> None:
     shutil.copyfile(shared_traces / "npu_alexnet_trace_view.json.gz", tmp_path / "trace_view.json.gz")
     shutil.copyfile(shared_ascend / "910b2_alexnet_train_level1.csv", tmp_path / "kernel_details.csv")
-    joined = with_table_beside(read_trace(tmp_path / "trace_view.json.gz"))
+    joined = with_table_in_folder(read_trace(tmp_path / "trace_view.json.gz"))
     found = joined.info.kernel_details
     assert found is not None
     assert (found.rows, found.by_order, found.communication_rows, found.unmatched_rows) == (191, 187, 4, 0)

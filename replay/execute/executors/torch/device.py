@@ -29,7 +29,7 @@ from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
-from opreplay.replay.arguments.float32 import widened
+from opreplay.replay.arguments.float32 import as_float32
 from opreplay.replay.arguments.tensors import init_context, seed_of
 from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
@@ -259,7 +259,7 @@ class TorchExecutor(Executor):
         try:
             return self._ready(op, function, seed, notes)
         except RuntimeError as error:
-            separate_args, assumptions = aliasing.apart(op.args, aliasing.REFUSED)
+            separate_args, assumptions = aliasing.give_own_memory(op.args, aliasing.REFUSED)
             if not assumptions or _OVERLAP not in str(error):
                 raise
             # A kernel that takes overlapping arguments was recorded; the one here asks for a copy first.
@@ -275,7 +275,7 @@ class TorchExecutor(Executor):
             raise NotReplayable(reason)
         function = self._find(op)
         _load_compiler_for(function)
-        op, assumption = widened(op, function, self._device)
+        op, assumption = as_float32(op, function, self._device)
         if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
         return op, function, () if assumption is None else (assumption,)
@@ -289,7 +289,7 @@ class TorchExecutor(Executor):
         except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
         if rule is not None:
-            separate_args, sharing_assumptions = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+            separate_args, sharing_assumptions = aliasing.give_own_memory(op.args, aliasing.INDEXED, integers_only=True)
             if sharing_assumptions:
                 op, notes = self._within_budget(op, separate_args), notes + sharing_assumptions
                 args = tensors.arguments(op, device=self._device)

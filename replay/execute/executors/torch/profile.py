@@ -25,7 +25,7 @@ MAX_BELOW = 512
 """Maximum number of nested ops that are reported."""
 
 
-def profiled(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
+def torch_profiler(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
     """Return torch's profiler as a context manager, for the host and, if `device` is "cuda", the device.
 
     It is the class that torch.profiler wraps, because the wrapper imports torch._inductor (1.7 s of CPU time).
@@ -40,7 +40,7 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
     Raises RuntimeError if the profiler cannot start.
     """
     synchronize()
-    profiler = profiled(device=device.type)
+    profiler = torch_profiler(device=device.type)
     with profiler:
         call()
         synchronize()
@@ -88,7 +88,7 @@ def profiler_event_us() -> float:
         return 1e6 * min(rounds)
 
     plain_us = least()
-    profiler = profiled(record_shapes=True)
+    profiler = torch_profiler(record_shapes=True)
     with profiler:
         profiled_us = least()
     events: list[Any] = list(profiler.function_events or ())

@@ -63,7 +63,7 @@ def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function
     actual = call()
     written = [(args[arg.name], value) for arg, value in zip(own_call.op.args, arguments, strict=False) if arg.mutated]
     pairs = [(a, b) for values in written for a, b in zip(*map(flattened, values), strict=False)]
-    verdict = compared(expected, actual, pairs)
+    verdict = compare_results(expected, actual, pairs)
     status: ValueStatus = "differs" if verdict.differs else "agrees"
     return ValueCheck(status=status, against=own_call.against, detail=verdict.differs, results=verdict.results)
 
@@ -86,7 +86,7 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
     return [call.keywords[arg.name] if arg.keyword_only else next(positional) for arg in op.args]
 
 
-def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
+def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
     """Compare results of the op's own implementation and of the replay, and the pairs of values that both wrote into
     arguments.
     """

@@ -50,7 +50,7 @@ def run_step(
     with Heartbeat(task.heartbeat) as beat:
         run = SequenceRun(parts, task, options.seed, step.config.memory_bytes, live_bytes(parts, task), beat)
         run.make_ready()
-        program = run.settled(lambda _: None)
+        program = run.repeat_check_passes(lambda _: None)
         places = run.places()
         beat(-1)  # what takes too much memory here is the fault of no op
         beside = StepCollectives(
@@ -162,13 +162,13 @@ class StepCollectives:
         self._flights = [_Flight() for _ in self._calls]
         self._checking, self.waits = checking, []
 
-    def alone(self) -> None:
+    def run_one_by_one(self) -> None:
         """Run all collectives one after the other."""
         for number in range(len(self._calls)):
             self._ask(number)
             self._await(number)
 
-    def on(self) -> list[Span]:
+    def busy_spans(self) -> list[Span]:
         """Return the time spans in the last pass with at least one collective in flight, in order."""
         spans: list[Span] = []
         for flight in sorted((f for f in self._flights if f.buffers is not None), key=lambda f: f.asked_ns):
@@ -178,7 +178,7 @@ class StepCollectives:
                 spans.append((flight.asked_ns, flight.ended_ns))
         return spans
 
-    def keep(self) -> None:
+    def record_times(self) -> None:
         """Record the times of the last pass."""
         for call, flight in zip(self._calls, self._flights, strict=True):
             if flight.buffers is None:
@@ -328,11 +328,11 @@ class _Passes:
         beside.begin()
         wall_us = self._timed(lambda: program.run_pass(timer, at, beside))
         times = timer.end()
-        on, waits = beside.on(), beside.waits
+        on, waits = beside.busy_spans(), beside.waits
         if _any(bool(program.raised)):
             raise Raised({self._run.index_of(at): error for at, error in program.raised.items()})
         if counts:
-            beside.keep()
+            beside.record_times()
             self.walls_us.append(wall_us)
             self.sums_us.append(sum(times))
             self.times.in_flight_us.append(sum(end - begin for begin, end in on) / 1e3)
@@ -347,7 +347,7 @@ class _Passes:
         program.mend()
         dist.barrier()
         beside.begin()
-        collectives_us = self._timed(beside.alone)
+        collectives_us = self._timed(beside.run_one_by_one)
         if counts:
             self.times.alone_walls_us.append(alone_us)
             self.times.alone_sums_us.append(sum(alone))
@@ -371,7 +371,7 @@ class _Passes:
 def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
     """Return how long collectives were in flight while nothing waited for them.
 
-    The spans in `on` and in `waits` are in order, and do not overlap each other.
+    The spans in `busy_spans` and in `waits` are in order, and do not overlap each other.
     """
     hidden = sum(end - begin for begin, end in on)
     at = 0

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opreplay.replay.ops.aten.attention import flash_attention_forward
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 
 Maybe = Tensor | None
 
@@ -31,4 +31,4 @@ def attention(
 
 def flash_attention(c: Call) -> Tensor:
     """Return the attention of packed sequences [tokens, heads, E], with the sequence starts [n + 1]."""
-    return flash_attention_forward(but(c, scale=None))[0]
+    return flash_attention_forward(with_changes(c, scale=None))[0]

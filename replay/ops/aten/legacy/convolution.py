@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call, but
+from opreplay.replay.ops.calls import Call, with_changes
 
 Sizes = Sequence[int]
 Mask = Sequence[bool]
@@ -63,12 +63,12 @@ def slow(c: Call) -> tuple[Maybe, ...]:
     """Same as `backward` without groups, and without dilation if the op has none; the forward's buffers are
     not read.
     """
-    return backward(but(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
+    return backward(with_changes(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
 def depthwise(c: Call) -> tuple[Maybe, ...]:
     """Same as `backward`, with one group per channel."""
-    return backward(but(c, groups=c.self.shape[1]))
+    return backward(with_changes(c, groups=c.self.shape[1]))
 
 
 def to_input(c: Call) -> Maybe:
@@ -125,9 +125,9 @@ def nnpack(c: Call) -> tuple[Maybe, ...]:
 
 def nnpack_to_input(c: Call) -> Maybe:
     """Return only the input gradient of `nnpack`."""
-    return nnpack(but(c, output_mask=_INPUT))[0]
+    return nnpack(with_changes(c, output_mask=_INPUT))[0]
 
 
 def nnpack_to_weight(c: Call) -> Maybe:
     """Return only the weight gradient of `nnpack`."""
-    return nnpack(but(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]
+    return nnpack(with_changes(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]

@@ -52,7 +52,7 @@ def re_routing(op: OpView) -> Iterable[KernelCall]:
     return [kernel("MoeReRouting", [out], [out], indices=blocks, moved_bytes=size, walked=blocks)]
 
 
-def combining(op: OpView) -> Iterable[KernelCall]:
+def finalize_routing(op: OpView) -> Iterable[KernelCall]:
     """Return MoeFinalizeRouting, the weighted sum of the experts' outputs per token."""
     source = op.widest()
     width = source.shape[-1] if source.shape else 1
@@ -230,7 +230,7 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
         npu::npu_moe_distribute_combine npu::npu_moe_distribute_combine_v2
     """
 )
-def distributed(op: OpView) -> Iterable[KernelCall]:
+def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
     """Return MoeDistributeDispatch or MoeDistributeCombine: send each token to the ranks of its top-k
     experts, or back.
     """

@@ -55,10 +55,10 @@ def chosen_keys(op: OpView) -> Iterable[KernelCall]:
     call = kernel(
         "FusedInferAttentionScore", operands, [out], pairs=float(rows * chosen), moved_bytes=float(moved), **attrs
     )
-    return [*_parted(op, operands, size), call]
+    return [*_prepare_operands(op, operands, size), call]
 
 
-def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCall]:
+def _prepare_operands(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCall]:
     """Return the kernels that prepare tensors: Slice separates the rotary part, Transpose makes the token dimension
     first.
     """

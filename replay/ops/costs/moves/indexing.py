@@ -81,11 +81,11 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     if inner == 1 or _is_few(n, table):
         return [gathered]
     dim = len(table.shape) - len(along)
-    turned = [_turned(tensor, dim, back=False) for tensor in (source, places)]
-    return [*turned, gathered, _turned(out, dim, back=True)]
+    turned = [_transpose_innermost(tensor, dim, back=False) for tensor in (source, places)]
+    return [*turned, gathered, _transpose_innermost(out, dim, back=True)]
 
 
-def _turned(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
+def _transpose_innermost(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
     """Return the transpose that makes `dim` innermost, or with `back` restores it, for cores that cannot load single
     elements.
     """

@@ -105,7 +105,7 @@ def repeat(op: OpView) -> Iterable[KernelCall]:
         aten::pixel_unshuffle aten::native_channel_shuffle
     """
 )
-def rearranged(op: OpView) -> Iterable[KernelCall]:
+def reorder_elements(op: OpView) -> Iterable[KernelCall]:
     """Copy all elements in another order."""
     source = op.dense("self", at=0)
     if source is None:
@@ -175,7 +175,7 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
     meta = op.meta("self", at=0)
     if meta is None:
         return []
-    if (turned := _turned(op, meta)) is not None and not is_contiguous(turned):
+    if (turned := _permuted_view(op, meta)) is not None and not is_contiguous(turned):
         return [strided_copy(turned)]
     parts = op.outputs()
     if parts and sum(map(elements, parts)) < elements(meta):
@@ -190,7 +190,7 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
     return [kernel("Slice", [source], outs)]
 
 
-def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
+def _permuted_view(op: OpView, meta: TensorMeta) -> TensorMeta | None:
     """Return the view with the dimensions permuted as in the call, or None for other kinds of views."""
     kind, rank = op.op.name.partition(".")[0].removeprefix("aten::"), len(meta.shape)
     order = list(range(rank))

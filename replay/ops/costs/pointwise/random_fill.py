@@ -50,7 +50,7 @@ def full(op: OpView) -> Iterable[KernelCall]:
         aten::_dim_arange
     """
 )
-def ranged(op: OpView) -> Iterable[KernelCall]:
+def range_kernel(op: OpView) -> Iterable[KernelCall]:
     """Return the Range kernel."""
     end, start = op.number("end", "n", "steps"), op.number("start")
     length = max(1, whole((end or 1) - (start or 0)))

@@ -189,11 +189,11 @@ def matmul_backward(op: OpView) -> Iterable[KernelCall]:
     grad, a, b = op.meta("grad", at=0), op.meta("self", at=1), op.meta("other", at=2)
     if grad is None or a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
         raise DoesNotFit("a gradient and two matrices are needed")
-    turned_a, turned_b = (_turned(t) for t in (a, b))
+    turned_a, turned_b = (_transposed_meta(t) for t in (a, b))
     return [product(op, grad, turned_b), product(op, turned_a, grad)]
 
 
-def _turned(meta: TensorMeta) -> TensorMeta:
+def _transposed_meta(meta: TensorMeta) -> TensorMeta:
     *rest, rows, cols = meta.shape
     steps = [cols * rows * prod(rest[i + 1 :]) for i in range(len(rest))]
     return TensorMeta(shape=(*rest, cols, rows), dtype=meta.dtype, strides=(*steps, 1, cols))

@@ -34,7 +34,7 @@ def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
     return spec((rois.shape[0], max(1, per_region), channels), "float32")
 
 
-def aligned(op: OpView) -> Iterable[KernelCall]:
+def roi_align(op: OpView) -> Iterable[KernelCall]:
     """Return ROIAlign of blocked float32 images: bilinear samples of every bin and channel, averaged."""
     source, rois = op.need("input", "self", "x", at=0, rank=4), op.need("rois", at=1, rank=2)
     plain = images(TensorMeta(shape=source.shape, dtype="float32"), 2)
@@ -59,7 +59,7 @@ def aligned_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [out], [out]), call]
 
 
-def suppressed(op: OpView) -> Iterable[KernelCall]:
+def nms_with_mask(op: OpView) -> Iterable[KernelCall]:
     """Return NMSWithMask: the kept boxes are processed sequentially, each compared with all later boxes."""
     boxes = op.need("dets", "boxes", "input", "self", at=0, rank=1)
     n = max(1, boxes.shape[-2:][0])

@@ -37,13 +37,13 @@ def tables(op: OpView) -> Iterable[KernelCall]:
     return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
 
 
-def permuted(op: OpView) -> Iterable[KernelCall]:
+def reorder_segments(op: OpView) -> Iterable[KernelCall]:
     """Return copies that reorder segments of data: all data is read and written once, one copy per tensor."""
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
-def scanned(op: OpView) -> Iterable[KernelCall]:
+def scan_row(op: OpView) -> Iterable[KernelCall]:
     """Return a scan of one long row by a dedicated kernel, which computes block sums and then the blocks.
 
     NPU libraries for recommendation models have this kernel; CANN's sequential cumulative sum would take thousands of
@@ -56,7 +56,7 @@ def scanned(op: OpView) -> Iterable[KernelCall]:
     return [kernel("AsynchronousCompleteCumsum", [source, source], [source])]
 
 
-def checked(op: OpView) -> Iterable[KernelCall]:
+def check_indices(op: OpView) -> Iterable[KernelCall]:
     """Compare every index with the size of its table."""
     index = op.need("indices", at=1)
     source = spec(index.shape, index.dtype)
@@ -64,7 +64,7 @@ def checked(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
-def converted(op: OpView) -> Iterable[KernelCall]:
+def convert_rows(op: OpView) -> Iterable[KernelCall]:
     """Convert rows to or from a few bits per element: one read, one write."""
     source = op.widest()
     plain = in_rows(spec(source.shape, source.dtype))
@@ -77,18 +77,20 @@ _INDICES = ("int32", "int64")
 
 
 @costs_like(r"triton_", r"triton::")
-def generated(op: OpView) -> Iterable[KernelCall]:
+def compiled_kernel(op: OpView) -> Iterable[KernelCall]:
     """Return a compiler-generated kernel: each tensor in the arguments is moved once, and the last one is written."""
     metas = op.tensors
     if not metas:
         raise DoesNotFit("needs tensors")
     op.note("a generated kernel: costed by its bytes; the last tensor is assumed to be its result")
     inputs: list[TensorMeta] = metas[:-1] or metas
-    read = [spec((looked_up(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs]
+    read = [
+        spec((count_rows_read(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs
+    ]
     return [kernel("TritonKernel", read, [spec(metas[-1].shape, metas[-1].dtype)])]
 
 
-def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
+def count_rows_read(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
     """Return the number of table rows that are read.
 
     It is the number of indices if no other tensor has as many rows as the table and another tensor has one row per

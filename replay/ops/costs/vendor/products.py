@@ -49,7 +49,7 @@ def _eight_bit(meta: TensorMeta) -> TensorMeta:
     return TensorMeta(shape=meta.shape, dtype="int8" if "float8" in meta.dtype else meta.dtype, strides=meta.strides)
 
 
-def quantised_on_the_way(op: OpView) -> Iterable[KernelCall]:
+def dynamic_quant_matmul(op: OpView) -> Iterable[KernelCall]:
     """Return DynamicQuant of x (M, K), then the product with 8-bit weights, transposed or not, at the int8 rate."""
     x, weight = op.need("input", "x", at=0, rank=2), op.need("weight", "quantized_weight", at=1, rank=2)
     rows, inner = prod(x.shape[:-1]), x.shape[-1]

@@ -76,7 +76,7 @@ def hadamard(op: OpView) -> Iterable[KernelCall]:
     return [matmul.product(op, rows, TensorMeta(shape=(width, width), dtype=x.dtype))]
 
 
-def widened(op: OpView) -> Iterable[KernelCall]:
+def anti_quantize(op: OpView) -> Iterable[KernelCall]:
     """Return AscendAntiQuant of the widest tensor; 4 bits per element are assumed if the result's size is unknown."""
     source = op.widest(rank=1)
     unpacked = (*source.shape[:-1], source.shape[-1] * 2 * itemsize(source.dtype))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.arguments.shrink.choose import shrink_to_limit
 from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.arguments.shrink.pools import dense_strides
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
@@ -47,7 +47,7 @@ def shapes(made: ReplayOp) -> dict[str, tuple[int, ...]]:
 
 def test_an_op_that_fits_stays_as_it_is() -> None:
     small = op("aten::neg", self=meta(10))
-    made = fitted(small, MB)
+    made = shrink_to_limit(small, MB)
     assert (made.op, made.part, made.assumptions) == (small, 1.0, ())
 
 
@@ -66,7 +66,7 @@ def test_the_cache_of_a_cache_write_shrinks_and_the_tokens_stay() -> None:
         k_scale=meta(1),
         v_scale=meta(1),
     )
-    made = fitted(call, 1000 * MB)
+    made = shrink_to_limit(call, 1000 * MB)
     assert need_of(made.op).total <= 1000 * MB
     found = shapes(made.op)
     assert found["key"] == (8192, 8, 64)
@@ -88,7 +88,7 @@ def test_scales_of_a_cache_shrink_with_it() -> None:
         block_tables=meta(4, 32, dtype="int32"),
         K_QScale=meta(100_000, 8, 16),
     )
-    found = shapes(fitted(call, 200 * MB).op)
+    found = shapes(shrink_to_limit(call, 200 * MB).op)
     assert found["K"][0] == found["K_QScale"][0] < 100_000
 
 
@@ -100,14 +100,14 @@ def test_a_stack_of_key_and_value_cache_keeps_both() -> None:
         kv_cache=meta(2, 100_000, 16, 8, 64),
         block_table=meta(4, 32, dtype="int32"),
     )
-    found = shapes(fitted(call, 500 * MB).op)
+    found = shapes(shrink_to_limit(call, 500 * MB).op)
     assert found["kv_cache"][0] == 2
     assert 4 <= found["kv_cache"][1] < 100_000
 
 
 def test_an_embedding_keeps_a_row_for_each_index() -> None:
     call = op("aten::embedding", out=(meta(512, 128),), weight=meta(10_000_000, 128), indices=meta(512, dtype="int64"))
-    found = shapes(fitted(call, 100 * MB).op)
+    found = shapes(shrink_to_limit(call, 100 * MB).op)
     assert 512 <= found["weight"][0] < 10_000_000
     assert found["indices"] == (512,)
 
@@ -115,7 +115,7 @@ def test_an_embedding_keeps_a_row_for_each_index() -> None:
 def test_a_mask_needs_the_whole_table() -> None:
     mask = meta(4_000_000, dtype="bool")
     call = op("aten::index", self=meta(4_000_000, 64), indices=[mask])
-    assert fitted(call, 100 * MB).op == call
+    assert shrink_to_limit(call, 100 * MB).op == call
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_mask_needs_the_whole_table() -> None:
 )
 def test_a_view_of_a_smaller_tensor_takes_the_same_time(call: ReplayOp, size: tuple[int, ...] | None) -> None:
     """vLLM takes key and value cache out of one tensor of 15 GB."""
-    made = fitted(call, MB)
+    made = shrink_to_limit(call, MB)
     assert need_of(made.op).total <= MB
     assert made.part == 1.0
     values = {arg.name: arg.value for arg in made.op.args}
@@ -157,7 +157,7 @@ def test_a_view_of_a_smaller_tensor_takes_the_same_time(call: ReplayOp, size: tu
 def test_arguments_called_key_are_no_cache_elsewhere() -> None:
     big = meta(64, 12, 4096, 64)
     call = op("aten::scaled_dot_product_attention", out=(big,), query=big, key=big, value=big)
-    made = fitted(call, 400 * MB)
+    made = shrink_to_limit(call, 400 * MB)
     assert shapes(made.op)["key"] == shapes(made.op)["query"]
     assert made.part < 1.0
 
@@ -216,7 +216,7 @@ def test_arguments_called_key_are_no_cache_elsewhere() -> None:
 )
 def test_independent_slices_are_cut(call: ReplayOp, cut: dict[str, int]) -> None:
     limit = need_of(call).total // 3
-    made = fitted(call, limit)
+    made = shrink_to_limit(call, limit)
     before, after = shapes(call), shapes(made.op)
     assert need_of(made.op).total <= limit
     changed = {
@@ -240,20 +240,20 @@ def test_independent_slices_are_cut(call: ReplayOp, cut: dict[str, int]) -> None
     ],
 )
 def test_what_cannot_be_cut_is_left_alone(call: ReplayOp) -> None:
-    made = fitted(call, 100 * MB)
+    made = shrink_to_limit(call, 100 * MB)
     assert (made.op, made.part) == (call, 1.0)
 
 
 def test_a_tiny_part_may_not_stand_for_an_op() -> None:
     call = op("aten::neg", self=meta(1_000_000, 1000))
-    assert fitted(call, 10 * MB).part == 1.0
+    assert shrink_to_limit(call, 10 * MB).part == 1.0
 
 
 @pytest.mark.parametrize("other", [(), (512,), (12, 1, 512), (8, 1, 1, 512), (8, 12, 512, 512)])
 def test_tensors_of_a_pointwise_op_still_broadcast(other: tuple[int, ...]) -> None:
     whole = (8, 12, 512, 512)
     call = op("aten::mul", out=(meta(*whole),), self=meta(*whole), other=meta(*other))
-    made = fitted(call, need_of(call).total // 3)
+    made = shrink_to_limit(call, need_of(call).total // 3)
     found = shapes(made.op)
     out = made.op.outputs[0] if made.op.outputs else None
     assert out is not None
@@ -263,7 +263,7 @@ def test_tensors_of_a_pointwise_op_still_broadcast(other: tuple[int, ...]) -> No
 
 def test_out_of_a_product_keeps_it_whole_where_it_would_have_to_be_cut_as_well() -> None:
     call = op("aten::mm", self=meta(50_000, 64), mat2=meta(64, 4), out_=meta(50_000, 4))
-    assert fitted(call, 8 * MB).part == 1.0
+    assert shrink_to_limit(call, 8 * MB).part == 1.0
 
 
 @pytest.mark.parametrize(("shape", "flops"), [((20,), 2 * 300 * 20), ((), 2 * 300 * 20)])
@@ -297,8 +297,8 @@ def test_a_weight_of_a_vector_or_a_number_is_one_column(shape: tuple[int, ...], 
 def test_a_product_too_slow_for_this_machine_runs_in_part(call: ReplayOp, flops: int) -> None:
     """Prefill of 15,360 tokens is minutes of work for two cores, and fits into a gigabyte."""
     assert product_flops(call) == flops
-    assert fitted(call, 1000 * MB, flops).part == 1.0
-    made = fitted(call, 1000 * MB, flops / 2)
+    assert shrink_to_limit(call, 1000 * MB, flops).part == 1.0
+    made = shrink_to_limit(call, 1000 * MB, flops / 2)
     assert made.part == pytest.approx(0.5)
     assert product_flops(made.op) == pytest.approx(flops / 2)
     assert "floating-point operations; times are scaled up" in made.assumptions[0].what
@@ -313,7 +313,7 @@ def test_gather_needs_no_more_rows_than_its_index_has() -> None:
         dim=0,
         index=meta(360, 256, dtype="int64", strides=(1, 0)),
     )
-    assert 360 <= shapes(fitted(call, 10 * MB).op)["self"][0] < 151_936
+    assert 360 <= shapes(shrink_to_limit(call, 10 * MB).op)["self"][0] < 151_936
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(0, 3))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
-from opreplay.replay.ascend.cost.collective import Level, chosen, levels_of, phase
+from opreplay.replay.ascend.cost.collective import Level, choose_algorithm, levels_of, phase_choice
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.profile import Link
 
@@ -39,9 +39,9 @@ def test_dies_of_a_package_are_closer_than_those_of_a_server() -> None:
 
 @pytest.mark.parametrize(("size", "dies", "expected"), [(0, 8, 30.0), (0, 5, 30.0), (8e9, 8, 7e6 + 30)])
 def test_without_direct_links_the_quicker_of_ring_and_halving(size: float, dies: int, expected: float) -> None:
-    assert phase(size, Level(dies, LINK, False)).us == pytest.approx(expected)
-    assert phase(1e9, Level(5, LINK, False)).us == pytest.approx(0.8e6 + 40)
-    assert phase(8e9, Level(8, LINK, True)).us == pytest.approx(7e6 + 10)
+    assert phase_choice(size, Level(dies, LINK, False)).us == pytest.approx(expected)
+    assert phase_choice(1e9, Level(5, LINK, False)).us == pytest.approx(0.8e6 + 40)
+    assert phase_choice(8e9, Level(8, LINK, True)).us == pytest.approx(7e6 + 10)
 
 
 def test_all_gather_of_sixteen_dies_reaches_the_measured_bandwidth() -> None:
@@ -78,7 +78,7 @@ def test_a_device_without_a_far_link_goes_on_with_its_own() -> None:
 def choice(kind: str, size: int, world: int, device=B3, **attrs) -> tuple[float, str]:
     spec = TensorSpec(shape=(size,), dtype="int8")
     call = KernelCall(type=kind, inputs=(spec,), outputs=(spec,), attrs={"world_size": world, **attrs})
-    return chosen(call, device)
+    return choose_algorithm(call, device)
 
 
 def test_the_algorithm_is_the_quickest_one_and_told() -> None:
@@ -116,7 +116,7 @@ def test_experts_of_a_small_batch(kind: str, dtype: str, ranks: int, measured_us
     """128 tokens of 7168 to 8 experts each, over dies of A3 (sgl-kernel-npu's readme)."""
     spec = TensorSpec(shape=(128 * 8, 7168), dtype=dtype)
     call = KernelCall(type=f"MoeDistribute{kind}", inputs=(spec,), outputs=(spec,), attrs={"world_size": ranks})
-    assert chosen(call, C).us == pytest.approx(measured_us, rel=0.15)
+    assert choose_algorithm(call, C).us == pytest.approx(measured_us, rel=0.15)
 
 
 def test_what_is_unlike_all_that_was_measured_is_marked() -> None:

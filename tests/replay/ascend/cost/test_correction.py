@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from opreplay.replay.ascend import load_device
-from opreplay.replay.ascend.cost.correction import Learned, Traits, learned_calls, shipped
+from opreplay.replay.ascend.cost.correction import Learned, Traits, learned_calls, shipped_correction
 from opreplay.replay.ascend.cost.residency import written_back
 from opreplay.replay.ascend.simulate.op import simulate_op
 from opreplay.replay.ir.kernel import KernelCall
@@ -101,7 +101,7 @@ def test_the_same_call_measured_on_both_generations_goes_its_own_way() -> None:
     assert 6 < times["910b2"].time_us < 14
     assert 5 < times["950pr"].time_us < 12
     assert all(t.low_us < t.time_us < t.high_us for t in times.values())
-    assert shipped().ask(MISH).calls > 0
+    assert shipped_correction().ask(MISH).calls > 0
 
 
 def test_in_a_network_nothing_is_corrected() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
 from opreplay.replay.ascend.calibrate.calibrate import Group, with_nearby
 from opreplay.replay.ascend.cost.nearby import (
+    MAX_LOG_ERROR,
     MAX_NEIGHBOURS,
-    MOST,
     Place,
-    drawn,
-    learned,
+    learn_neighbours,
     likeness,
+    neighbour_factor,
     place_of,
     spot,
 )
@@ -92,7 +92,7 @@ def test_half_types_are_alike() -> None:
 
 def test_an_odd_measurement_moves_its_neighbours_by_little() -> None:
     device = learnt(measured(norm(1024), 50.0))
-    assert factor(norm(1024), device) < math.exp(MOST)
+    assert factor(norm(1024), device) < math.exp(MAX_LOG_ERROR)
 
 
 def test_many_that_agree_do_not_exceed_what_they_say() -> None:
@@ -125,7 +125,7 @@ def test_new_neighbours_join_those_that_a_device_had() -> None:
 
 def test_only_so_many_are_kept_the_weightiest_first() -> None:
     known = [(Place("half ND", spot(1 << 20, i + 1, 1, "rowwise")), 0.1) for i in range(MAX_NEIGHBOURS + 10)]
-    assert [one[:3] for one in learned(known)["half ND"]] == [p.spot for p, _ in known[:MAX_NEIGHBOURS]]
+    assert [one[:3] for one in learn_neighbours(known)["half ND"]] == [p.spot for p, _ in known[:MAX_NEIGHBOURS]]
 
 
 @given(
@@ -137,8 +137,8 @@ def test_a_correction_is_bounded_whatever_was_measured(
     rows: int, cols: int, places: list[tuple[int, int, float]]
 ) -> None:
     known = [(Place("half ND", spot(r, c, 1, "rowwise")), residual) for r, c, residual in places]
-    family = msgspec.structs.replace(DEVICE.families["RmsNorm"], nearby=learned(known))
-    assert abs(math.log(drawn(norm(rows, cols), family))) <= MOST + 1e-9
+    family = msgspec.structs.replace(DEVICE.families["RmsNorm"], nearby=learn_neighbours(known))
+    assert abs(math.log(neighbour_factor(norm(rows, cols), family))) <= MAX_LOG_ERROR + 1e-9
 
 
 def test_places_without_sizes_have_no_neighbours() -> None:

@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayArg, Replay
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
-from opreplay.traces.joins.kernel_details import with_table_beside
+from opreplay.traces.joins.kernel_details import with_table_in_folder
 from opreplay.traces.model import TensorMeta
 
 
@@ -56,7 +56,7 @@ def test_without_types_there_is_nothing_to_compare() -> None:
 def test_the_public_pair(shared_traces: Path, shared_ascend: Path, tmp_path: Path) -> None:
     shutil.copyfile(shared_traces / "npu_alexnet_trace_view.json.gz", tmp_path / "trace_view.json.gz")
     shutil.copyfile(shared_ascend / "910b2_alexnet_train_level1.csv", tmp_path / "kernel_details.csv")
-    trace = with_table_beside(read_trace(tmp_path / "trace_view.json.gz"))
+    trace = with_table_in_folder(read_trace(tmp_path / "trace_view.json.gz"))
     compared = compare_all(with_outputs(build_plan(trace)).ops)
     assert len(compared) == 83
     total_us = sum(one.recorded_us for one in compared)

@@ -23,7 +23,7 @@ from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.measurement import kind_of
-from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, refilled
+from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, refill_notes
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta, tensor
 
@@ -358,7 +358,7 @@ def test_a_tensor_from_outside_suits_the_first_reader_with_a_domain(roots: Lowes
     assert roots.lowest
     assert min(roots.lowest) > 0
     assert outcome.tensors.refilled == 0
-    assert not refilled(outcome.outcomes[SQRT.id].assumptions)
+    assert not refill_notes(outcome.outcomes[SQRT.id].assumptions)
 
 
 def test_results_outside_the_domain_of_their_reader_are_put_inside_before_it(roots: Lowest) -> None:
@@ -368,14 +368,14 @@ def test_results_outside_the_domain_of_their_reader_are_put_inside_before_it(roo
     assert min(roots.lowest[1:]) > 0
     assert all(finite for name, _, _, finite in roots.calls if name == "aten::relu")
     assert outcome.tensors.refilled == 1
-    assert refilled(outcome.outcomes[SQRT.id].assumptions) == (OUTSIDE_DOMAIN,)
-    assert not refilled(outcome.outcomes[RELU.id].assumptions)
+    assert refill_notes(outcome.outcomes[SQRT.id].assumptions) == (OUTSIDE_DOMAIN,)
+    assert not refill_notes(outcome.outcomes[RELU.id].assumptions)
 
 
 def test_what_is_refilled_since_it_was_not_finite_suits_its_reader(roots: Lowest) -> None:
     outcome = served(roots, [FULL, SQRT], [0, 1])
     assert min(roots.lowest[1:]) > 0
-    assert refilled(outcome.outcomes[FULL.id].assumptions) == (NOT_FINITE,)
+    assert refill_notes(outcome.outcomes[FULL.id].assumptions) == (NOT_FINITE,)
 
 
 class Switched(HostTimer):

@@ -79,7 +79,7 @@ def test_declaring_twice_is_refused() -> None:
 def test_a_function_that_wants_other_arguments_is_refused() -> None:
     stands_for("_C::rms_norm")(lambda y: y)
     with pytest.raises(ValueError, match="no version of _C::rms_norm has all of y: give y a default"):
-        table.row("_C::rms_norm").settled()
+        table.row("_C::rms_norm").declared_references()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.replay.ascend.lowering import lower
-from opreplay.replay.collectives.mapping import mapped
+from opreplay.replay.collectives.mapping import map_collective
 from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls
 from opreplay.replay.plan.collectives.records import of_record
@@ -147,7 +147,7 @@ def test_tokens_to_experts_and_back_are_an_all_to_all(tmp_path: Path, which: str
     assert (one.in_elements, one.out_elements) == (32 * 4 * 64, 32 * 4 * 64)
     assert any("routing is not recorded" in text for text in call.assumed)
     (op,) = collective_ops([call])
-    share = mapped(one, 2)
+    share = map_collective(one, 2)
     assert share.elements == one.in_elements
     (kernel,) = lower(op).kernels
     assert kernel.type == f"MoeDistribute{which.partition('_')[0].title()}"

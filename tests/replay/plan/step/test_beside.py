@@ -5,19 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
-from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed, with_collectives_beside, without_calls
+from opreplay.replay.plan.step.beside import (
+    NEVER,
+    RequestedCollective,
+    place_collectives,
+    with_collectives_beside,
+    without_calls,
+)
 
 
-def asked(at: int, ended: int | None = None, **told: object) -> AskedFor:
+def asked(at: int, ended: int | None = None, **told: object) -> RequestedCollective:
     kept = {"id": "c", "on_device": False, "blocking": False, "waited_ns": None, "us": 5.0, "op_us": 1.0, **told}
-    return AskedFor(asked_ns=at, ended_ns=ended, **kept)  # type: ignore[arg-type]
+    return RequestedCollective(asked_ns=at, ended_ns=ended, **kept)  # type: ignore[arg-type]
 
 
 STARTS = np.array([10, 20, 30, 40], np.int64)
 
 
-def places(one: AskedFor, begins: np.ndarray | None = None) -> tuple[int, int, str]:
-    (found,) = placed([one], 0, 100, STARTS, STARTS if begins is None else begins)
+def places(one: RequestedCollective, begins: np.ndarray | None = None) -> tuple[int, int, str]:
+    (found,) = place_collectives([one], 0, 100, STARTS, STARTS if begins is None else begins)
     return found.at, found.wait, found.how
 
 
@@ -44,7 +50,7 @@ def test_where_nothing_tells_it_is_waited_for_at_once() -> None:
 
 
 def test_other_steps_have_their_own() -> None:
-    assert placed([asked(5), asked(120)], 10, 100, STARTS, STARTS) == ()
+    assert place_collectives([asked(5), asked(120)], 10, 100, STARTS, STARTS) == ()
 
 
 def sequence(**more: object) -> RecordedSequence:

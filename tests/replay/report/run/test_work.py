@@ -12,7 +12,7 @@ from rich.console import Console
 
 from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.replay.report.run import report
-from opreplay.replay.report.run.facts import counted, work_cell, work_notes
+from opreplay.replay.report.run.facts import with_counted_work, work_cell, work_notes
 from opreplay.replay.report.run.tables import Run
 from opreplay.replay.results.records import OpResult
 
@@ -41,7 +41,7 @@ def test_table(made: SimpleNamespace, results: list[OpResult], width: int) -> No
 
 
 def test_without_counts_there_is_nothing(made: SimpleNamespace) -> None:
-    assert counted(made.results) == []
+    assert with_counted_work(made.results) == []
     assert work_notes(made.results) == []
     assert work_cell(msgspec.structs.replace(made.results[0], work=Work(amounts=()))) == ""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.resolve.meta.outputs import STEPS, lengthened, meta_outputs, shortened
+from opreplay.replay.resolve.meta.outputs import STEPS, lengthen_results, meta_outputs, shorten_steps
 from opreplay.replay.resolve.policy import Policy
 from tests.factories import meta as tensor
 
@@ -66,7 +66,7 @@ def test_the_results_are_those_of_torch() -> None:
 
 def test_other_ops_and_short_sequences_stay_as_they_are() -> None:
     short = recurrent("aten::gru", STEPS, batch_first=False)
-    assert shortened(short) is short
+    assert shorten_steps(short) is short
     add = ReplayOp(
         id="0" * 12,
         name="aten::relu",
@@ -76,5 +76,5 @@ def test_other_ops_and_short_sequences_stay_as_they_are() -> None:
         overload="",
         args=(ReplayArg(name="self", type="Tensor", tensors=(tensor(99, 2, 2),)),),
     )
-    assert shortened(add) is add
-    assert lengthened(add, (tensor(1),)) == (tensor(1),)
+    assert shorten_steps(add) is add
+    assert lengthen_results(add, (tensor(1),)) == (tensor(1),)

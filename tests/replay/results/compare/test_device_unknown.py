@@ -45,7 +45,7 @@ def test_no_op_is_judged(tmp_path: Path, durs: list[float], overlap: bool, first
     comparison = compared(*((wrong, sound) if first else (sound, wrong)))
     assert [(each.verdict, each.ratio) for each in comparison.ops] == [("unclear", None)]
     assert (comparison.total, comparison.whole, comparison.classes, comparison.replaced) == (None, None, (), ())
-    assert comparison.untold
+    assert comparison.why_total_unknown
     assert comparison.sides is not None
     assert [side.is_total_known for side in comparison.sides] == ([False, True] if first else [True, False])
     assert {side.clock for side in comparison.sides} == {"device"}

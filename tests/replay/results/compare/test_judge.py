@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.reasons import Reason
-from opreplay.replay.results.compare.judge import OpComparison, compare, compare_op, judged
+from opreplay.replay.results.compare.judge import OpComparison, compare, compare_op, judge_op
 from opreplay.replay.results.compare.regressions import parse_condition
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.reading import ResultFile
@@ -79,7 +79,7 @@ def run(
 
 
 def judge(before: OpResult, after: OpResult, threshold: float) -> OpComparison:
-    return judged(compare_op(before, after), threshold, threshold)
+    return judge_op(compare_op(before, after), threshold, threshold)
 
 
 def test_runs_of_the_same_show_at_most_one_false_regression_in_a_hundred_ops() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opreplay.replay.execute.executors.torch.values import compared, difference
+from opreplay.replay.execute.executors.torch.values import compare_results, difference
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 
@@ -50,6 +50,6 @@ def test_sizes_types_and_numbers_of_results_count() -> None:
     assert difference(x, x.double()) == "torch.float64 instead of torch.float32"
     assert difference(x, 1.0) == "float instead of Tensor"
     assert difference(2, 3)
-    assert compared((x, x), x, []).differs == "1 of 2 results are returned"
-    assert compared((x, [x, 3]), [x, x, 3], [(x, x)]) == ("", 4)
-    assert compared(None, None, [(x, -x)]).differs.startswith("written argument 0: 4 of 4")
+    assert compare_results((x, x), x, []).differs == "1 of 2 results are returned"
+    assert compare_results((x, [x, 3]), [x, x, 3], [(x, x)]) == ("", 4)
+    assert compare_results(None, None, [(x, -x)]).differs.startswith("written argument 0: 4 of 4")

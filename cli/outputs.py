@@ -93,8 +93,7 @@ class Outputs:
                 self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
                 _refuse_full_disk(path)
-                if path not in self._replaced:
-                    write_file(path, "", force=False)
+                _open_page(path, replace=path in self._replaced)
         if self.to_stdout:
             sink = JsonLinesSink(console.stdout().buffer)
             for record in self.memory.records():
@@ -123,11 +122,11 @@ class Outputs:
 def _paths_of(names: Sequence[str]) -> list[Path]:
     """Return the paths of the outputs, without "-".
 
-    Raises UsageError for a suffix without a format and for a file given twice.
+    Raises UsageError for a suffix without a format and for a file given twice, also by two of its names.
     """
-    if len(set(names)) < len(names):
-        raise UsageError("the same --output file is given twice")
     paths = [Path(name) for name in names if name != "-"]
+    if len({path.resolve() for path in paths}) < len(paths) or names.count("-") > 1:
+        raise UsageError("the same --output file is given twice")
     for path in paths:
         if path.suffix.lower() not in (*PAGES, *LINES):
             known = ", ".join((*LINES, *PAGES))
@@ -179,15 +178,28 @@ The page is written after all measurements.
 
 
 def _refuse_full_disk(path: Path) -> None:
-    """Raise EnvironmentRefused and remove the file if the disk has no space for a page that will be written
-    at the end.
-    """
+    """Raise EnvironmentRefused if the disk has no space for a page that will be written at the end."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
         raise EnvironmentRefused(
             f"not enough space for {path}: only {free // 1024} KiB are free",
             hint="Free some space, or name a file on another disk.",
         )
+
+
+def _open_page(path: Path, *, replace: bool) -> None:
+    """Create an empty page, or check that an existing one can be written and leave it as it is.
+
+    Raises UsageError if the page exists without `replace`, or cannot be opened.
+    """
+    try:
+        path.open("ab" if replace else "xb").close()
+    except FileExistsError:
+        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:

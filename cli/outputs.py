@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
+
+import click
 
 from opreplay.cli.terminal import console
 from opreplay.replay.report.run import report
@@ -148,11 +152,29 @@ def has_a_line(path: Path) -> bool:
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError if `path` exists and may not be overwritten, or its folder does not exist."""
+    """Raise UsageError if `path` exists and may not be overwritten, is what the command reads, or its folder does not
+    exist.
+    """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
+    if _is_input(path):
+        raise UsageError(f"{path} is what this command reads: it would be lost", hint="Name another file.")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file in an existing folder.")
+
+
+def _is_input(path: Path) -> bool:
+    """Check whether an argument of the current command names the same file."""
+    context = click.get_current_context(silent=True)
+    if context is None or not path.exists():
+        return False
+    arguments = (param.name or "" for param in context.command.params if isinstance(param, click.Argument))
+    for argument in arguments:
+        value: object = context.params.get(argument)
+        names = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(name, str) and os.path.exists(name) and path.samefile(name) for name in names):
+            return True
+    return False
 
 
 def check_plan_file(path: Path, *, force: bool) -> None:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
+
+import click
 
 from opreplay.cli.terminal import console
 from opreplay.replay.report.run import report
@@ -93,8 +97,7 @@ class Outputs:
                 self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
                 _refuse_full_disk(path)
-                if path not in self._replaced:
-                    write_file(path, "", force=False)
+                _open_page(path, replace=path in self._replaced)
         if self.to_stdout:
             sink = JsonLinesSink(console.stdout().buffer)
             for record in self.memory.records():
@@ -123,11 +126,11 @@ class Outputs:
 def _paths_of(names: Sequence[str]) -> list[Path]:
     """Return the paths of the outputs, without "-".
 
-    Raises UsageError for a suffix without a format and for a file given twice.
+    Raises UsageError for a suffix without a format and for a file given twice, also by two of its names.
     """
-    if len(set(names)) < len(names):
-        raise UsageError("the same --output file is given twice")
     paths = [Path(name) for name in names if name != "-"]
+    if len({path.resolve() for path in paths}) < len(paths) or names.count("-") > 1:
+        raise UsageError("the same --output file is given twice")
     for path in paths:
         if path.suffix.lower() not in (*PAGES, *LINES):
             known = ", ".join((*LINES, *PAGES))
@@ -149,11 +152,29 @@ def has_a_line(path: Path) -> bool:
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError if `path` exists and may not be overwritten, or its folder does not exist."""
+    """Raise UsageError if `path` exists and may not be overwritten, is what the command reads, or its folder does not
+    exist.
+    """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
+    if _is_input(path):
+        raise UsageError(f"{path} is what this command reads: it would be lost", hint="Name another file.")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file in an existing folder.")
+
+
+def _is_input(path: Path) -> bool:
+    """Check whether an argument of the current command names the same file."""
+    context = click.get_current_context(silent=True)
+    if context is None or not path.exists():
+        return False
+    arguments = (param.name or "" for param in context.command.params if isinstance(param, click.Argument))
+    for argument in arguments:
+        value: object = context.params.get(argument)
+        names = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(name, str) and os.path.exists(name) and path.samefile(name) for name in names):
+            return True
+    return False
 
 
 def check_plan_file(path: Path, *, force: bool) -> None:
@@ -179,15 +200,28 @@ The page is written after all measurements.
 
 
 def _refuse_full_disk(path: Path) -> None:
-    """Raise EnvironmentRefused and remove the file if the disk has no space for a page that will be written
-    at the end.
-    """
+    """Raise EnvironmentRefused if the disk has no space for a page that will be written at the end."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
         raise EnvironmentRefused(
             f"not enough space for {path}: only {free // 1024} KiB are free",
             hint="Free some space, or name a file on another disk.",
         )
+
+
+def _open_page(path: Path, *, replace: bool) -> None:
+    """Create an empty page, or check that an existing one can be written and leave it as it is.
+
+    Raises UsageError if the page exists without `replace`, or cannot be opened.
+    """
+    try:
+        path.open("ab" if replace else "xb").close()
+    except FileExistsError:
+        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:

@@ -18,11 +18,11 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @click.option(
     "--against",
     "--reference",
-    metavar="OP|FILE.py:FUNCTION|stand-in",
+    metavar="OP|FILE.py:FUNCTION|gradient:OP|stand-in|decomposition",
     help=(
         "The reference for results and times: an op (aten::add), torch.add, a function of yours, "
-        "opreplay's reference implementation (stand-in), or torch's decomposition.  [default: "
-        "the op itself in float64]"
+        "autograd of a forward op (gradient:aten::silu), opreplay's reference implementation "
+        "(stand-in), or torch's decomposition.  [default: the op itself in float64]"
     ),
 )
 @click.option(
@@ -53,8 +53,8 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     "--require",
     metavar="POINTS",
     help=(
-        "Exit with 1 if one of these points fails or is missing (all, none, or comma-separated names).  [default: "
-        f"{REQUIRE}; any of `points` that fails]"
+        "Exit with 1 if one of these points fails, is missing or was not reached: all, none, or "
+        f"comma-separated names.  [default: {REQUIRE}; any of `points` that fails]"
     ),
 )
 @setting("--threads", type=Count(min=1), metavar="N", help="Number of torch threads on the CPU.")

@@ -75,7 +75,8 @@ def command(
     strides in braces if they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
     torch.bfloat16, and arguments by name. Sizes may be names, or sums of products of names such as n//2. Tensors hold
     random values, like those of a trace's ops. A call that cannot run here, such as one of torch_npu, is still
-    predicted, and a note says why it was not measured. Exits with 1 if a call can be neither replayed nor predicted.
+    predicted, and a note says why it was not measured. Exits with 1 if a call was not measured or not predicted; with
+    --no-measure, only predictions count.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.setup import finish_predictions, open_job, prepare

@@ -130,9 +130,9 @@ def command(
     limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Rebuild one step of TRACE as a graph of what waited for what, and compute its times again: what the device did
-    and why it was idle, the critical path, and what changes would gain. The first line says how well the graph explains
-    the recording. --soc also predicts the step on a simulated device; --ranks shows how the ranks of a job wait for
-    each other.
+    and why it was idle, the critical path, and what changes would gain. The first line says what bounds the
+    step or, with --what-if, how long the changed step takes. --soc also predicts the step on a simulated device;
+    --ranks shows how the ranks of a job wait for each other.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.plan_views import plan_file

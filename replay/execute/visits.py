@@ -23,8 +23,8 @@ from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 BUSY = 8
 """Default number of rounds on a busy machine.
 
-In the same time as three rounds, they reveal a third more of the slower ops (`benchmarks/compare_power.py --load 4
---visits 8`).
+In the same time as three rounds, they reveal a third more of the slower ops
+(`benchmarks/compare_power.py --load 4 --visits 8`).
 """
 FEWEST_SAMPLES = 6
 """Minimum number of samples of an op, regardless of its time, because the interval of the median needs six."""

@@ -50,7 +50,7 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
     """Return the breakdown in every output format.
 
-    A terminal shows the first `top` rows, or `shown` if `top` is None.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown`; other formats have all.
     """
     return View(
         lines=[f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}"],

@@ -90,7 +90,7 @@ _IN_FILES = (
 def view(roofline: Roofline, top: int | None, shown: int) -> View:
     """Return the roofline in every output format.
 
-    A terminal shows the first `top` rows, or `shown` if `top` is None.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown`; other formats have all.
     """
     return View(
         lines=[head_line(roofline)],

@@ -47,8 +47,9 @@ def check(
 
     Args:
         op: "namespace::op" or "namespace::op.overload", or "file.py:function".
-        against: reference for results and times: an op, "torch.add", "file.py:function", "stand-in" or
-            "decomposition"; by default the op itself in float64.
+        against: reference for results and times: an op, "torch.add", "file.py:function",
+            "gradient:aten::silu" (autograd of a forward op), "stand-in" or "decomposition"; by default the op itself in
+            float64.
         shapes: calls to try: "4096x4096", "f32[4,8], f32[8]", "mylib::op(f32[4,8], 0.5)".
         trace: a trace or plan whose recorded calls of the op are tried.
         points: names of the points to check; all of them by default.

@@ -45,7 +45,8 @@ def sweep(
     soc: str | Sequence[str] = DEFAULT_SOC,
     options: RunOptions | None = None,
 ) -> Sweep:
-    """Predict or measure calls such as "aten::mm(bf16[64,n], bf16[n,32])" for every combination of their sizes.
+    """Predict, and with `options` also measure, calls such as "aten::mm(bf16[64,n], bf16[n,32])" over all combinations
+    of their sizes.
 
     Args:
         calls: calls in the form that `opreplay op` accepts.

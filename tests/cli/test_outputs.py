@@ -69,6 +69,25 @@ def test_a_report_that_is_to_be_replaced_stays_until_the_new_one_is_written(
     assert page.read_text() == written
 
 
+def test_a_report_that_cannot_be_replaced_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """The measurements were made, and then lost."""
+    page = tmp_path / "r.csv"
+    page.symlink_to(tmp_path / "missing" / "r.csv")
+    with pytest.raises(UsageError, match="cannot write"), Outputs([str(page)], force=True) as outputs:
+        outputs.write(HEADER)
+
+
+def test_one_file_with_two_names_is_refused_and_kept(tmp_path: Path) -> None:
+    """The first of the two emptied the earlier results, and the second found them locked."""
+    page = tmp_path / "r.jsonl"
+    page.write_text("earlier\n")
+    (tmp_path / "link.jsonl").symlink_to(page)
+    for other in (tmp_path / "." / ".." / tmp_path.name / "r.jsonl", tmp_path / "link.jsonl"):
+        with pytest.raises(UsageError, match="given twice"):
+            Outputs([str(page), str(other)], force=True)
+    assert page.read_text() == "earlier\n"
+
+
 def test_an_op_that_no_file_has_room_for_is_in_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was counted in a part of the covered share and not in the sum."""
     with Outputs([str(tmp_path / "r.jsonl")], force=False) as outputs:

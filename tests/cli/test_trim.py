@@ -39,6 +39,22 @@ def test_a_step_and_its_timeline(trace: str, tmp_path: Path) -> None:
     assert invoke(trace, "--step", "1", "-o", target, "--force").exit_code == 0
 
 
+def test_the_trace_itself_is_not_overwritten(trace: str, tmp_path: Path) -> None:
+    """It was emptied before it was read."""
+    content = Path(trace).read_bytes()
+    link = tmp_path / "link.json"
+    link.symlink_to(trace)
+    for target in (trace, str(link)):
+        result = invoke(trace, "--step", "1", "--output", target, "--force")
+        assert result.exit_code == 2
+        assert "is what this command reads" in result.stderr
+    result = CliRunner().invoke(
+        opreplay, ["timeline", trace, "--output", str(tmp_path / "t.html"), "--timeline", trace]
+    )
+    assert result.exit_code == 2
+    assert Path(trace).read_bytes() == content
+
+
 def test_between_times(trace: str, tmp_path: Path) -> None:
     counts = []
     for number, span in enumerate(("0..1ms", "1000..2000")):

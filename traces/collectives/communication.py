@@ -57,7 +57,7 @@ _COMPUTES = re.compile(
     r"|(?:block|warp|cta|thread|wave|group|lane|tile|subgroup|sub_group|cluster|quad|simd|d?smem)_?(?:wide_?)?"
     r"(?:all_?(?:reduce|gather)|reduce_?scatter)|all_?reduce_?(?:dims?|ax[ei]s)(?![a-z])"
     r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
-    r"|^triton_(?:poi|red|per|tem|for|mm|bmm|unk)_"
+    r"|^triton_(?:poi|red|per|tem|for|mm|bmm|spl|unk)_"
 )
 """Names of kernels that compute, whatever other words they contain.
 

@@ -69,9 +69,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
-_LOOPS = re.compile(r"triton_(poi|red|per|for)_fused")
-"""Names that inductor gives to the pointwise, reduction and foreach kernels that it generates."""
-_TEMPLATE = re.compile(r"triton_tem_fused_.*?((?P<attention>attention)|(?P<convolution>conv)|(?P<GEMM>mm))")
+_LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
+"""Names that inductor gives to the kernels that it generates: pointwise, reductions, foreach, split scans, and "unk"
+for cooperative and mixed-order reductions.
+"""
+_TEMPLATE = re.compile(r"triton_tem_fused_.*?((?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
 """Names that inductor gives to kernels from its templates."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that route, multiply and sum, that is, mixture-of-experts layers."""

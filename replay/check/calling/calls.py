@@ -524,7 +524,10 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
-    """Return the first case that the op accepts and, if there is one, its reference; otherwise the first error."""
+    """Return the first case that the op and its reference, if there is one, accept.
+
+    Otherwise return the first case that the op alone accepts, None if there is none, and the first error.
+    """
     error: BaseException | None = None
     by_op_alone: Case | None = None
     for case in cases:

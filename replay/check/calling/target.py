@@ -223,8 +223,8 @@ ITSELF = Reference(text="itself in float64 and on contiguous copies", function=N
 
 
 def find_reference(text: str | None, target: Target) -> Reference:
-    """Return the reference that --against names: an op, "torch.add", "file.py:function", "stand-in", "decomposition",
-    "float64".
+    """Return the reference that --against names: an op, "torch.add", "file.py:function", "gradient:OP", "stand-in",
+    "decomposition", "float64".
 
     None means the op itself in float64, which shows errors of a dtype or a layout, but not errors that occur
     everywhere. Raises UsageError for a name that is not known here.

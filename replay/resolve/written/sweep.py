@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calls_of_file(path: str) -> tuple[str, ...]:
-    """Return the calls of a file, one per line; skip empty lines and lines that begin with #. "-" is stdin.
+    """Return the calls of a file, one per line, without comments (after #) and empty lines. "-" is stdin.
 
     Raises UsageError for a file that cannot be read, is not text, or holds no call.
     """
@@ -45,11 +45,15 @@ def calls_of_file(path: str) -> tuple[str, ...]:
         raise UsageError(f"{path} is not text", hint="Name a file of calls, one per line.") from None
     if len(data) > MOST_FILE_BYTES:
         raise UsageError(f"{path} has more than {MOST_FILE_BYTES:,} bytes", hint="Split it.")
-    lines = map(str.strip, text.splitlines())
-    calls = tuple(line for line in lines if line and not line.startswith("#"))
+    lines = (_COMMENT.sub(r"\1", line).strip() for line in text.splitlines())
+    calls = tuple(line for line in lines if line)
     if not calls:
         raise UsageError(f"{path} contains no call", hint="Write one call per line: aten::mm(bf16[64,32], bf16[32,8]).")
     return calls
+
+
+_COMMENT = re.compile(r"""^((?:"[^"]*"|'[^']*'|[^"'#])*)#.*""")
+"""A line with a comment, which begins at the first # outside quotes; group 1 is the text before it."""
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -136,8 +136,8 @@ def test_sweeps_that_make_no_sense_are_refused(texts: list[str], sweeps: list[st
 
 def test_a_file_of_calls(tmp_path: Path) -> None:
     file = tmp_path / "ops.txt"
-    file.write_text("# the two\n\naten::relu(f32[4])\n  aten::neg(f32[4])\n")
-    assert calls_of_file(str(file)) == ("aten::relu(f32[4])", "aten::neg(f32[4])")
+    file.write_text("# the two\n\naten::relu(f32[4])  # the first\n  aten::neg(f32[4])\nmy::op(f32[4], '#1') #\n")
+    assert calls_of_file(str(file)) == ("aten::relu(f32[4])", "aten::neg(f32[4])", "my::op(f32[4], '#1')")
     file.write_text("# none\n")
     for path in (file, tmp_path / "none.txt", tmp_path):
         with pytest.raises(UsageError):

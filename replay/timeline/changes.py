@@ -89,6 +89,8 @@ class Edited:
     """
     left_out: Bools
     """Mask of the slices between ops from which the Python time of a removed call was subtracted."""
+    unchanged_us: Floats
+    """Durations before any change: recorded or, on a simulated device, predicted."""
     notes: list[str] = field(default_factory=list[str])
     """Assumptions that were made."""
     matched: int = 0
@@ -112,13 +114,15 @@ class Edited:
         offloaded: bool = False,
     ) -> Edited:
         """Return a step before any change, with these times instead of the recorded ones."""
+        durations_us = graph.nodes.dur_us if durations_us is None else durations_us
         return cls(
             graph,
-            (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
+            durations_us.copy(),
             (graph.edges.lag_us if lags_us is None else lags_us).copy(),
             (graph.slices.dur_us if slices_us is None else slices_us).copy(),
             graph.slices.dur_us.copy(),
             np.zeros(len(graph.slices.dur_us), bool),
+            durations_us.copy(),
             matched=matched,
             offloaded=offloaded,
         )
@@ -194,7 +198,7 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         for pattern, value in scalings(text):
             was_us = out.durations_us.copy()
             _scale(names, out, pattern, value)
-            if ((was_us != out.graph.nodes.dur_us) & (out.durations_us != was_us)).any() and TWICE not in out.notes:
+            if ((was_us != out.unchanged_us) & (out.durations_us != was_us)).any() and TWICE not in out.notes:
                 out.notes.append(TWICE)
     else:
         raise TraceError(f"{text!r} is not a change", hint=_HINT)

@@ -61,8 +61,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     l2: L2State = "sequence"
     """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Peaks of the device: cube and vector cores times clock, L2 and HBM. A device with less of each cannot
-    be faster.
+    """Peaks of the device: cube and vector cores times clock, L2 and HBM, then the cube's rate for each dtype of
+    `COMPARED_DTYPES` and its output buffer. A device with less of each cannot be faster.
     """
     hbm_bytes: float | None = None
     """Memory size of the device in bytes."""
@@ -82,7 +82,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes/s that HBM would have to stream, if they exceed its peak and the prediction is therefore too
         short.
         """
-        _, _, l2_bytes, hbm_bytes_per_s = self.peaks or (0.0, 0.0, 0.0, 0.0)
+        l2_bytes, hbm_bytes_per_s = self.peaks[2:4] or (0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
         return streamed / self.pass_us * 1e6 if streamed * 1e6 > hbm_bytes_per_s * self.pass_us else None
 
@@ -123,6 +123,8 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
     return inverted
 
 
+COMPARED_DTYPES = ("float16", "bfloat16", "int8", "float32", "hf32")
+"""Dtypes whose product rates a device must reach to count as at least as large as another one."""
 NOTABLE = 0.03
 """Minimum relative difference between times that is reported."""
 
@@ -186,6 +188,8 @@ def simulate_step(
             device.aiv_cores * device.freq_hz * device.vector_width,
             device.l2_bytes,
             device.hbm_bytes_per_s,
+            *(device.macs_per_cycle.get(dtype, 0.0) * device.aic_cores * device.freq_hz for dtype in COMPARED_DTYPES),
+            device.l0c_bytes,
         ),
     )
 

@@ -337,7 +337,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """Return the plan with other kernels in place of calls, and the number of uses of each kernel.
+    """Return the plan with other kernels in place of calls, and the number of uses of each kernel in that plan.
 
     Raises UsageError for a plan that does not contain all calls of its step.
     """
@@ -348,6 +348,7 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
     for matcher in matchers:  # each sees what those before it have made
         replaced = set[Call]()
         fusions: dict[int, Fusion] = {}
+        earlier = set(counts)
         for call in graph.calls:
             fusion = matcher(graph, call)
             if fusion is not None and not replaced & fusion.calls and graph.is_sound(fusion):
@@ -355,10 +356,13 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
                 graph.shared.update(fusion.shared)
                 fusions[fusion.place] = fusion
                 counts.update(kernel.name for kernel in fusion.kernels if kernel.name.startswith("npu::"))
+        # Kernels of earlier matchers that this one replaced are no longer in the plan.
+        names = (graph.op_at(call.place).name for call in replaced)
+        counts.subtract(name for name in names if name in earlier)
         if fusions:
             plan = _Rewriting(plan, graph).rewritten(fusions, {call.place for call in replaced})
             graph = Graph(plan)
-    return plan, counts
+    return plan, +counts
 
 
 class _Rewriting:

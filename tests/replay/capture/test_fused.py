@@ -18,7 +18,7 @@ from opreplay.replay.capture.check import compared
 from opreplay.replay.capture.record import Recording, record
 from opreplay.replay.capture.replay import Replay
 from opreplay.replay.capture.serving import attention
-from opreplay.replay.capture.serving.fused import fused
+from opreplay.replay.capture.serving.fused import fused, rewritten
 from opreplay.replay.capture.serving.fusions import MATCHERS
 from opreplay.replay.capture.step import named_tensors, step_of
 from opreplay.replay.ir.model import ReplayPlan
@@ -110,6 +110,7 @@ def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str)
     before = capture_made(make, source=kind)
     plan = fused(before, MATCHERS)
     assert summed(plan) == expected
+    assert {f"npu::{name}": count for name, count in expected.items()} == rewritten(before, MATCHERS)[1]
     assert plan.capture is not None
     assert len(plan.capture.notes) == 1
     assert largest_difference(make, plan, before) < 1e-5

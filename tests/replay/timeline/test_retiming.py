@@ -13,7 +13,7 @@ from opreplay.replay.plan.build import signature_id
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.step.text import band_text, memory_text
-from opreplay.replay.timeline.changes import TWICE, Unmatched, apply_change
+from opreplay.replay.timeline.changes import TWICE, Edited, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
@@ -295,6 +295,16 @@ def test_changes_of_the_same_work_say_that_they_multiply(tmp_path: Path, changes
     told = found.what_if_together or found.what_if[0]
     assert TWICE in told.assumptions
     assert told.gain_us == pytest.approx(475.0, abs=6.0)
+
+
+def test_one_change_of_a_simulated_step_multiplies_nothing(tmp_path: Path) -> None:
+    """Predicted times differ from the recorded ones before any change."""
+    trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
+    graph = step_graph(trace, chosen_step(trace))
+    names, predicted = Names(trace, graph), Edited.unchanged(graph, graph.nodes.dur_us * 2.0)
+    once = edited(names, graph, "aten::mm=0.5x", predicted)
+    assert TWICE not in once.notes
+    assert TWICE in edited(names, graph, "gemm=0.5x", once).notes
 
 
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from opreplay.traces.model import TensorMeta
 ASSUMED_TOP_K = 8
 """Experts per token if the trace does not record it."""
 INT4_IN_INT32 = 8
+SPLIT_ALONG_K = 2
+"""`group_type` of `npu_grouped_matmul` for the gradients of weights: groups split the summed dimension."""
 ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
@@ -75,14 +77,24 @@ def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
 
 
 def grouped(
-    op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False, weight_bits: int = 0
+    op: OpView,
+    rows: int,
+    weight: TensorMeta,
+    k: int,
+    n: int,
+    *,
+    loads: tuple[int, ...] | None = None,
+    fixed: bool = False,
+    weight_bits: int = 0,
 ) -> KernelCall:
     """Return GroupedMatmul with rows spread evenly over the experts, and the busiest expert's row count if it is known.
 
+    `loads`: rows of each expert, if the shapes determine them; otherwise they are contents.
     `fixed`: the recorded contents determine how rows are distributed over experts, but not the number of rows.
     `weight_bits`: bits per weight element in memory, if the weights are packed.
     """
-    loads = op.contents.expert_rows if op.contents is not None else None
+    if loads is None and op.contents is not None:
+        loads = op.contents.expert_rows
     if loads is not None and fixed and sum(loads):
         loads = tuple(-(-load * rows // sum(loads)) for load in loads)
     elif loads is not None:
@@ -178,7 +190,9 @@ def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str
 
 @costs("aten::_grouped_mm aten::_scaled_grouped_mm aten::_scaled_grouped_mm_v2")
 def grouped_product(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedMatmul of rows (T, K) with weights (E, K, N)."""
+    """Return GroupedMatmul of rows (T, K) with weights (E, K, N), or with a list of weights (K, N)."""
+    if "weight" in op.args and len(op.args["weight"].tensors) > 1 and op.value("group_type") != SPLIT_ALONG_K:
+        return _product_of_lists(op)
     weights = [t for t in op.tensors if len(t.shape) == 3]
     flat = [t for t in op.tensors if len(t.shape) == 2]
     if len(weights) > 1 and not flat:
@@ -187,14 +201,43 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
         return _gradients_of_weights(op, flat[0], flat[1])
     if not weights or not flat:
         raise DoesNotFit("rows and the experts' weights are needed")
-    weight, rows = weights[0], flat[0]
+    return [_rows_by_expert(op, flat[0], weights[0])]
+
+
+def _rows_by_expert(
+    op: OpView, rows: TensorMeta, weight: TensorMeta, loads: tuple[int, ...] | None = None
+) -> KernelCall:
+    """Return GroupedMatmul of rows (T, K) with weights (E, K, N) or (E, N, K); `loads` are the rows of each expert."""
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
     bits = 0
     if weight.dtype in ("int32", "int8") and rows.dtype != "int8":  # packed or not: unpacked beside the product
         n, bits = (n * INT4_IN_INT32, 4) if weight.dtype == "int32" else (n, 8)
         weight = TensorMeta(shape=(weight.shape[0], k, n), dtype=rows.dtype)
-    return [grouped(op, rows.shape[0], weight, k, n, weight_bits=bits)]
+    return grouped(op, rows.shape[0], weight, k, n, loads=loads, weight_bits=bits)
+
+
+def _product_of_lists(op: OpView) -> list[KernelCall]:
+    """Return GroupedMatmul of one tensor of rows, or of one for each weight, with a list of weights (K, N).
+
+    Weights of different shapes are costed as one GroupedMatmul each.
+    """
+    rows, weights = op.metas("x"), op.metas("weight")
+    if any(len(t.shape) != 2 for t in (*rows, *weights)) or len(rows) not in (1, len(weights)):
+        raise DoesNotFit("rows (T, K), one tensor or one for each weight, and weights (K, N) are needed")
+    same = len({(weight.shape, weight.dtype) for weight in weights}) == 1
+    if len(rows) == 1 and not same:
+        raise DoesNotFit("one tensor of rows needs weights of one shape")
+    counts = tuple(t.shape[0] for t in rows)
+    if not same:
+        pairs = zip(rows, weights, strict=True)
+        return [_rows_by_expert(op, a, _stacked(weight, 1), loads=a.shape[:1]) for a, weight in pairs]
+    together = TensorMeta(shape=(sum(counts), rows[0].shape[1]), dtype=rows[0].dtype)
+    return [_rows_by_expert(op, together, _stacked(weights[0], len(weights)), counts if len(rows) > 1 else None)]
+
+
+def _stacked(weight: TensorMeta, number: int) -> TensorMeta:
+    return TensorMeta(shape=(number, *weight.shape), dtype=weight.dtype)
 
 
 def adapters(op: OpView) -> Iterable[KernelCall]:

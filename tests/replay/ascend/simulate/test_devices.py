@@ -42,6 +42,19 @@ def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:
     assert inversions([step("other", (3.0, 1.0), (1.0, 1.0, 1.0)), large]) == []
 
 
+def test_a_device_with_slower_cubes_is_not_the_larger_one() -> None:
+    """L2 and product rates both count: neither of these devices has at least as much of everything."""
+    device = load_device("910b3")
+    half = {dtype: macs / 2 for dtype, macs in device.macs_per_cycle.items()}
+    slow_cubes = msgspec.structs.replace(device, name="slow cubes", macs_per_cycle=half)
+    small_cache = msgspec.structs.replace(device, name="small cache", l2_bytes=device.l2_bytes / 8)
+    plan, _ = plan_of_calls([Written(text="aten::mm(bf16[4096,4096],bf16[4096,4096])")])
+    steps = simulate_plan(plan, [slow_cubes, small_cache], lambda _: None)
+    total_us = {step.device: step.total_us for step in steps}
+    assert total_us["small cache"] < total_us["slow cubes"]
+    assert inversions(steps) == []
+
+
 def test_the_band_of_a_total_follows_from_the_bands_of_its_ops() -> None:
     """An irregular op that nobody measured makes a total uncertain in proportion to its time."""
     texts = ["aten::mm(bf16[4096,4096],bf16[4096,4096])", "aten::cummin(f32[64,4096],1)"]

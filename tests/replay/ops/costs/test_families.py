@@ -664,3 +664,33 @@ def test_products_with_collectives_have_each_weight_and_the_norm() -> None:
     assert [call.type for call in layer] == ["MatMulV3", "hcom_allReduce_", "AddRmsNorm"]
     sent, experts = lower(op("npu::npu_alltoallv_gmm", gmm_x=rows, gmm_weight=meta(4, 64, 16))).kernels
     assert (experts.type, [tensor and tensor.shape for tensor in sent.inputs]) == ("GroupedMatmul", [(32, 64)])
+
+
+def test_a_list_of_weights_is_read_whole() -> None:
+    """`npu_grouped_matmul` takes E weights as one tensor (E, K, N) or as a list: the same bytes and work."""
+    rows, groups = meta(64, 256), meta(8, dtype="int64")
+    stacked = lower(op("npu::npu_grouped_matmul", x=[rows], weight=[meta(8, 256, 512)], group_list=groups))
+    listed = lower(op("npu::npu_grouped_matmul", x=[rows], weight=[meta(256, 512)] * 8, group_list=groups))
+    assert listed.kernels == stacked.kernels
+    assert listed.notes == stacked.notes != ()
+
+
+def test_lists_of_rows_and_weights_are_multiplied_in_pairs() -> None:
+    name, weight = "npu::npu_grouped_matmul", meta(256, 512)
+    alike = lower(op(name, x=[meta(64, 256), meta(640, 256)], weight=[weight, weight]))
+    assert [(k.attrs["rows"], k.attrs["busiest"], k.inputs[1].shape) for k in alike.kernels if k.inputs[1]] == [
+        (704, 640, (2, 256, 512))
+    ]
+    assert alike.notes == (), "the shapes say how many rows each weight has"
+    other = lower(op(name, x=[meta(64, 256), meta(640, 128)], weight=[weight, meta(128, 512)]))
+    assert [k.inputs[1].shape for k in other.kernels if k.inputs[1]] == [(1, 256, 512), (1, 128, 512)]
+    unpaired = lower(op(name, x=[meta(64, 256), meta(64, 256)], weight=[weight] * 3))
+    assert not unpaired.known
+
+
+def test_gradients_of_weights_split_the_summed_dimension() -> None:
+    x, dy = meta(256, 64), meta(64, 512)
+    (gradient,) = lower(
+        op("npu::npu_grouped_matmul", x=[x], weight=[dy], group_list=meta(4, dtype="int64"), group_type=2)
+    ).kernels
+    assert [t.shape for t in gradient.inputs if t] == [(4, 256, 16), (4, 16, 512)]

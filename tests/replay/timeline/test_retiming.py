@@ -302,9 +302,9 @@ def test_one_change_of_a_simulated_step_multiplies_nothing(tmp_path: Path) -> No
     trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
     graph = step_graph(trace, chosen_step(trace))
     names, predicted = Names(trace, graph), Edited.unchanged(graph, graph.nodes.dur_us * 2.0)
-    once = edited(names, graph, "aten::mm=0.5x", predicted)
+    once = apply_change(names, graph, "aten::mm=0.5x", predicted)
     assert TWICE not in once.notes
-    assert TWICE in edited(names, graph, "gemm=0.5x", once).notes
+    assert TWICE in apply_change(names, graph, "gemm=0.5x", once).notes
 
 
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:

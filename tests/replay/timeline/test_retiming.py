@@ -456,7 +456,7 @@ def test_an_op_whose_prediction_contradicts_what_was_recorded_is_named(
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
     found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
     one = found.socs["910b3"]
-    assert any(note.startswith("aten::gcd takes 100.0 % of what is predicted") for note in one.notes) is doubted
+    assert any(note.startswith("aten::gcd takes 100.0 % of the predicted time") for note in one.notes) is doubted
     # The step is the op, and known no better than it: with the band of its family the two contradicted each other.
     (alone,) = simulate_plan(plan, list(load_socs(("910b3",)).values()), expected_contents())
     assert one.high_us is not None

@@ -39,6 +39,13 @@ units in the last place.
 """
 HALF_STEPS = 4.0
 """Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
+COARSE_STEPS, COARSE_SHARE, COARSE_FEWEST = 1.5, 0.5, 64
+"""float16 results are computed in bfloat16 if more than the share `COARSE_SHARE` of them is off by more than
+`COARSE_STEPS` units in the last place.
+
+At least `COARSE_FEWEST` different results are needed. Rounding to bfloat16 is off by up to 4 units, by more than 1.5 in
+62 % of the elements; several intermediate roundings to float16 do this to far fewer.
+"""
 OF_REFERENCE = 4.0
 """Tolerance as a multiple of the reference's own distance from float64: the order of a sum causes such differences."""
 OF_LARGEST = 4.0
@@ -216,7 +223,7 @@ def _measured(
         allowed = allowed + OF_LARGEST * _root(dtype, terms) * largest
     if spared is not None:
         allowed = allowed + spared
-    agrees = torch.zeros_like(finite)
+    agrees, same_error = torch.zeros_like(finite), torch.zeros_like(error)
     if same is not None:
         same_error = (same - exact).abs()
         same_error = same_error.where(finite & torch.isfinite(same_error), 0.0)
@@ -232,6 +239,10 @@ def _measured(
     off = finite & (actual != exact) & ~agrees
     if info.bits == 8 and int(off.sum()) > max(1.0, FP8_OFF * off.numel()):
         wrong |= off
+    if dtype is torch.float16 and sizes is None:
+        coarse = _coarse(exact, error, spared, info)
+        if bool(coarse.any()) and (same is None or not bool(_coarse(exact, same_error, spared, info).any())):
+            wrong |= coarse & ~agrees
     steps = _ulp(torch.clamp(exact.abs(), min=largest * NEAR_ZERO), info)
     known = finite & torch.isfinite(error)
     ulp = float((error / steps).where(known, 0.0).max())
@@ -246,6 +257,21 @@ def _measured(
         worst_relative,
         f"{_count(wrong)} differ; at {index} it is {contrast(float(actual[index]), float(exact[index]))}",
     )
+
+
+def _coarse(exact: torch.Tensor, error: torch.Tensor, spared: torch.Tensor | None, info: torch.finfo) -> torch.Tensor:
+    """Return a mask of elements that are off by as much as a rounding to bfloat16; all False if these are few.
+
+    Elements below the mean are left out, because cancellation makes them inaccurate. So are those that change as much
+    if the arguments are rounded once more.
+    """
+    size = exact.abs().where(torch.isfinite(exact), 0.0)
+    counted = size >= max(float(size.mean()), info.smallest_normal)
+    steps = COARSE_STEPS * _ulp(size, info)
+    coarse = counted & (error > (steps if spared is None else torch.maximum(steps, spared / 2)))
+    different = 1 + int((size[counted].sort().values.diff() > 0).sum())
+    enough = int(coarse.sum()) > COARSE_SHARE * int(counted.sum()) and different >= COARSE_FEWEST
+    return coarse if enough else torch.zeros_like(coarse)
 
 
 def contrast(actual: float, exact: float) -> str:

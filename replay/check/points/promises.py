@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,11 @@ NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", 
 def schema(bench: Bench) -> list[Attempt]:
     """Return the trials of each layout, and opcheck's schema test."""
     first = bench.first
-    if bench.operator(first) is None:
-        return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
     base = bench.compact_bases[0]
+    if bench.operator(first) is None:
+        if not bench.has_reference(base):
+            return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
+        return [attempt(bench, case, _writes_as_reference) for case in layouts(bench)]
     others = [case for case in variants.vary_sizes(base) if case.kind in ("empty", "one element", "huge")]
     if variants.main_dtype(base) is not None:
         others += [variants.replace_dtype(base, dtype) for dtype in ("float64", "bfloat16")]
@@ -67,6 +69,33 @@ def _writes(bench: Bench, case: Case) -> Finding:
         elif now.shape != before[name].shape or not torch.equal(now, before[name]):
             return failed(f"writes to {name}, which the schema does not declare")
     return _aliases(operator, arguments, tensors_in(returned))
+
+
+def _writes_as_reference(bench: Bench, case: Case) -> Finding:
+    """Check that a Python function, which has no schema, writes to no argument that its reference leaves as it is."""
+    arguments = arguments_for(bench, case)
+    theirs = arguments.copy()
+    before, before_theirs = (
+        {name: _bits(value) for name, value in each.named_tensors().items()} for each in (arguments, theirs)
+    )
+    try:
+        bench.call_of(case, arguments)()
+        changed = _changed(arguments, before)
+        if not changed:
+            return passed()
+        bench.reference_call(case, theirs)()
+    except Exception as error:  # judged by other points
+        return nothing(words(error))
+    more = sorted(changed - _changed(theirs, before_theirs))
+    return failed(f"writes to {', '.join(more)}, unlike the reference") if more else passed()
+
+
+def _changed(arguments: Arguments, before: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the names of the arguments that were changed, without those that the op declares as written."""
+    now = {name: _bits(value) for name, value in arguments.named_tensors().items() if name not in arguments.written}
+    return {
+        name for name, bits in now.items() if bits.shape != before[name].shape or not torch.equal(bits, before[name])
+    }
 
 
 def _owners(arguments: Arguments) -> dict[int, str]:

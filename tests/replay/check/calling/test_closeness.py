@@ -61,3 +61,21 @@ def test_what_rounding_changes_is_larger_for_a_sum_of_many_terms() -> None:
     assert not compare(off, exact, perturbed=perturbed).fits
     assert compare(off, exact, perturbed=perturbed, terms=64.0).fits
     assert not compare(off.half(), exact, perturbed=perturbed, terms=64.0).fits
+
+
+def test_float16_results_may_not_be_rounded_to_bfloat16() -> None:
+    """Each is within four units in the last place, but so many are off by more than one only for bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(32, 48, generator=generator, dtype=torch.float64).half() for _ in range(2))
+    exact = x.double() * torch.sigmoid(x.double()) * y.double()
+    same = x * torch.sigmoid(x) * y
+    coarse = exact.float().bfloat16().half()
+    found = compare(coarse, exact, same, terms=2.0)
+    assert not found.fits
+    assert compare(exact.half(), exact, same, terms=2.0).fits
+    assert compare(x / (1 + torch.exp(-x)) * y, exact, exact.half(), terms=2.0).fits
+    # The reference itself rounds so, few results differ, or rounding the arguments changes as much.
+    assert compare(coarse, exact, coarse, terms=2.0).fits
+    assert compare(coarse[0], exact[0], same[0], terms=2.0).fits
+    assert compare(coarse, exact, same, terms=2.0, perturbed=[exact * (1 + 2.0**-7)]).fits
+    assert compare(exact.bfloat16(), exact, terms=2.0).fits

@@ -157,6 +157,8 @@ def command(
     return _concluded(broken, untested)
 
 
+MOST_LINES = 10
+"""Maximum number of violations of one condition to print; JSON has all."""
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
 """Parameters that need two runs and cannot be used with a history."""
 
@@ -183,8 +185,21 @@ def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
     """Report violated and untested conditions on stderr; return the exit code."""
     from opreplay.cli.terminal import console
 
-    for line in (*broken, *untested):
+    for line in (*_shortened(broken), *untested):
         console.narrate(f"opreplay: error: {line}")
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
+
+
+def _shortened(broken: Sequence[str]) -> list[str]:
+    """Return at most MOST_LINES violations of each condition, and how many more there are."""
+    by_condition: dict[str, list[str]] = {}
+    for line in broken:
+        by_condition.setdefault(line.partition(": ")[0], []).append(line)
+    shown: list[str] = []
+    for condition, lines in by_condition.items():
+        shown += lines[:MOST_LINES]
+        if len(lines) > MOST_LINES:
+            shown.append(f"{condition}: {len(lines) - MOST_LINES:,} more; --format json lists all")
+    return shown

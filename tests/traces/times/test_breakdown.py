@@ -314,6 +314,14 @@ def test_room_made_for_a_result_is_work_of_the_op_itself(tmp_path: Path) -> None
     assert rows["aten::mkldnn_convolution"].tflops_per_s == pytest.approx(2 * 4 * 64 * 64 * 64 * 27 / 100e-6 / 1e12)
 
 
+def test_a_host_op_whose_work_is_divided_says_so(tmp_path: Path) -> None:
+    """The backward of a convolution that also makes a copy of its gradient seemed to do nothing itself."""
+    events = (host("aten::convolution_backward", 0, 100.0), host("aten::clone", 5, 45.0), host("aten::copy_", 7, 43.0))
+    why = {row.name: row.why for row in roofline(read_trace(written(tmp_path, *events))).rows}
+    assert why["aten::convolution_backward"] == "part of its work is done by the ops inside it"
+    assert why["aten::clone"] == "its work is done by the ops inside it"
+
+
 def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:
     """An op that only calls others has their work and none of their time."""
     sizes: dict[str, Any] = {"Input Dims": [[1000, 1000]] * 2, "Input type": ["float"] * 2}

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     metavar="CONDITION",
     help=(
         "Exit with 5 if a condition is violated: 'slower>5%' (any op), 'total>3%' (all ops "
-        "together), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' (smaller changes would "
-        "not be detected); exit with 6 if it cannot be tested. Repeatable."
+        "together), 'step>3%' (of two traces), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' "
+        "(smaller changes would not be detected); exit with 6 if it cannot be tested. Repeatable."
     ),
 )
 @click.option(
@@ -146,10 +146,11 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
+    steps = steps_of_sides(first, second)
+    broken, untested = (find(conditions, comparison, steps.ratio) for find in (violations, unchecked))
     warnings = warnings_of(conditions, comparison)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-    view = views.view(comparison, steps_of_sides(first, second), everything=everything, verdicts=verdicts)
+    view = views.view(comparison, steps, everything=everything, verdicts=verdicts)
     write_view(view, [output], force=force or overwrite)
     console.show_view(view, format_)
     for line in warnings:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     metavar="CONDITION",
     help=(
         "Exit with 5 if a condition is met: 'slower>5%' (any op), 'total>3%' (all ops "
-        "together), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' (smaller changes would "
-        "not be detected); exit with 6 if a condition cannot be tested. Repeatable."
+        "together), 'step>3%' (of two traces), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' "
+        "(smaller changes would not be detected); exit with 6 if a condition cannot be tested. Repeatable."
     ),
 )
 @click.option(
@@ -151,10 +151,11 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken, untested = violations(conditions, comparison), untested_conditions(conditions, comparison)
+    steps = steps_of_sides(first, second)
+    broken, untested = (find(conditions, comparison, steps.ratio) for find in (violations, untested_conditions))
     warnings = warnings_of(conditions, comparison)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-    view = views.view(comparison, steps_of_sides(first, second), everything=everything, verdicts=verdicts)
+    view = views.view(comparison, steps, everything=everything, verdicts=verdicts)
     write_view(view, [output], force=force or overwrite)
     console.show_view(view, format_)
     for line in warnings:
@@ -162,6 +163,8 @@ def command(
     return _report_conditions(broken, untested)
 
 
+MOST_LINES = 10
+"""Maximum number of violations of one condition to print; JSON has all."""
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
 """Parameters that need two runs and cannot be used with a history."""
 
@@ -190,8 +193,21 @@ def _report_conditions(broken: Sequence[str], untested: Sequence[str]) -> ExitCo
     """Report violated and untested conditions on stderr; return the exit code."""
     from opreplay.cli.terminal import console
 
-    for line in (*broken, *untested):
+    for line in (*_shortened(broken), *untested):
         console.narrate(f"opreplay: error: {line}")
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
+
+
+def _shortened(broken: Sequence[str]) -> list[str]:
+    """Return at most MOST_LINES violations of each condition, and how many more there are."""
+    by_condition: dict[str, list[str]] = {}
+    for line in broken:
+        by_condition.setdefault(line.partition(": ")[0], []).append(line)
+    shown: list[str] = []
+    for condition, lines in by_condition.items():
+        shown += lines[:MOST_LINES]
+        if len(lines) > MOST_LINES:
+            shown.append(f"{condition}: {len(lines) - MOST_LINES:,} more; --format json lists all")
+    return shown

@@ -55,3 +55,5 @@ class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Advice, ...]
     doubts: Doubts = Doubts()
     """Why the recorded times are unusable, so that no change was tried."""
+    on_host: bool = False
+    """Whether the step ran on the host alone: only Python functions and ranges that run no op are considered."""

@@ -144,7 +144,9 @@ def advise(study: Study) -> AdviceList:
             )
         )
     ranked = _ranked(found, least_us)
-    return AdviceList(step_us=step_us, marked=step.marked, tried=tried, items=tuple(ranked))
+    return AdviceList(
+        step_us=step_us, marked=step.marked, tried=tried, items=tuple(ranked), on_host=not graph.on_device
+    )
 
 
 def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from opreplay.replay.ir.step import IDLE_CAUSES, StepReport
+from opreplay.replay.results.compare.regressions import StepRatio
 from opreplay.replay.timeline.categories import categories, device_work, without_causes
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.timeline import Study, recorded_schedule, timeline
@@ -66,6 +67,12 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     def step_us(self) -> tuple[float, float]:
         """Return the length of a step before and after."""
         return self.sides(lambda step: step.step_us)
+
+    @property
+    def ratio(self) -> StepRatio | None:
+        """Return the change of the step; None if the steps cannot be compared."""
+        before, after = self.step_us if self.is_known else (0.0, 0.0)
+        return StepRatio(ratio=after / before, is_clear=self.is_clear) if before else None
 
     @property
     def pair_ratios(self) -> list[float]:

@@ -54,7 +54,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
              r"|grouped_mm|aclnn(mm|addmm|matmul|batchmatmul)"),
     ("normalization", r"norm|rms_|welford|\bbn_(fw|bw)|rowwisemoments|internalgradients"
                       r"|backwardfusedparams|gradgammabeta"),
-    ("softmax", r"softmax|cross_?entropy|nll_loss"),
+    ("softmax", r"softmax|(?<!binary)(?<!binary_)cross_?entropy|nll_loss"),
     ("random", r"philox|distribution_|dropout|bernoulli|curand|rand(int|n|perm)?\b"),
     ("elementwise", r"rotary|rope_|_rope"),
     ("indexing and sorting", r"index|gather|scatter|embedding|sort|topk|radix|scan|cumsum|unique|nonzero|masked_select"
@@ -64,8 +64,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("elementwise", r"elementwise|vectorized|pointwise|unrolled|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log"
                     r"|sqrt"
                     r"|rsqrt|relu|gelu|silu|tanh|sigmoid|pow|clamp|fill_|zero_|eq|ne|lt|gt|ge|le|where|cat|abs|copysign"
-                    r"|lerp|addcmul|addcdiv|threshold|hardtanh|leaky_relu|masked_fill|bitwise_\w+|logical_\w+)(_|\.|$)"
-                    r"|act_and_mul|silu|gelu|rope|rotary|catarray|cast|quant"
+                    r"|lerp|addcmul|addcdiv|threshold|hardtanh|hardswish|hardsigmoid|softplus|elu|celu"
+                    r"|selu|mish|leaky_relu|masked_fill|bitwise_\w+|logical_\w+)(_|\.|$)"
+                    r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast|quant"
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)

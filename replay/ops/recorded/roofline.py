@@ -440,6 +440,8 @@ def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
         if time[index] >= LEAST_OWN * whole[index]:
             row = rated(row, _together([(n, work_of(call))])[1], None)
         else:
-            row = msgspec.structs.replace(row, why="the ops inside it do its work")
+            alone = time[index] < (1.0 - LEAST_OWN) * whole[index]
+            share = "" if alone else "part of "
+            row = msgspec.structs.replace(row, why=f"the ops inside it do {share}its work")
         rows.append(row)
     return rows, total_us

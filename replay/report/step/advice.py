@@ -30,6 +30,11 @@ def head_line(advice: AdviceList, name: str = "") -> str:
     length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
     if doubts := doubt_lines(advice.doubts):
         text = f"no advice on {length}: {' and '.join(doubts)}"
+    elif advice.on_host and not advice.items:
+        text = (
+            f"no Python function or range without ops would save 1 % of {length}; "
+            "other changes are not tried where all work ran on the host"
+        )
     elif not advice.tried:
         text = f"none of the usual changes applies to {length}"
     elif not advice.items:

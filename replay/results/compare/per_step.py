@@ -78,12 +78,23 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconcile_verdict(op: OpComparison, applied: float) -> OpComparison:
-    """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step."""
+    """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step.
+
+    Its interval, which is relative to the ratio of all calls, may hold 1 although the interval of typical calls does
+    not.
+    """
     change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
-    signs = {"slower": change > 0 and ratio > 1, "faster": change < 0 and ratio < 1, "same": is_within(ratio, applied)}
-    if signs.get(op.verdict, True):
-        return op
-    return unclear(op, "a typical call changed differently from the sum of calls per step")
+    beyond = not is_within(ratio, applied)
+    signs = {
+        "slower": beyond and change > 0 and ratio > 1,
+        "faster": beyond and change < 0 and ratio < 1,
+        "same": not beyond,
+    }
+    if not signs.get(op.verdict, True):
+        return unclear(op, "a typical call changed differently from the sum of calls per step")
+    if op.verdict in ("slower", "faster") and op.low is not None and op.high is not None and op.low <= 1.0 <= op.high:
+        return unclear(op, "the change of a step is within the errors of the two sides")
+    return op
 
 
 def _mean_of_steps(steps: Sequence[Calls]) -> dict[str, tuple[float, float]]:

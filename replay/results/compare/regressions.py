@@ -1,5 +1,5 @@
 # pyright: strict
-"""Conditions on which a build can fail: `slower>5%`, `total>3%`, `lost>0`, `unclear>50%`, `power>20%`."""
+"""Conditions on which a build can fail: `slower>5%`, `total>3%`, `step>3%`, `lost>0`, `unclear>50%`, `power>20%`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ import msgspec
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total
 from opreplay.traces.errors import UsageError
 
-_CONDITION = re.compile(r"\s*(slower|total|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*(slower|total|step|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
 INPUT_CHARS = 80
 """Maximum length of an op's inputs in a line, in characters."""
 
 
+class StepRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of the step between two traces."""
+
+    ratio: float
+    is_clear: bool
+    """Whether the change is larger than the variation between steps."""
+
+
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that must not be true."""
 
-    what: Literal["slower", "total", "lost", "unclear", "power"]
+    what: Literal["slower", "total", "step", "lost", "unclear", "power"]
     """What the condition tests.
 
-    "slower": an op became slower. "total": all ops combined. "lost": the number of ops that are no longer replayed.
-    "unclear": the share of ops that could not be judged. "power": the smallest change that would have been found.
+    "slower": an op became slower. "total": all ops combined. "step": the step of two traces. "lost": the number of ops
+    that are no longer replayed. "unclear": the share of ops that could not be judged. "power": the smallest
+    change that would have been found.
     """
     limit: float
     """Limit as a share, or as a number of ops for "lost"."""
@@ -33,9 +42,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.what}>{self.limit:g}" if self.what == "lost" else f"{self.what}>{100 * self.limit:g}%"
 
-    def violations(self, comparison: Comparison) -> list[str]:
+    def violations(self, comparison: Comparison, step: StepRatio | None = None) -> list[str]:
         """Return one line for each violation; nothing if there is none."""
-        if self.untested(comparison):
+        if self.untested(comparison, step):
             return []
         lost, unclear, power = len(comparison.of("lost")), comparison.unclear_share, comparison.power or 0.0
         measures = {
@@ -48,17 +57,22 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lines = [f"{_which(op)} {ratio:.3f}×" for op, ratio in slower if ratio > 1.0 + self.limit]
         elif self.what == "total":
             lines = _total_violations(comparison, 1.0 + self.limit)
+        elif self.what == "step":
+            is_longer = step is not None and step.is_clear and step.ratio > 1.0 + self.limit
+            lines = [f"the step takes {step.ratio:.3f}× as long"] if step is not None and is_longer else []
         else:
             value, text = measures[self.what]
             lines = [text] if value > self.limit else []
         return [f"{self}: {line}" for line in lines]
 
-    def untested(self, comparison: Comparison) -> str:
+    def untested(self, comparison: Comparison, step: StepRatio | None = None) -> str:
         """Return why the condition cannot be tested; "" if it can."""
         if self.what == "slower" and not comparison.of("slower", "faster", "same"):
             return "no op could be judged"
         if self.what == "total":
             return comparison.why_total_unknown
+        if self.what == "step":
+            return "" if step is not None else "this needs two traces that mark steps, with known times"
         unknown = self.what == "power" and comparison.power is None
         return "the smallest detectable change is unknown" if unknown else ""
 
@@ -86,17 +100,20 @@ def _which(op: OpComparison) -> str:
     return f"{op.name} ({op.id[:8]})" + (f" {inputs}" if inputs else "")
 
 
-def violations(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
+def violations(conditions: Sequence[Condition], comparison: Comparison, step: StepRatio | None = None) -> list[str]:
     """Return the violations of all conditions, one line each."""
-    return [line for condition in conditions for line in condition.violations(comparison)]
+    return [line for condition in conditions for line in condition.violations(comparison, step)]
 
 
-def untested_conditions(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
+def untested_conditions(
+    conditions: Sequence[Condition], comparison: Comparison, step: StepRatio | None = None
+) -> list[str]:
     """Return what could not be tested and why, one line each; such a check does not pass.
 
     Reasons are conditions without evidence either way, runs without a common op, and runs that were cut short.
     """
-    if conditions and not any(op.ratio is not None for op in comparison.ops):
+    of_ops = [condition for condition in conditions if condition.what != "step"]
+    if of_ops and not any(op.ratio is not None for op in comparison.ops):
         return ["no op was measured in both runs"]
     # Whether all that was replayed before still is can be told of any first run.
     needed = (any(condition.what != "lost" for condition in conditions), bool(conditions))
@@ -109,7 +126,7 @@ def untested_conditions(conditions: Sequence[Condition], comparison: Comparison)
         *(
             f"{condition} could not be tested: {why}"
             for condition in conditions
-            if (why := condition.untested(comparison))
+            if (why := condition.untested(comparison, step))
         ),
         *short,
     ]
@@ -129,7 +146,7 @@ def parse_condition(text: str) -> Condition:
     if match is None or (match[1] == "lost") == bool(match[3]):
         raise UsageError(
             f"{text!r} is not a condition",
-            hint="Write it like 'slower>5%', 'total>3%', 'lost>0', 'unclear>50%' or 'power>20%'.",
+            hint="Write it like 'slower>5%', 'total>3%', 'step>3%', 'lost>0', 'unclear>50%' or 'power>20%'.",
         )
-    what: Literal["slower", "total", "lost", "unclear", "power"] = match[1]  # type: ignore[assignment]
+    what: Literal["slower", "total", "step", "lost", "unclear", "power"] = match[1]  # type: ignore[assignment]
     return Condition(what=what, limit=float(match[2]) * (0.01 if match[3] else 1.0))

@@ -98,6 +98,42 @@ def test_a_condition_that_is_broken_gives_code_5(before: Path, after: Path) -> N
     assert run(before, before, "--fail-if", "slower>5%", "--fail-if", "lost>0").exit_code == 0
 
 
+def test_a_condition_that_many_ops_break_is_a_few_lines(tmp_path: Path) -> None:
+    """A change of all products of a step wrote 150 lines, and the total's line came last."""
+    before, after = write_many(tmp_path / "a.jsonl", 1.0), write_many(tmp_path / "b.jsonl", 2.0)
+    conditions = ("--method", "medians", "--fail-if", "slower>5%", "--fail-if", "total>3%")
+    result = run(before, after, *conditions)
+    lines = [line for line in result.stderr.splitlines() if "error:" in line]
+    assert (result.exit_code, len(lines)) == (5, 12)
+    assert "slower>5%: aten::op99" in lines[0], "those with most time come first"
+    assert lines[10] == "opreplay: error: slower>5%: 5 more; --format json lists all"
+    assert "total>3%" in lines[11]
+    found = json.loads(run(before, after, *conditions, "--format", "json").stdout)
+    assert len(found["violations"]) == 16
+
+
+def write_many(path: Path, factor: float) -> Path:
+    """A run of 100 ops, of which the last 15 take `factor` times as long."""
+    header = Header(opreplay_version="0", started_at="", trace={"ops": 100}, environment={"cpu": "made up"}, options={})
+    with JsonLinesSink.open(path, force=True) as sink:
+        sink.write(header)
+        for index in range(100):
+            us = (100.0 + 10.0 * index) * (factor if index >= 85 else 1.0)
+            samples = [us * (1 + 0.001 * i) for i in range(20)]
+            found = summarize(samples, calls=1, resolution_us=1e-3, options=MeasureOptions())
+            sink.write(
+                OpResult(
+                    id=f"{index:012x}",
+                    name=f"aten::op{index}",
+                    count=1,
+                    status="replayed",
+                    measurement=found,
+                    measured_us=found.median_us,
+                )
+            )
+    return path
+
+
 def test_further_runs_of_a_side_count_with_the_first(before: Path, after: Path, tmp_path: Path) -> None:
     more = [write(tmp_path / f"{i}.jsonl") for i in range(2)]
     found = json.loads(run(before, after, "--also-after", more[0], "--also-after", more[1], "--format", "json").stdout)

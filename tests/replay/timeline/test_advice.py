@@ -10,6 +10,7 @@ import pytest
 
 from opreplay.replay.ir.advice import Advice, AdviceList
 from opreplay.replay.ir.notation import parse_call, recorded_call_text
+from opreplay.replay.report.step.advice import head_line
 from opreplay.replay.timeline.advice import advise
 from opreplay.replay.timeline.timeline import timeline, with_other_steps
 from opreplay.traces import read_trace
@@ -77,6 +78,19 @@ def test_a_function_that_launches_nothing_is_named_with_its_whole_time(tmp_path:
     item = only(advice_on(one_step(load, products()), tmp_path), "python")
     assert item.function == "images.py(3): resize"
     assert item.gain_us == pytest.approx(2000.0, rel=0.02)
+
+
+def test_a_step_of_the_host_alone_says_that_few_changes_are_tried(tmp_path: Path) -> None:
+    """It said that "none of the usual changes applies", although none but the first kind was tried."""
+    machine = Machine()
+    machine.begin()
+    for _ in range(10):
+        machine.op("aten::mm", 1000.0)
+    machine.end()
+    found = advice_on(machine, tmp_path)
+    assert (found.on_host, found.items) == (True, ())
+    assert "other changes are not tried where all work ran on the host" in head_line(found)
+    assert not advice_on(training(), tmp_path).on_host
 
 
 def test_a_caller_that_waits_for_launches_of_another_thread_is_no_advice(tmp_path: Path) -> None:

@@ -231,6 +231,12 @@ def test_modules_are_told_by_the_python_stack(tmp_path: Path) -> None:
         ("triton_mm", "Triton"),
         ("void at::native::reduce_kernel<512, 1>", "reduction"),
         ("cudnn_volta_scudnn_128x64_relu", "convolution"),
+        ("aten::_log_softmax", "softmax"),
+        ("aten::cross_entropy_loss", "softmax"),
+        ("aten::binary_cross_entropy_with_logits", "elementwise"),
+        ("aclnnBinaryCrossEntropy", "elementwise"),
+        ("aten::hardswish_", "elementwise"),
+        ("aten::elu_backward", "elementwise"),
         ("my_kernel_7", "other"),
     ],
 )
@@ -315,6 +321,14 @@ def test_room_made_for_a_result_is_work_of_the_op_itself(tmp_path: Path) -> None
     path = written(tmp_path, host("aten::mkldnn_convolution", 0, 125.0, **sizes), host("aten::empty", 5, 25.0))
     rows = {row.name: row for row in roofline(read_trace(path)).rows}
     assert rows["aten::mkldnn_convolution"].tflops_per_s == pytest.approx(2 * 4 * 64 * 64 * 64 * 27 / 100e-6 / 1e12)
+
+
+def test_a_host_op_whose_work_is_divided_says_so(tmp_path: Path) -> None:
+    """The backward of a convolution that also makes a copy of its gradient seemed to do nothing itself."""
+    events = (host("aten::convolution_backward", 0, 100.0), host("aten::clone", 5, 45.0), host("aten::copy_", 7, 43.0))
+    why = {row.name: row.why for row in roofline(read_trace(written(tmp_path, *events))).rows}
+    assert why["aten::convolution_backward"] == "part of its work is done by the ops inside it"
+    assert why["aten::clone"] == "its work is done by the ops inside it"
 
 
 def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from opreplay.cli.terminal.console import plain_text
 from opreplay.replay.plan.recorded.comparing import compare_operands
 from opreplay.replay.report.views import comparison as views
 from opreplay.replay.results.compare.by_name import by_name
-from opreplay.replay.results.compare.judge import Comparison
+from opreplay.replay.results.compare.judge import Comparison, is_within
 from opreplay.replay.results.compare.replaced import StepCall
 from opreplay.replay.results.compare.sides import OpTime, Times, compare_times
 from opreplay.replay.results.stats import median_interval
@@ -40,6 +40,8 @@ def check(comparison: Comparison) -> None:
             assert SIGNS[op.verdict] == sign(op.step_change_us), op
         if op.ratio is not None and op.verdict in ("slower", "faster"):
             assert sign(op.ratio - 1.0) == SIGNS[op.verdict], op
+            assert not is_within(op.ratio, comparison.applied), op
+            assert op.low is None or op.high is None or not op.low <= 1.0 <= op.high, op
 
 
 def side(name: str, clock: Any, paired: Any, steps: Iterable[Iterable[tuple[str, int, float]]]) -> Times:

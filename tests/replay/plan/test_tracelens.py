@@ -160,7 +160,7 @@ def test_unknown_types_and_dtypes_keep_the_op_with_a_reason(tmp_path: Path) -> N
         ("", "not JSON"),
         ("{}", "not contain a list of ops"),
         ("[" * 100_000, "not JSON"),
-        ('[{"op_name": 1, "op_name": 2}]', "twice"),
+        ('[{"op_name": 1, "op_name": 2}]', "duplicate keys"),
         ([entry(), 3], "entry 1: is no object"),
         ([entry(op_name=None)], "entry 0: op_name"),
         ([entry(replay_ir=[])], "entry 0: replay_ir"),

@@ -157,7 +157,7 @@ def test_what_is_wrong_with_tables_is_said() -> None:
 
     assert "the same page number" in warnings()[0]
     args["block_tables"] += 40
-    assert "not in the cache of 40" in warnings()[0]
+    assert "outside the cache of 40" in warnings()[0]
     args["seq_lens"] += 20
     assert "longer than the 30 tokens" in warnings()[0]
 

@@ -42,7 +42,7 @@ def test_other_ops_have_no_work() -> None:
 
 def test_what_a_row_has_is_not_given_again() -> None:
     load("families")
-    with pytest.raises(ValueError, match="aten::embedding has its inputs"):
+    with pytest.raises(ValueError, match="aten::embedding already has its inputs"):
         row("aten::embedding").give(inputs="index")
 
 

@@ -172,7 +172,7 @@ def test_what_a_functional_all_to_all_gets_follows_from_its_splits_and_a_wait_is
     assert (one.in_elements, one.out_elements, one.in_splits, one.out_splits) == (60, 48, (24, 36), (24, 24))
     plan = plan_of(open_input(str(path), activity=True), Selection(select="owner"), device="cpu", collectives=True)
     reasons = {op.name: op.reason for op in plan.ops}
-    assert str(reasons["_c10d_functional::wait_tensor"]).startswith("label, not an op: waits for a collective")
+    assert str(reasons["_c10d_functional::wait_tensor"]).startswith("label, not an op: only waits for a collective")
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_reductions_by_index_are_told_by_what_goes_back_through_them(tmp_path: P
         texts = {
             op.args[0].tensors[0].shape[1]: op.args[4].value  # type: ignore[union-attr]
             for op in plan.ops
-            if op.name == name and "gradient" in _noted(op, "reduce")
+            if op.name == name and "backward pass" in _noted(op, "reduce")
         }
         # A maximum and a minimum go back in the same way.
         assert texts.get(7, "mean") == "mean"

@@ -159,7 +159,7 @@ def test_what_is_wrong_with_tables_is_said() -> None:
     args["block_tables"] += 40
     assert "outside the cache of 40" in warnings()[0]
     args["seq_lens"] += 20
-    assert "longer than the 30 tokens" in warnings()[0]
+    assert "longer than the limit of 30 tokens" in warnings()[0]
 
 
 @pytest.mark.parametrize("op", ["_C_cache_ops::reshape_and_cache_flash", "sglang::store_cache"])

@@ -389,10 +389,8 @@ def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> l
         return []
     kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))
     share = sum(share for _, share in without)
-    part = f" = {share_text(share)}" if share else ""
-    return [
-        f"{safe(soc)}: {kinds} products are not supported; costed as another dtype: {plural(len(without), 'op')}{part}"
-    ]
+    part = f" = {share_text(share)} of the recorded time" if share else ""
+    return [f"{safe(soc)}: no unit multiplies {kinds}: {plural(len(without), 'op')}{part} predicted as another dtype"]
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -214,7 +214,7 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
     wrong = [f"{name} ({reasons[name]})" if reasons[name] else name for name in used if name in reasons]
     if wrong:
         raise _wrong(
-            f"{settings.path} was found automatically and sets {', '.join(wrong)}, which needs your trust",
+            f"{settings.path} was found automatically and sets {', '.join(wrong)}, which only a trusted file may set",
             f"Read the file, then run: opreplay trust {settings.path}. Or ignore the file: opreplay --config {NONE} "
             f"{command} ...",
         )

@@ -510,7 +510,7 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
                 f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs "
                 f"reach{'' if len(one.us) > 1 else 'es'} {_percent(reached)} of the {one.bound} peak of {peak.device}"
             ),
-            basis=f"each argument is read once; the range covers {_percent(LOW)} to 100 % of the peak",
+            basis=f"each argument is read once; the range is for {_percent(LOW)} to 100 % of the roofline limit",
             certainty="medium",
             edit=told,
             others=(low, best),
@@ -528,7 +528,7 @@ _TYPES: tuple[tuple[str, str, float, str], ...] = (
         "the mantissa has 7 bits instead of 23: check the accuracy",
     ),
 )
-"""(type, description, its bytes per byte of float32, condition)."""
+"""(type, description, bytes of an element relative to float32, what to check before the change)."""
 
 
 def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:

@@ -177,7 +177,9 @@ def _loss_text(graph: StepGraph) -> str:
         if lost >= WORTH
         else "no speed that the trace shows"
     )
-    return loss if high - low < WORTH else f"{loss}; the range covers {100 * low:.0f} % to {100 * high:.0f} %"
+    if high - low < WORTH:
+        return loss
+    return f"{loss}; the range of the result allows for losses of {100 * low:.0f} % to {100 * high:.0f} %"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
@@ -256,7 +258,7 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
 
 
 def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
-    """Return why a change without a pattern matches nothing, and what would match."""
+    """Return why `fuse`, `dtype`, `overlap` or `graph` changes nothing in this step, and what would change it."""
     if word == "fuse" and not graph.on_device:
         return (
             "Only device tasks are fused, and this step has none: fuse them on a simulated device (--soc 910b3), or "

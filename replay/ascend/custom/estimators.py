@@ -123,7 +123,7 @@ def register_op_estimator(
     devices = [device_name(device) for device in _several(device_profile)]
     if not devices:
         raise CustomOpError(
-            f"the estimator of {name} names no device", hint="Without device_profile, it applies to all devices."
+            f"the estimator of {name} names no device", hint="Leave out device_profile to register for all devices."
         )
 
     def register(function: Estimator) -> Estimator:

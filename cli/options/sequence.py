@@ -29,7 +29,7 @@ MEANINGLESS = {
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --mode and the setting max_live_memory; they extend the command's `measuring`."""
+    """Add --mode and the setting max_live_memory; `measuring` gets their values."""
 
     @wraps(command)
     def taking_mode(

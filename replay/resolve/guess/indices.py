@@ -291,8 +291,10 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """Return the dimensions for which indexing gives the tensor that is read next, otherwise the first
-    possible ones.
+    """Return the dimensions for which indexing gives a tensor that a following call reads, with a note on that call.
+
+    If no following call reads one, return the first possible dimensions with an empty note, preferably some that leave
+    the batch in front.
     """
     following = around.following[:NEXT_READERS]
     for call in following:

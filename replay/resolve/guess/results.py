@@ -178,8 +178,10 @@ def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> 
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Return the rule for padding pairs, last dimension first, for `spatial` dimensions or for all dimensions that
-    differ.
+    """Return the rule for padding: pairs (before, after), last dimension first.
+
+    The last `spatial` dimensions are padded. None means all from the first whose size differs between the unpadded and
+    the padded tensor.
     """
 
     @by_shape

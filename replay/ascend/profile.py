@@ -279,7 +279,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
     transport: str
     bytes_per_s: float
-    """Bytes per second from a die to each other die in a mesh, otherwise in total per die."""
+    """Bytes per second: in a mesh, from a die to each other die; without a mesh, in total per die."""
     latency_us: float
     mesh: bool = False
 

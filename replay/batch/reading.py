@@ -341,7 +341,7 @@ def open_ranks(
 
 
 def _parts(trace: Trace) -> list[Trace]:
-    """Return the processes of a merged trace, otherwise the trace itself."""
+    """Return the processes of a merged trace; for any other trace, the trace itself."""
     return [part for _, part in split_processes(trace)] or [trace]
 
 

@@ -220,15 +220,15 @@ def _tried(names: Names, graph: StepGraph, change: str) -> Edited | None:
 
 def _of_host_work(names: Names, graph: StepGraph, device: str, least_us: float) -> Iterator[_Candidate]:
     for work in host_work(names, graph, stretches_of(names.trace, graph), least_us):
-        waits = f"{device} waits for it" if graph.on_device else "no op runs meanwhile"
+        waits = f"{device} waits for this work" if graph.on_device else "no op runs meanwhile"
         yield _Candidate(
             kind="python",
             what=_work_text(work),
-            why=f"it takes {work.us / 1e3:,.2f} ms of host time and launches nothing; {waits}",
+            why=f"this work takes {work.us / 1e3:,.2f} ms of host time and launches nothing; {waits}",
             basis=(
-                "it can run before the step, or at the same time in other processes"
+                "this work can run before the step, or at the same time in other processes"
                 if work.name
-                else "it is Python work, not a wait for another thread; record with_stack=True to see its name"
+                else "Python work, not a wait for another thread; record with_stack=True to see the function's name"
             ),
             certainty="high" if work.name else "medium",
             edit=without_work(graph, work),

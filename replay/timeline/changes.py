@@ -414,11 +414,11 @@ def _scale_inside(
             out.inside_us[rows[ops[slices.op[rows]]]] *= number
             out.matched += len(chosen)
             out.notes.append(
-                f"{where} there, and is predicted together with it: its share of the recorded time, "
+                f"{where}, and is not predicted separately: its share of the recorded time of these ops, "
                 f"{100 * (share.min()):.0f} % to {100 * (share.max()):.0f} %, is assumed for the device work, too"
             )
         else:
-            out.notes.append(f"{where} there, and is predicted together with it: give a factor instead of a time")
+            out.notes.append(f"{where}, and is not predicted separately: give a factor instead of a time")
     return ops & ~inside
 
 

@@ -257,7 +257,7 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
     if pool and low - pool <= room:
         return (
             f"does NOT fit with KV caches of {readable(pool)}, which an engine sizes to fill its device; without "
-            "them it fits"
+            "them the step fits"
         )
     return "does NOT fit"
 

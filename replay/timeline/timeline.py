@@ -323,7 +323,7 @@ def what_if_of(
             notes = on_devices.notes.values()
         else:
             notes = on_devices.notes.values() if on_devices.matched else ()
-        notes = [f"as recorded, it {why}" if on_devices.matched else why, *notes]
+        notes = [f"as recorded, {change!r} {why}" if on_devices.matched else why, *notes]
         changed = Edited.unchanged(graph, matched=on_devices.matched)
         return _what_if(change, before, changed, before, [0.0], filter(None, notes), on_devices)
     after = changed.schedule()

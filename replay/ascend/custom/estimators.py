@@ -177,7 +177,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
         if not devices:
             why = "no device is simulated; add --soc NAME"
         elif entry.device is not None and entry.device not in devices:
-            why = f"it is for {entry.device}, but the simulated device is {', '.join(devices)}"
+            why = f"registered for {entry.device}, but the simulated device is {', '.join(devices)}"
         elif not _names_any(entry, table, ops):
             why = "no selected op has that name"
         else:

@@ -346,7 +346,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
     """Guess as many rows as self has, or as many as could be moved in the recorded time if that is fewer."""
-    rows, why = source.shape[0], "the trace does not show it"
+    rows, why = source.shape[0], "the trace does not show the value"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
         affordable = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))

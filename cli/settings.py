@@ -75,9 +75,11 @@ class Settings:
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → settings that apply to it, as written in the file."""
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file that needs trust, as written → why its value does; "" if any value would."""
+    """Setting of an untrusted file that needs trust, as written → why its value needs trust; "" if any value would need
+    trust.
+    """
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file whose device file cannot be read, as written → why it cannot."""
+    """Setting of an untrusted file whose device file cannot be read, as written → why the file cannot be read."""
     problem: str = ""
     """Why the file is invalid, for commands that report this instead of stopping."""
 

@@ -133,9 +133,9 @@ class _Calls(msgspec.Struct, frozen=True):
     host_band: Floats
     """Factor of the 80 % band of each call's host time; 1.0 if it was measured."""
     waits: Floats
-    """1.0 for calls whose result the host needs."""
+    """1.0 for a call whose result the host needs, 0.0 for any other."""
     talks: Floats
-    """1.0 for collectives."""
+    """1.0 for a collective, 0.0 for any other call."""
     host_scale: float
     """Factor on the assumed host time of calls that were not measured."""
 

@@ -60,7 +60,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     last use, parameters and inputs all the time; without workspaces and without the framework's cache.
     """
     on_device: bool
-    """False if the trace has only allocations on the host."""
+    """Whether the memory is that of a device; False if the trace has only allocations on the host."""
     begin_bytes: int
     peak_bytes: int
     low_bytes: int | None = None

@@ -354,7 +354,9 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
             share = share_of_confidence(times_us, confidence)
             parts.append(f"{plural(count, 'op')} = {share_text(share)} of predicted time {text}")
     if far := [shares[r.id] for r, prediction in predicted if prediction.extrapolated]:
-        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated far from measured sizes")
+        parts.append(
+            f"{plural(len(far), 'op')} = {share_text(sum(far))} of {clock} extrapolated far from measured sizes"
+        )
     if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]

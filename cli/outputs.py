@@ -158,7 +158,7 @@ def check_writable(path: Path, *, force: bool) -> None:
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
     if _is_input(path):
-        raise UsageError(f"{path} is what this command reads: it would be lost", hint="Name another file.")
+        raise UsageError(f"this command reads {path}: the file would be lost", hint="Name another file.")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file in an existing folder.")
 

@@ -75,9 +75,11 @@ class Settings:
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → settings that apply to it, as written in the file."""
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file that needs trust, as written → why its value does; "" if any value would."""
+    """Setting of an untrusted file that needs trust, as written → why its value needs trust; "" if any value would need
+    trust.
+    """
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file whose device file cannot be read, as written → why it cannot."""
+    """Setting of an untrusted file whose device file cannot be read, as written → why the file cannot be read."""
     problem: str = ""
     """Why the file is invalid, for commands that report this instead of stopping."""
 
@@ -214,7 +216,7 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
     wrong = [f"{name} ({reasons[name]})" if reasons[name] else name for name in used if name in reasons]
     if wrong:
         raise _wrong(
-            f"{settings.path} was found automatically and sets {', '.join(wrong)}, which needs your trust",
+            f"{settings.path} was found automatically and sets {', '.join(wrong)}, which only a trusted file may set",
             f"Read the file, then run: opreplay trust {settings.path}. Or ignore the file: opreplay --config {NONE} "
             f"{command} ...",
         )

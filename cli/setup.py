@@ -144,11 +144,11 @@ def refuse_unused_initializers(
         of_file = [entry for entry in registrations() if entry.source == f"--plugin {name}"]
         if {entry.kind for entry in of_file} == {"initializer"}:
             patterns = [pattern for entry in of_file for pattern in entry.ops]
-            refuse(patterns, f"--plugin {name}: none of its initializers is for an op of the plan", "They name")
+            refuse(patterns, f"--plugin {name}: none of its initializers is for an op of the plan", "They are for")
     for setting in init_args:
         rule = registry[setting.partition(".")[0]]
         message = f"--set init_arg={setting}: no op of the plan is initialized by {rule.name}"
-        refuse(rule.op_patterns, message, "It is for")
+        refuse(rule.op_patterns, message, "The initializer is for")
 
 
 def _tell_problems(contents: ExpectedContents | CachedContents) -> None:

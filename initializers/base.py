@@ -54,7 +54,9 @@ class InitContext:
     op: str
     """Name as recorded, "namespace::op"."""
     args: Mapping[str, Any]
-    """Arguments by name: a tensor, a list of tensors and None, a number, a string, a tuple, or None."""
+    """Name → value of each argument: a tensor, a list of tensors (an element may be None), a number, a string, a tuple,
+    or None.
+    """
     metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict[str, tuple[TensorMeta | None, ...]])
     """Recorded metadata of the tensor arguments by name; one entry for a single tensor."""
     generator: torch.Generator

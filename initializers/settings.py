@@ -59,7 +59,7 @@ def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
     rule = known[name]
     option = next((option for option in rule.options if option.name == chosen), None)
     if option is None:
-        names = ", ".join(option.name for option in rule.options) or "it has none"
+        names = ", ".join(option.name for option in rule.options) or "none"
         raise UsageError(f"initializer {name!r} has no option {chosen!r}", hint=f"Its options: {names}.")
     return name, chosen, _value(option, f"{name}.{chosen}", value)
 

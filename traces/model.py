@@ -426,7 +426,7 @@ class TraceInfo:
     process_groups: int = 0
     """Number of torch.distributed groups with distinct members; 0 if the file lists none."""
     starts_recorded: bool = True
-    """False if the file has durations but no start times (Chakra's converter), so that overlaps are unknown."""
+    """Whether the file has start times. Chakra's converter writes only durations, so overlaps are unknown."""
     base_ns: int = 0
     """Base of the file's times, in ns since 1970; 0 if not recorded, in which case the times themselves are
     since 1970.
@@ -512,7 +512,7 @@ class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     """Name of the table, without its folder."""
     discovered: bool
-    """True if the table was found next to the trace, False if the user named it."""
+    """Whether the table was found next to the trace; if not, the user named it."""
     problem: str | None = None
     """Reason why a discovered table was not used; all counts are then 0."""
     rows: int = 0

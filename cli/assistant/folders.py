@@ -37,7 +37,8 @@ class Folders:
     def file(self, text: str) -> str:
         """Return the resolved path of a regular file in one of the folders; relative names are tried in each folder.
 
-        Otherwise raises a UsageError that does not reveal whether a file of that name exists outside the folders.
+        For any other path, raises a UsageError that does not reveal whether a file of that name exists outside the
+        folders.
         """
         for folder in self.paths:
             try:

@@ -52,7 +52,7 @@ MEASURED_SHOWN = 10
     metavar="DIR|FILE",
     help=(
         "Where to write: a new or empty folder for bundle and flashinfer-trace, a .zip for "
-        "bundle; otherwise a file (.json, .txt; .et; .py)."
+        "bundle, a file for other formats (.json, .txt; .et; .py)."
     ),
 )
 @shared.device_option

@@ -17,9 +17,9 @@ OF_ONE_TRACE = {
     "all ranks together.",
     "ranks": "Replay the collectives of one rank with --ranks; "
     "recorded collectives of several ranks are matched automatically.",
-    "max_live_memory": "It is for --mode sequence.",
-    "backend": "It is for --ranks.",
-    "no_check": "It is for --ranks.",
+    "max_live_memory": "This option belongs to --mode sequence.",
+    "backend": "This option belongs to --ranks.",
+    "no_check": "This option belongs to --ranks.",
     "cluster": "`opreplay simulate TRACE --cluster ...` predicts one trace on a cluster.",
     "l2": "With many traces, predictions use the cache state of --cache.",
     "kernel_details": "A kernel table next to each trace is found automatically.",

@@ -198,7 +198,7 @@ CHECKS = ("work", "kernels", "values")
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --check, which compares replayed ops with recorded ones; it extends the command's `measuring`."""
+    """Add --check, which compares replayed ops with recorded ones; `measuring` gets the chosen checks."""
 
     @wraps(command)
     def taking_checks(

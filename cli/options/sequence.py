@@ -20,16 +20,16 @@ MEANINGLESS = {
     "cache": "earlier calls determine what is in the caches",
     "cuda_graph": "each call of a sequence is timed individually",
     "over_budget": "a partial op does not produce the full inputs of the next op",
-    "check": "it checks single ops",
-    "check_kernels": "it checks single ops",
-    "check_values": "it checks single ops",
-    "check_work": "it checks single ops",
+    "check": "only single ops are checked",
+    "check_kernels": "only single ops are checked",
+    "check_values": "only single ops are checked",
+    "check_work": "only single ops are checked",
 }
 """Parameter of `run` → why it has no meaning with --mode sequence."""
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --mode and the setting max_live_memory; they extend the command's `measuring`."""
+    """Add --mode and the setting max_live_memory; `measuring` gets their values."""
 
     @wraps(command)
     def taking_mode(

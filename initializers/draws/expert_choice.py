@@ -119,7 +119,7 @@ class Sorted:
     """Flat positions token · topk + slot, sorted by expert, with each expert padded to whole blocks."""
 
     positions: torch.Tensor
-    """int64 [length]; gaps contain `filler`."""
+    """int64 [length]: the sorted positions; the padding contains `filler`."""
     owners: torch.Tensor
     """int64 [blocks]: the expert of each block, or −1 if the block has none."""
     valid: int

@@ -42,9 +42,9 @@ class Batch:
     """Lengths of all sequences, decode first as in vLLM, and the assumptions behind them."""
 
     query: torch.Tensor
-    """int64 [sequences]; 0 for padding."""
+    """int64 [sequences]: number of new tokens; 0 for padding."""
     kv: torch.Tensor
-    """int64 [sequences], at least `query`."""
+    """int64 [sequences]: number of keys, of the cache and of new tokens; at least `query`."""
     assumed: str
 
     def lengths(self) -> BatchLengths:

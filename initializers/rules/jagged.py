@@ -46,8 +46,8 @@ class JaggedInit(CustomInit):
 def _row_count(context: InitContext) -> int:
     """Return the number of rows of the values.
 
-    It is an integer argument or the size of the values. Otherwise it is half of the rows that `dense` can hold, or 0
-    without `dense`.
+    It is an integer argument or the size of the values. If neither is known, it is half of the rows that `dense` can
+    hold, or 0 without `dense`.
     """
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:

@@ -177,8 +177,8 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     """Return the batch with lengths that fit the arguments.
 
-    Context lengths that are recorded as a list are used as they are; otherwise the number of keys is adjusted to the
-    tokens and pages that the arguments hold.
+    Context lengths that are recorded as a list are used as they are; if they are not, the number of keys is adjusted to
+    the tokens and pages that the arguments hold.
     """
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")

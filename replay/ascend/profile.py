@@ -279,7 +279,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
     transport: str
     bytes_per_s: float
-    """Bytes per second from a die to each other die in a mesh, otherwise in total per die."""
+    """Bytes per second: in a mesh, from a die to each other die; without a mesh, in total per die."""
     latency_us: float
     mesh: bool = False
 
@@ -303,7 +303,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     call: str
     """The call in opreplay's notation."""
     op: str
-    """Kernel types that an aten op runs; otherwise the op's name."""
+    """For an aten op, the kernel types that it runs; for any other op, its name."""
     family: str
     """Kernel family with the largest share of the time."""
     l2: Literal["cold", "loop", "warm"]
@@ -312,9 +312,9 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     spread: float = 0.0
     """Spread of the repetitions, relative to `measured_us`."""
     predicted_us: float
-    """Prediction for the isolated call in the same cache state."""
+    """Prediction for the isolated call in cache state `l2`."""
     network_us: float
-    """Prediction with the constants for kernels in networks, in the same cache state."""
+    """Prediction with the constants for kernels in networks, also in cache state `l2`."""
     band: float
     """Factor of the 80 % band of `predicted_us`."""
 

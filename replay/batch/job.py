@@ -269,7 +269,7 @@ KINDS = frozenset(
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the donors with the trace's name, otherwise those with its rank."""
+    """Return the donors with the trace's name; if there are none, those with its rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 

@@ -57,8 +57,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the file, with as many of its folders as needed to make it unique."""
     why: str
     left_out: bool
-    """Whether it was skipped (a file in a folder that is not a trace, or a copy of another file); otherwise it was
-    refused.
+    """Whether the file was skipped because it is no trace, or a copy of another file; otherwise the file was refused.
     """
 
 

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Recognise which traces are ranks of one job, by recorded rank and world size, otherwise by file names.
+"""Recognise which traces are ranks of one job, by recorded rank and world size, or by file names if these are not
+recorded.
 
 Does not use plans and reads no files.
 """
@@ -133,7 +134,8 @@ def rank_in_name(path: str) -> int | None:
 def without_rank(path: str, rank: int) -> str:
     """Replace the rank in a path by `*`.
 
-    This is the number after the last "rank", otherwise the last number equal to the rank, otherwise every number.
+    The replaced number is the one after the last "rank" if it is the rank; or else the last number equal to the rank.
+    If no number is equal to it, every number is replaced.
     """
     named = list(_NAMED.finditer(path))
     if named and int(named[-1][1]) == rank:

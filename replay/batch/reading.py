@@ -64,7 +64,8 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     hint: str = ""
     exit_code: int = 3
     no_trace: bool = False
-    """Whether it is valid JSON of another kind, as any file in a folder may be; a damaged file was a trace."""
+    """Whether the file is valid JSON of another kind, as any file in a folder may be; a damaged file counts as a trace.
+    """
 
 
 class ToRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,7 +342,7 @@ def open_ranks(
 
 
 def _parts(trace: Trace) -> list[Trace]:
-    """Return the processes of a merged trace, otherwise the trace itself."""
+    """Return the processes of a merged trace; for any other trace, the trace itself."""
     return [part for _, part in split_processes(trace)] or [trace]
 
 

@@ -162,7 +162,7 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def class_of(config: Any) -> Any:
-    """Return the transformers class that the config names; otherwise the text generation class of its model type."""
+    """Return the transformers class that the config names, or else the text generation class of its model type."""
     transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)

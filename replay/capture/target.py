@@ -25,7 +25,7 @@ class Target:
 
     make: Callable[[], Any]
     source: str
-    """A readable name."""
+    """Readable name of the target."""
     world_size: int | None = None
     """Number of ranks that the target requires; None if the user may choose it."""
     notes: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ class StandIn(msgspec.Struct, frozen=True, kw_only=True):
     against: str
     """The reference of the comparison; "" if no call of the op could be generated."""
     verdicts: dict[str, Verdict] = {}
-    """Verdicts by point."""
+    """Name of a point → its verdict."""
     cases: int = 0
     ulp: float | None = None
     """Largest distance to the float64 result, in units in the last place."""

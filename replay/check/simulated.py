@@ -30,9 +30,9 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
     """Return predictions by device for the op's case, and for the sequence of ops that the reference calls.
 
     Of the reference's calls, the outermost for which the simulator has a rule are used, as `plan` and `simulate` count
-    them in a trace; otherwise the calls inside. A Python function is predicted like the reference, by the torch ops
-    that it calls; other work in it is not seen. An op without kernels in the simulator has no prediction, nor has a
-    function that calls one.
+    them in a trace; a call without a rule is replaced by the calls inside it. A Python function is predicted like the
+    reference, by the torch ops that it calls; other work in it is not seen. An op without kernels in the simulator has
+    no prediction, nor has a function that calls one.
     """
     if not socs:
         return {}, {}

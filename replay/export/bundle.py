@@ -62,15 +62,16 @@ class Bundle:
     memory.
     """
     instead: dict[str, dict[str, Any]]
-    """By op id, an equivalent op with its inputs for devices without a kernel for the recorded op."""
+    """Op id → an equivalent op with its inputs, for devices without a kernel for the recorded op."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
     executors: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """By op id, the function in a plugin's file that runs the op: file, name and line, and whether it takes lists."""
+    """Op id → function in a plugin's file that runs the op: file, name and line, and whether the function takes lists.
+    """
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Plugin files by name."""
     namespaces: dict[str, str] = field(default_factory=dict[str, str])
-    """Files that register torch ops of a plugin, by namespace."""
+    """Namespace → file that registers the torch ops of a plugin."""
 
     def to_json(self) -> bytes:
         """Return a plan that opreplay can read, with the script's data under the key "bundle"."""

@@ -206,8 +206,8 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Return the lines that fill each tensor: integers that are valid indices into every other tensor, otherwise
-    normally distributed values.
+    """Return the lines that fill each tensor: an integer tensor with valid indices into every other tensor, a tensor of
+    floats with normally distributed values.
     """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))

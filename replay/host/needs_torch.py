@@ -20,7 +20,7 @@ def require_torch() -> None:
         raise EnvironmentRefused(
             "this needs torch, which is not installed",
             hint=f"{INSTALL_TORCH}, or the build for your device: https://pytorch.org/get-started/locally. "
-            "inspect, timeline, compare, show and trim work without it.",
+            "inspect, timeline, compare, show and trim work without torch.",
         )
 
 

@@ -271,7 +271,9 @@ class _Run:
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
-    """Return the memory limit of one op: the resumed run's, otherwise a worker's share of half the free memory."""
+    """Return the memory limit of one op: that of the resumed run; if no run is resumed, a worker's share of half the
+    free memory.
+    """
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 

@@ -36,7 +36,9 @@ class Settings(RunOptions, frozen=True, kw_only=True):
         return msgspec.structs.replace(options, l2=self.cache_state())
 
     def cache_state(self) -> L2State:
-        """Return the cache state of simulated devices: as requested, otherwise the one used for measuring."""
+        """Return the cache state of simulated devices: the requested state; if none is requested, the one used for
+        measuring.
+        """
         return self.l2 or ("sequence" if self.mode == "sequence" else self.l2_state())
 
     @property

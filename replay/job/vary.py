@@ -119,7 +119,7 @@ def vary_file(
         signature.bind(**dict.fromkeys(sizes, 1))
     except TypeError as error:
         names = ", ".join(signature.parameters)
-        hint = f"It takes {names}." if names else f"Add the parameters: def make({', '.join(sizes)})."
+        hint = f"The function takes {names}." if names else f"Add the parameters: def make({', '.join(sizes)})."
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:

@@ -29,7 +29,7 @@ class Invented(NamedTuple):
 
 _EXPERTS = (
     Invented(WEIGHTS, "invented: one pair of matrices for all experts, intermediate size at most the hidden size"),
-    Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, otherwise 8"),
+    Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, 8 of more"),
 )
 _CACHE = (Invented("cache", "invented: the layer's cache is not an argument, so rows of the keys are repeated"),)
 _LATENT = (*_CACHE, Invented(WEIGHTS, "invented: the layer's up-projection is left out, its result is cut"))
@@ -51,7 +51,7 @@ _BY_OP: dict[str, tuple[Invented, ...]] = {
 def assumed_topk(experts: int) -> int:
     """Return the assumed number of experts per token.
 
-    2 of up to 8 experts (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), otherwise 8 (Qwen3-MoE, DeepSeek-V3).
+    2 of up to 8 experts (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), 8 of more (Qwen3-MoE, DeepSeek-V3).
     """
     return min(experts, 2 if experts <= 8 else 4 if experts <= 64 else 8)
 

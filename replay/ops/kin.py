@@ -1,8 +1,8 @@
 # pyright: strict
 """Choose, by name, a similar op whose cost rule is used for an op without a rule; for calls that are only predicted.
 
-An op with the same stem, in any namespace, version or prefix, has priority; otherwise the first line of `KIN` whose
-pattern matches the stem decides.
+An op with the same stem, in any namespace, version or prefix, has priority; if there is none, the first line of `KIN`
+whose pattern matches the stem decides.
 """
 
 from __future__ import annotations

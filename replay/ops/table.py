@@ -311,7 +311,7 @@ def spellings(name: str) -> tuple[str, str, str]:
 
 
 def cost_of(name: str) -> Cost | None:
-    """Return the cost rule of an op: by exact name, by name without overload or in-place underscore, otherwise by
+    """Return the cost rule of an op: by exact name, then by name without overload or in-place underscore, then by
     pattern.
     """
     load("families")

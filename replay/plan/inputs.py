@@ -355,7 +355,9 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
     faults, doubts, outlier = impossible_kernels(trace), doubts_of(trace), outlying_kernel(trace)
     zero = doubts.zero_durations
-    shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
+    shown = ", ".join(
+        f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} % of device time)" for fault in faults
+    )
     notes = [f"impossible kernel times, included in all totals: {shown}"] if faults else []
     if zero:
         notes.append(f"{zero:,} of {len(trace.kernels):,} kernels have duration 0: device time is unknown")

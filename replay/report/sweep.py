@@ -129,7 +129,7 @@ def prediction_notes(prediction: Simulated) -> list[str]:
         mine = f"by your {str(prediction.by).removeprefix('user ')} {prediction.source}: {prediction.taken_for}"
         notes = [mine if prediction.source else f"costed as {prediction.taken_for}, which has a similar name", *notes]
     if prediction.no_path:
-        return [f"does not support {prediction.no_path} products: costed as another dtype"]
+        return [f"has no unit that multiplies {prediction.no_path}: predicted as another dtype"]
     if is_rough(prediction):
         notes = [f"only an order of magnitude, ×÷ {prediction.high_us / prediction.time_us:.0f}: never measured"]
     if prediction.extrapolated:

@@ -142,7 +142,8 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         lines.append(f"clocks of host and device differ by at least {time_text(doubts.clock_offset_us)}")
     if doubts.impossible:
         kinds = ", ".join(
-            f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in doubts.impossible
+            f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} % of device time)"
+            for fault in doubts.impossible
         )
         lines.append(f"impossible kernel times: {kinds}")
     if doubts.zero_durations:

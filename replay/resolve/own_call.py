@@ -76,7 +76,7 @@ def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
     if op.resolved_by == "equivalent":
         return not_compared(f"{op.name} is not available here, so {op.via or 'an equivalent'} ran")
     if op.via is not None and op.via != op.name:
-        return not_compared(f"it was converted to {op.via}, with other arguments")
+        return not_compared(f"the call was converted to {op.via}, with other arguments")
     if op.resolved_by != "executor":
         return ValueCheck(status="own")
     if op.name.partition("::")[2].startswith(UNINITIALIZED):

@@ -291,7 +291,8 @@ class Resolver:
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
     """Return the arguments of a call that cannot run here, for its prediction.
 
-    The names are those published by the op's vendor; otherwise those of `opreplay op`; otherwise arg0, arg1.
+    The names are those published by the op's vendor. If none fit, they are those of `opreplay op`, and if that knows
+    none either, arg0, arg1, ...
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:

@@ -23,7 +23,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     unpredicted: tuple[str, ...] = ()
     """Why predictions are missing: a user's function or program does not fit the call, or torch rejects the call.
 
-    "no prediction for 910b3: UB: 260 KiB needed, ..."
+    Example: "no prediction for 910b3: UB: 260 KiB needed, ...".
     """
 
 

@@ -107,7 +107,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[OpResult, ...]
     """One result per op; if a resumed run repeated an op, the later result."""
     summary: Summary | None
-    """None if the file was cut short or its run is being resumed."""
+    """Last line of the file; None if the file was cut short or its run is being resumed."""
     traces: tuple[TraceResult, ...] = ()
     jobs: tuple[JobResult, ...] = ()
     sequence: SequenceResult | None = None

@@ -78,7 +78,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extrapolated: bool = False
     """Whether a kernel is far outside the measured sizes or dtypes of its family, so that the band is wide."""
     no_path: str = ""
-    """Dtype of the op's product that no unit of the device is known to multiply ("float64"); "" if there is none.
+    """Dtype of a matrix product of the op that no known unit of the device multiplies ("float64"); "" if there is none.
 
     The time is then that of another dtype, and the device rejects the op or leaves it to its host processor.
     """

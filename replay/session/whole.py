@@ -167,7 +167,7 @@ class Simulation(Tabular):
     ) -> None:
         self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
-        """Device → total with its band, times by bound and family, and each op."""
+        """Device → predicted step: total with its band, time of each op, and time by bound and by kernel family."""
         self.problems = problems
         """Ops whose contents could not be made, so that only their shapes count, or that cannot hold the batch."""
 

@@ -49,9 +49,9 @@ class Checked:
 
     same: bool
     error: float
-    """Largest absolute difference."""
+    """Largest absolute difference from the reference."""
     allowed: bool
-    """Largest absolute difference."""
+    """Whether every difference from the reference is within its tolerance."""
 
 
 def run_values(

@@ -170,8 +170,8 @@ def _check_numbers_used(program: Program, op: ReplayOp) -> None:
         if arg.name in names or (arg.name in defaults and arg.value == defaults[arg.name]):
             continue
         raise CustomOpError(
-            f"{program.place}: {program.name} does not fit this call of {op.name}: it has no {arg.name}, which is "
-            f"{arg.value} there",
+            f"{program.place}: {program.name} does not fit this call of {op.name}: the program has no {arg.name}, "
+            f"which is {arg.value} in the call",
             hint="Use @tile.kernel(arguments=...) to convert the call's arguments, or when=... to exclude calls.",
         )
 

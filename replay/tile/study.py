@@ -468,7 +468,7 @@ def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broke
 
 
 def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> float | None:
-    """Return the predicted microseconds of the vendor's kernels for the same op, in the same cache state; None if
+    """Return the predicted microseconds of the vendor's kernels for the program's op, in cache state `state`; None if
     unknown.
     """
     program = bound.program

@@ -222,15 +222,15 @@ def _tried(names: Names, graph: StepGraph, change: str) -> Edited | None:
 
 def _of_host_work(names: Names, graph: StepGraph, device: str, least_us: float) -> Iterator[_Candidate]:
     for work in host_work(names, graph, stretches_of(names.trace, graph), least_us):
-        waits = f"{device} waits for it" if graph.on_device else "no op runs meanwhile"
+        waits = f"{device} waits for this work" if graph.on_device else "no op runs meanwhile"
         yield _Candidate(
             kind="python",
             what=_work_text(work),
-            why=f"it takes {work.us / 1e3:,.2f} ms of host time and launches nothing; {waits}",
+            why=f"this work takes {work.us / 1e3:,.2f} ms of host time and launches nothing; {waits}",
             basis=(
-                "it can run before the step, or at the same time in other processes"
+                "this work can run before the step, or at the same time in other processes"
                 if work.name
-                else "it is Python work, not a wait for another thread; record with_stack=True to see its name"
+                else "Python work, not a wait for another thread; record with_stack=True to see the function's name"
             ),
             certainty="high" if work.name else "medium",
             edit=without_work(graph, work),
@@ -512,7 +512,7 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
                 f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs "
                 f"reach{'' if len(one.us) > 1 else 'es'} {_percent(reached)} of the {one.bound} peak of {peak.device}"
             ),
-            basis=f"each argument is read once; the range covers {_percent(LOW)} to 100 % of the peak",
+            basis=f"each argument is read once; the range is for {_percent(LOW)} to 100 % of the roofline limit",
             certainty="medium",
             edit=told,
             others=(low, best),
@@ -530,7 +530,7 @@ _TYPES: tuple[tuple[str, str, float, str], ...] = (
         "the mantissa has 7 bits instead of 23: check the accuracy",
     ),
 )
-"""(type, description, its bytes per byte of float32, condition)."""
+"""(type, description, bytes of an element relative to float32, what to check before the change)."""
 
 
 def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:

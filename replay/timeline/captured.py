@@ -38,9 +38,9 @@ from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import class_named, class_of_op
 
 SCHEMA_VERSION = 1
+"""Version of the JSON format. History: 1 is the first version."""
 BOUND_SHARE = 0.9
 """The host or the device bounds a step if it needs this share of the step by itself."""
-"""Of the JSON form. Changes of format: 1 first version."""
 VIEW_US = 2.0
 """Assumed host time of a call that starts no kernel, e.g. a view or an allocation; its band is `DISPATCH_BAND`."""
 PYTHON_US = 23.0 * HOST_RATIO
@@ -133,9 +133,9 @@ class _Calls(msgspec.Struct, frozen=True):
     host_band: Floats
     """Factor of the 80 % band of each call's host time; 1.0 if it was measured."""
     waits: Floats
-    """1.0 for calls whose result the host needs."""
+    """1.0 for a call whose result the host needs, 0.0 for any other."""
     talks: Floats
-    """1.0 for collectives."""
+    """1.0 for a collective, 0.0 for any other call."""
     host_scale: float
     """Factor on the assumed host time of calls that were not measured."""
 

@@ -177,7 +177,9 @@ def _loss_text(graph: StepGraph) -> str:
         if lost >= WORTH
         else "no speed that the trace shows"
     )
-    return loss if high - low < WORTH else f"{loss}; the range covers {100 * low:.0f} % to {100 * high:.0f} %"
+    if high - low < WORTH:
+        return loss
+    return f"{loss}; the range of the result allows for losses of {100 * low:.0f} % to {100 * high:.0f} %"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
@@ -256,7 +258,7 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
 
 
 def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
-    """Return why a change without a pattern matches nothing, and what would match."""
+    """Return why `fuse`, `dtype`, `overlap` or `graph` changes nothing in this step, and what would change it."""
     if word == "fuse" and not graph.on_device:
         return (
             "Only device tasks are fused, and this step has none: fuse them on a simulated device (--soc 910b3), or "
@@ -412,11 +414,11 @@ def _scale_inside(
             out.inside_us[rows[ops[slices.op[rows]]]] *= number
             out.matched += len(chosen)
             out.notes.append(
-                f"{where} there, and is predicted together with it: its share of the recorded time, "
+                f"{where}, and is not predicted separately: its share of the recorded time of these ops, "
                 f"{100 * (share.min()):.0f} % to {100 * (share.max()):.0f} %, is assumed for the device work, too"
             )
         else:
-            out.notes.append(f"{where} there, and is predicted together with it: give a factor instead of a time")
+            out.notes.append(f"{where}, and is not predicted separately: give a factor instead of a time")
     return ops & ~inside
 
 

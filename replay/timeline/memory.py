@@ -60,7 +60,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     last use, parameters and inputs all the time; without workspaces and without the framework's cache.
     """
     on_device: bool
-    """False if the trace has only allocations on the host."""
+    """Whether the memory is that of a device; False if the trace has only allocations on the host."""
     begin_bytes: int
     peak_bytes: int
     low_bytes: int | None = None
@@ -257,7 +257,7 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
     if pool and low - pool <= room:
         return (
             f"does NOT fit with KV caches of {readable(pool)}, which an engine sizes to fill its device; without "
-            "them it fits"
+            "them the step fits"
         )
     return "does NOT fit"
 

@@ -128,7 +128,9 @@ def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: fl
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by the function called in each interval, otherwise by the enclosing function; "" for unnamed time."""
+    """Return µs by function: time in functions called in an interval, and other time by the enclosing function; ""
+    without one.
+    """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
     for at in np.unique(track).tolist():

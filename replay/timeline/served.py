@@ -30,8 +30,8 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     soc: str
     token_ms: float
-    """Time from one token of a sequence to the next in decode, through all stages; otherwise the step divided by its
-    tokens.
+    """In decode: time from one token of a sequence to the next, through all stages. In other steps: the time of the
+    step divided by its tokens.
     """
     low_ms: float
     high_ms: float

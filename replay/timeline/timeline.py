@@ -38,7 +38,7 @@ from opreplay.traces.processes.select import one_process
 from opreplay.traces.times.doubts import clock_offset_us
 
 SCHEMA_VERSION = 1
-"""Version of the JSON form. 1: first version."""
+"""Version of the JSON format. History: 1 is the first version."""
 MOST_OTHER_STEPS = 4
 """Maximum number of other steps on which a graph is tested, because each costs as much as the step itself."""
 LITTLE_GAIN = 0.5
@@ -140,7 +140,7 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """Intermediate results for plotting; not part of the JSON form."""
+    """Intermediate results for plotting; not part of the JSON format."""
 
     timeline: Timeline
     graph: StepGraph
@@ -323,7 +323,7 @@ def what_if_of(
             notes = on_devices.notes.values()
         else:
             notes = on_devices.notes.values() if on_devices.matched else ()
-        notes = [f"as recorded, it {why}" if on_devices.matched else why, *notes]
+        notes = [f"as recorded, {change!r} {why}" if on_devices.matched else why, *notes]
         changed = Edited.unchanged(graph, matched=on_devices.matched)
         return _what_if(change, before, changed, before, [0.0], filter(None, notes), on_devices)
     after = changed.schedule()

@@ -212,7 +212,7 @@ def test_a_found_file_reaches_nothing_without_trust(project: Path, command: str)
             (project / "opreplay.toml").write_text(f"[{command}]\n{flag} = {value}\n")
             refused = invoke(command, "x", "y")
             assert refused.exit_code == 2, flag
-            if "needs your trust" in refused.stderr:
+            if "only a trusted file" in refused.stderr:
                 break
         else:
             pytest.fail(f"{command}.{flag} needs no trust: {refused.stderr}")

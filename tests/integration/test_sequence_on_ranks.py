@@ -91,7 +91,7 @@ def test_collectives_run_beside_the_calls_of_their_step(tmp_path: Path) -> None:
     assert 0 < shared.calls_alone_us < shared.wall_alone_us
     assert shared.collectives_alone_us > 0
     assert "5 of 6 calls and 3 of 3 collectives on 2 ranks (gloo)" in done.stdout
-    assert "% of it hidden behind the calls" in done.stdout
+    assert "% of this time hidden behind the calls" in done.stdout
     assert "(inferred): 1" in done.stdout
     low, high = shared.hidden_share_low, shared.hidden_share_high
     assert low is not None

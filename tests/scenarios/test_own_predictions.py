@@ -154,7 +154,7 @@ def test_registrations_that_made_no_prediction_are_told(
     assert "not used: estimator of mylib::fusde (mine.py:5): no selected op has that name" in done.stderr
     (folder / "mine.py").write_text(ESTIMATE.replace("None, True", "'910b4', True"))
     done = console("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
-    assert "mine.py:5): it is for 910b4, but the simulated device is 910b3" in done.stderr
+    assert "mine.py:5): registered for 910b4, but the simulated device is 910b3" in done.stderr
 
 
 def test_what_a_registration_gets_wrong_is_refused_with_what_to_write(

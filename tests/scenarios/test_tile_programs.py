@@ -138,7 +138,7 @@ def test_a_program_is_of_an_overload_or_of_all_and_of_no_unknown_one(console: Co
     assert "total (kernels.py:4)" not in by("aten::add.Scalar", tensors)
     assert "aten::add has no overload Typo" in by("aten::add.Typo", tensors, code=2)
     scaled = by("aten::add", tensors.replace(")", ", alpha=2)"), code=1)
-    assert "it has no alpha, which is 2 there" in scaled
+    assert "the program has no alpha, which is 2 in the call" in scaled
     listed = by("aten::add", tensors, code=1, more=", arguments=lambda self, other, alpha=1: (self, other)")
     assert "returned a tuple instead of a dict" in listed
 

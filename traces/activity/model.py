@@ -62,7 +62,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence: int | None = None
     """Sequence number of the collective within its group, equal on all members."""
     rank: int | None = None
-    """Root of a rooted collective, peer of a point-to-point message, otherwise this process's rank."""
+    """Root of a rooted collective, peer of a point-to-point message; for any other collective, this process's rank."""
     asynchronous: bool | None = None
 
 

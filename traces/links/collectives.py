@@ -47,7 +47,7 @@ class RankCall(Collective, frozen=True, kw_only=True):
     span: int = -1
     """Row in `Activity.spans` for an NPU collective, otherwise -1."""
     note: int = -1
-    """Index among the collectives that the host ran (gloo), sorted by start; otherwise -1."""
+    """Index among the collectives that the host ran (gloo), sorted by start; -1 if a device ran the collective."""
     op: int = -1
     """Row in `Trace.ops` of the call that requested the collective."""
     issued_ns: int | None = None

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find the op that owns each device event.
 
-Ops are found by External id, otherwise by correlation id or flow to the launch and then the op around it. Works on
-columns collected by `collect`.
+Ops are found by External id, or, without one, by correlation id or flow to the launch and then the op around it. Works
+on columns collected by `collect`.
 """
 
 from __future__ import annotations

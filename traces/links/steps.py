@@ -86,7 +86,9 @@ def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:
-    """Return all marked steps sorted by time: the profiler's steps, otherwise a server's outermost iterations."""
+    """Return all marked steps sorted by time: the profiler's steps, or, if there are none, a server's outermost
+    iterations.
+    """
     marks = _marks(trace)
     profiler = [mark for mark in marks if mark.number is not None]
     if profiler:

@@ -63,12 +63,12 @@ class _Open:
         self.count += 1
 
     def last(self, name: bytes) -> _Half | None:
-        """Return the last open begin of this name, or of any name if `name` is empty; None if none is open."""
+        """Return the last open begin event of this name, or of any name if `name` is empty; None without one."""
         begins = self._by_name.get(name) if name else self._all
         return begins[-1] if begins else None
 
     def close(self, begin: _Half) -> None:
-        """Remove the begin that `last` returned."""
+        """Remove the begin event that `last` returned."""
         begin.closed = True
         self.count -= 1
         begins = self._by_name[begin.name]
@@ -81,7 +81,7 @@ class _Open:
             self._all = [each for each in self._all if not each.closed]
 
     def halves(self) -> list[_Half]:
-        """Return the open begins in the order of their addition."""
+        """Return the open begin events in the order of their addition."""
         return [each for each in self._all if not each.closed]
 
 
@@ -108,7 +108,7 @@ class _Thread:
 
 
 class Pairs:
-    """Joins the begin and end events of one file; holds open begins, and events that are not in order of time."""
+    """Joins the begin and end events of one file; holds open begin events, and events that are not in order of time."""
 
     def __init__(self, *, keep: bool = False) -> None:
         """Create an empty joiner; with `keep`, the halves of all threads are sorted by time before any pair

@@ -64,7 +64,7 @@ class Scanned:
     features: set[str] = field(default_factory=set[str])
     bytes_read: int = 0
     complete: bool = True
-    """False if a part did not end at its required position."""
+    """Whether every part ended at its required position."""
     pairs_unsorted: bool = False
     """Whether begin and end events were joined before the file turned out to be unsorted; it must be read again,
     keeping them.

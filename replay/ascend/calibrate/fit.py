@@ -131,9 +131,9 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """Field of Rates or FamilyCost."""
     width: float
     family: str | None = None
-    """None for a rate."""
+    """Kernel family of a constant in FamilyCost; None for a constant in Rates."""
     generation: str | None = None
-    """None for a constant that all generations share."""
+    """Hardware generation that the constant belongs to; None if all generations share the constant."""
 
 
 def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[Parameter]:

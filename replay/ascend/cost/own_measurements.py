@@ -45,7 +45,9 @@ MOST_LOG = 5.0
 QUANTILE = 1.2816
 """Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Weight of the original bands, in measured calls, when measured errors scale the bands of the other calls."""
+"""Number of measured calls that count as much as the original bands when measured errors scale the bands of
+other calls.
+"""
 MOST_SCALE = 3.0
 """Maximum factor by which measured errors widen the bands of other calls; they never narrow them, because users measure
 large calls.
@@ -74,7 +76,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     """Identity of the call: its text, or a kernel with its shapes."""
     op: str
-    """Kernel types that an aten op runs; otherwise the name of the op, or the type of the kernel."""
+    """For an aten op, the kernel types that it runs; for any other op, its name; for a single kernel, its type."""
     family: str
     """Kernel family with the largest share of the time."""
     time_us: float

@@ -40,7 +40,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     widest: TensorSpec | None
     """The operand with the most elements; the first one of several; None if no operand has elements."""
     elements: int
-    """Elements of `widest`."""
+    """Number of elements of `widest`."""
     dtype: str
     """Dtype of the operand with the most elements; the last one of several."""
 

@@ -86,9 +86,9 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     rows: float
     """Rows, runs, images or indices that the busiest core processes."""
     read: float
-    """Bytes read."""
+    """Bytes that the kernel reads."""
     write: float
-    """Bytes written."""
+    """Bytes that the kernel writes."""
     repeated: float = 0.0
     """Elements that the busiest core processes because an operand is repeated along its rows."""
     further: float = 0.0

@@ -123,7 +123,7 @@ def register_op_estimator(
     devices = [device_name(device) for device in _several(device_profile)]
     if not devices:
         raise CustomOpError(
-            f"the estimator of {name} names no device", hint="Without device_profile, it applies to all devices."
+            f"the estimator of {name} names no device", hint="Leave out device_profile to register for all devices."
         )
 
     def register(function: Estimator) -> Estimator:
@@ -177,7 +177,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
         if not devices:
             why = "no device is simulated; add --soc NAME"
         elif entry.device is not None and entry.device not in devices:
-            why = f"it is for {entry.device}, but the simulated device is {', '.join(devices)}"
+            why = f"registered for {entry.device}, but the simulated device is {', '.join(devices)}"
         elif not _names_any(entry, table, ops):
             why = "no selected op has that name"
         else:

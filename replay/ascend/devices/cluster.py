@@ -26,8 +26,8 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     transport: str
     """HCCS, UB, SIO, RDMA, PCIE, or a name of your own, which makes predictions extrapolated."""
     bytes_per_s: Quantity
-    """Achieved bytes per second in one direction: from a die to each other die in a mesh, otherwise in total
-    per die.
+    """Achieved bytes per second in one direction: in a mesh, from a die to each other die; without a mesh, in total per
+    die.
     """
     latency: Quantity
     mesh: bool = False

@@ -17,7 +17,7 @@ from opreplay.replay.results.records import Simulated
 
 
 def work_of(op: ReplayOp, simulated: Simulated) -> str:
-    """Return a key shared by ops with the same work: the kernel types of an aten op, otherwise the op's name."""
+    """Return a key shared by ops with the same work: for an aten op its kernel types, for any other op its name."""
     kinds = dict.fromkeys(simulated.kernels)
     if len(kinds) > 1:
         kinds.pop("TensorMove", None)  # of what is then written in place

@@ -603,7 +603,7 @@ _NARROW_FLOATS = ("float8", "float4")
 
 
 def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
-    """Return the dtype of a product that no known unit of the device can multiply; "" if there is none.
+    """Return the dtype of a matrix product that no known unit of the device can multiply; "" if there is none.
 
     Such products are costed at the rate of another dtype: the device rejects them, or computes them on its host
     processor.
@@ -620,13 +620,13 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
 
 
 _PACKED = frozenset({"int4", "uint8", "int32"})
-"""Dtypes of packed weights and indices that a kernel lists first, and that are unpacked for the cube; they are no
-dtypes of products themselves.
+"""Dtypes of packed weights and indices that a kernel lists first, and that are unpacked for the cube; they are
+not the dtypes that are multiplied.
 """
 
 
 def _marked(simulated: Simulated, dtype: str) -> Simulated:
-    """Mark the prediction of a product that no unit of the device supports as uncalibrated and extrapolated."""
+    """Mark the prediction of a matrix product that no unit of the device supports as uncalibrated and extrapolated."""
     if not dtype or simulated.time_us <= 0:
         return simulated
     factor = max(simulated.high_us / simulated.time_us, LEAST_ASSUMED)

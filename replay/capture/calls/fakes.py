@@ -148,7 +148,9 @@ class _Known:
             self._real.pop(tensor, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Compute the result of a call if all its inputs are known; otherwise drop known values that it overwrites."""
+        """Compute the result of a call if all its inputs are known; otherwise drop the known values that the call
+        overwrites.
+        """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
             return

@@ -30,12 +30,14 @@ class ModuleTracker:
     """Tracks modules, optimizers and autograd while a step runs."""
 
     def __init__(self, storages: Storages, *, device: LikeDevice = "cpu") -> None:
-        """`device` determines whether optimizers process parameters one by one or as lists by default."""
+        """`device` determines whether optimizers use the foreach implementation by default, or update parameters one by
+        one.
+        """
         self._storages, self._by_list = storages, device != "cpu"
         self._one_by_one: dict[str, None] = {}
-        """Names of optimizers that process parameters one by one, but would use lists on another device."""
+        """Names of optimizers that update parameters one by one, but would use foreach by default on another device."""
         self._lists: list[dict[str, Any]] = []
-        """Parameter groups that were switched to lists for this step."""
+        """Parameter groups that were switched to foreach for this step."""
         self._stack: list[int] = []
         self._paths: dict[str, int] = {}
         self._of_module: dict[int, int] = {}
@@ -53,8 +55,8 @@ class ModuleTracker:
     def notes(self) -> tuple[str, ...]:
         """Notes on differences of the step on another device."""
         return tuple(
-            f"{name} updates parameters one by one, the default on a CPU; on CUDA and NPU it updates lists with far "
-            "fewer kernels: use --device cuda or npu, or foreach=True"
+            f"{name} updates parameters one by one, the default on a CPU; on CUDA and NPU the default is foreach, "
+            "which runs far fewer kernels: use --device cuda or npu, or foreach=True"
             for name in self._one_by_one
         )
 

@@ -132,8 +132,9 @@ def _writing(
 ) -> Fusion:
     """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, replacing `calls`.
 
-    The rows are written at positions `at`, otherwise from `first` on. Slots with the same `key` are computed once, for
-    the first write; later writes do not need `numbering`. `counts` are counters that the host keeps instead.
+    The rows are written at positions `at` if it is given, otherwise from position `first` on. Slots with the same `key`
+    are computed once, for the first write; later writes do not need `numbering`. `counts` are counters that the host
+    keeps instead.
     """
     rows, tables, written = writes
     slots = graph.shared.get(key)

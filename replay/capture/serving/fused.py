@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The recorded strides, otherwise those of a row-major tensor."""
+        """The recorded strides; if none are recorded, those of a row-major tensor."""
         return self.meta.strides or contiguous_strides(self.meta.shape)
 
 
@@ -120,7 +120,7 @@ class Fusion:
     dropped: Sequence[Tensor] = ()
     """Outputs of the step that the host computes instead: counters."""
     is_early: bool = False
-    """Whether the kernels take the place of the first replaced call; otherwise that of the last one."""
+    """Whether the kernels take the place of the first replaced call; otherwise they take the place of the last one."""
     loaded: Sequence[Tensor] = ()
     """Results that exist before the step begins."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])

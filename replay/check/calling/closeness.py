@@ -157,7 +157,7 @@ def _integers(
         False,
         None,
         None if is_bool else float(error[wrong].max()),
-        f"{_count(wrong)} differ; at {index} it is {actual[index].item()}, not {wanted[index].item()}",
+        f"{_count(wrong)} differ; the value at {index} is {actual[index].item()}, not {wanted[index].item()}",
     )
 
 
@@ -255,7 +255,7 @@ def _measured(
         False,
         ulp,
         worst_relative,
-        f"{_count(wrong)} differ; at {index} it is {contrast(float(actual[index]), float(exact[index]))}",
+        f"{_count(wrong)} differ; the value at {index} is {contrast(float(actual[index]), float(exact[index]))}",
     )
 
 

@@ -349,7 +349,9 @@ def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: A
         other = (actual == 0) & (native == 0) & sure & (actual.signbit() != native.signbit())
         if bool(other.any()):
             index = tuple(int(i) for i in other.nonzero()[0])
-            return failed(f"{int(other.sum()):,} zeros have the wrong sign; at {index} it is {float(actual[index])}")
+            return failed(
+                f"{int(other.sum()):,} zeros have the wrong sign; the value at {index} is {float(actual[index])}"
+            )
     return None
 
 
@@ -478,7 +480,7 @@ def _moved_wrongly(
         return None
     index = tuple(int(i) for i in wrong.nonzero()[0])
     ours, theirs = actual[index].item(), native[index].item()
-    return f"not the number nearest to an argument's: at {index} it is {ours}, not {theirs}"
+    return f"not the number nearest to an argument's: the value at {index} is {ours}, not {theirs}"
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:

@@ -27,7 +27,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the machine of rank 0."""
     port: int
     hosted: bool
-    """Whether the launcher hosts the store; otherwise rank 0 does."""
+    """Whether the launcher hosts the store; if not, rank 0 does."""
 
 
 def launcher_settings(variables: Mapping[str, str] = os.environ) -> Launched | None:

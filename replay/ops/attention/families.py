@@ -103,7 +103,7 @@ family(
 )
 family(
     "attention",
-    "attention of published schemas",
+    "attention with published schemas",
     """
         npu::_npu_attention_pioneer npu::npu_fused_infer_attention_v2 npu::npu_nsa_compress_attention
         npu::npu_nsa_compress_attention_infer
@@ -141,7 +141,7 @@ family(
 )
 family(
     "attention",
-    "backward of published schemas",
+    "backward with published schemas",
     "npu::npu_fusion_attention_grad_v3 npu::npu_quant_fusion_attention_grad npu::npu_quant_fusion_attention_backward",
     cost=attention.npu_training_backward,
 )

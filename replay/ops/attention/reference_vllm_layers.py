@@ -57,7 +57,7 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
 _LENGTHS = "no window and no sinks; keys and values of earlier tokens are copies of those in the call"
 _LATENT = "without the layer's own projections: all heads share one latent head"
 _EXPERTS = (
-    "top-k 2 of up to 8 experts, 4 of up to 64, otherwise 8, unless `moe_routing.top_k` is set",
+    "top-k 2 of up to 8 experts, 4 of up to 64, 8 of more, unless `moe_routing.top_k` is set",
     "one pair of matrices for all experts, of the hidden size unless the recorded time or the user limits it",
 )
 

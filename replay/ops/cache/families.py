@@ -46,7 +46,7 @@ family(
 family("cache", "one kernel over the widest tensor", "_C_cache_ops::convert_fp8 kernel=Cast", kernels=shared.widest)
 family(
     "cache",
-    "cache write of published schemas",
+    "cache write with published schemas",
     """
         npu::npu_kv_rmsnorm_rope_cache_v2 npu::npu_kv_rmsnorm_rope_cache_v2_functional npu::npu_qkv_rms_norm_rope_cache
         npu::npu_qkv_rms_norm_rope_cache_functional npu::npu_scatter_pa_cache
@@ -56,7 +56,7 @@ family(
 )
 family(
     "cache",
-    "slices written of published schemas",
+    "slices written with published schemas",
     "npu::npu_quant_scatter _C_ascend::npu_scatter_nd_update_v2",
     cost=movement.slices_written,
 )

@@ -149,7 +149,7 @@ family(
 )
 family(
     "experts",
-    "combining of published schemas",
+    "combining with published schemas",
     """
         npu::npu_moe_token_permute_grad_v2 npu::npu_moe_token_unpermute_grad_v2 npu::_npu_moe_token_unpermute
         npu::npu_moe_token_unpermute_with_routing_map npu::_npu_moe_token_unpermute_with_routing_map
@@ -159,13 +159,13 @@ family(
 )
 family(
     "experts",
-    "gating of published schemas",
+    "gating with published schemas",
     "npu::npu_moe_gating_top_k_backward _C_ascend::moe_gating_top_k_hash",
     cost=moe.gating,
 )
 family(
     "experts",
-    "grouped product of published schemas",
+    "grouped matrix product with published schemas",
     """
         npu::npu_grouped_matmul_finalize_routing npu::npu_quant_grouped_matmul_dequant npu::npu_add_quant_gmm
         npu::softfp8_w8a16_grouped_matmul _C_ascend::grouped_matmul_swiglu_quant_v2
@@ -175,7 +175,7 @@ family(
 )
 family(
     "experts",
-    "routing of published schemas",
+    "routing with published schemas",
     """
         npu::npu_moe_init_routing_quant npu::npu_moe_token_permute_with_routing_map
         _C_ascend::npu_moe_init_routing_custom
@@ -184,7 +184,7 @@ family(
 )
 family(
     "experts",
-    "swiglu of published schemas",
+    "swiglu with published schemas",
     """
         npu::npu_clipped_swiglu_quant npu::npu_swiglu_group_quant npu::npu_swiglu_mx_quant
         npu::npu_swiglu_mx_quant_with_dual_axis _C_ascend::npu_swiglu_group_quant
@@ -193,7 +193,7 @@ family(
 )
 family(
     "experts",
-    "swiglu backward of published schemas",
+    "swiglu backward with published schemas",
     "npu::_npu_swiglu_backward_mx_quant_with_dual_axis npu::npu_swiglu_group_quant_backward",
     cost=elementwise.swiglu_backward,
 )

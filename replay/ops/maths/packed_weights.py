@@ -43,7 +43,7 @@ def kind_of(identifier: int) -> Kind:
 
 
 def decodable_kind(identifier: int | None) -> Kind | None:
-    """Return the ScalarType of an id that `packed_weights` can decode, otherwise None, which means plain integers."""
+    """Return the ScalarType of an id if `packed_weights` can decode it; otherwise None, which means plain integers."""
     kind = kind_of(identifier) if identifier else None
     return kind if kind is not None and kind.bits in (4, 8) else None
 

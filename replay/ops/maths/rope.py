@@ -10,7 +10,7 @@ from torch import Tensor
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
     """Rotate pairs of x [.., rot] by angles given as cos, sin [.., rot/2] (broadcast); the result has x's dtype.
 
-    neox pairs element i with i + rot/2; otherwise 2i with 2i + 1 (GPT-J).
+    With neox, element i is paired with i + rot/2; without it, 2i with 2i + 1 (GPT-J).
     """
     if neox:
         first, second = x.chunk(2, dim=-1)

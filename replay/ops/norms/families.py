@@ -134,16 +134,19 @@ family(
 )
 family(
     "norms",
-    "add rms norm of published schemas",
+    "add rms norm with published schemas",
     "npu::npu_add_rms_norm_dynamic_mx_quant",
     cost=norms.add_rms_norm_mx,
 )
 family(
     "norms",
-    "rms norm of published schemas",
+    "rms norm with published schemas",
     "npu::npu_rms_norm_dynamic_mx_quant npu::npu_rms_norm_quant_v2",
     cost=norms.vendor_rms_norm,
 )
 family(
-    "norms", "rms norm backward of published schemas", "npu::_npu_rms_norm_backward_quant", cost=norms.rms_norm_backward
+    "norms",
+    "rms norm backward with published schemas",
+    "npu::_npu_rms_norm_backward_quant",
+    cost=norms.rms_norm_backward,
 )

@@ -210,7 +210,7 @@ family(
 )
 family(
     "products",
-    "quantised product of published schemas",
+    "quantised matrix product with published schemas",
     """
         npu::npu_quant_matmul_gelu npu::npu_transpose_quant_batchmatmul npu::npu_dual_level_quant_matmul
         npu::npu_add_quant_matmul
@@ -219,7 +219,7 @@ family(
 )
 family(
     "products",
-    "product of published schemas",
+    "matrix product with published schemas",
     "npu::npu_fused_matmul npu::batch_matmul_transpose npu::softfp8_w8a16_matmul",
     cost=matmul.plain,
 )

@@ -107,7 +107,7 @@ family(
 )
 family(
     "quantisation",
-    "dynamic quantize of published schemas",
+    "dynamic quantize with published schemas",
     """
         npu::npu_dynamic_block_quant npu::npu_dynamic_block_mx_quant npu::npu_dynamic_mx_quant
         npu::npu_dynamic_dual_level_mx_quant npu::npu_grouped_dynamic_mx_quant npu::npu_rotate_quant
@@ -128,7 +128,7 @@ family(
 )
 family(
     "quantisation",
-    "quantize of published schemas",
+    "quantize with published schemas",
     "npu::npu_group_quant npu::npu_gelu_quant npu::npu_anti_mx_quant npu::npu_quant_max",
     cost=elementwise.quantize,
 )

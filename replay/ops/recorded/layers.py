@@ -90,7 +90,7 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     if any(
         isinstance(size, int) and size >= 0 for one in windows for size in (one if isinstance(one, list) else [one])
     ):
-        return _unknown(work, "it has a sliding window, and the lengths of the sequences are unknown")
+        return _unknown(work, "the attention has a sliding window, and the lengths of the sequences are unknown")
     found = _sequences(call, q, k, evidence)
     if isinstance(found, str):
         return _unknown(work, found)

@@ -85,7 +85,7 @@ family(
 )
 family(
     "rope",
-    "rope of published schemas",
+    "rope with published schemas",
     "npu::npu_dequant_rope_quant_kvcache npu::npu_rope_quant_kvcache _C_ascend::inplace_partial_rotary_mul",
     cost=elementwise.rope,
 )

@@ -129,7 +129,9 @@ def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
-    """Return the new tokens of each sequence from an argument; otherwise split the query's tokens evenly."""
+    """Return the new tokens of each sequence from an argument; if no argument gives them, split the query's tokens
+    evenly.
+    """
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:

@@ -68,7 +68,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     begin: tuple[str, float]
     changes: tuple[tuple[str, float], ...]
-    """(op name, change in µs); positive if longer."""
+    """(op name, change in µs); positive if the time is longer at the end."""
     end: tuple[str, float]
     note: str = ""
 
@@ -185,7 +185,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     op: str = ""
     """Op that launched the task, as the key of its rows in the tables."""
     is_critical: bool = False
-    """Whether it is on the critical path."""
+    """Whether the task is on the critical path."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):

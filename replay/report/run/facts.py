@@ -354,7 +354,9 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
             share = share_of_confidence(times_us, confidence)
             parts.append(f"{plural(count, 'op')} = {share_text(share)} of predicted time {text}")
     if far := [shares[r.id] for r, prediction in predicted if prediction.extrapolated]:
-        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated far from measured sizes")
+        parts.append(
+            f"{plural(len(far), 'op')} = {share_text(sum(far))} of {clock} extrapolated far from measured sizes"
+        )
     if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
@@ -389,10 +391,8 @@ def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> l
         return []
     kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))
     share = sum(share for _, share in without)
-    part = f" = {share_text(share)}" if share else ""
-    return [
-        f"{safe(soc)}: {kinds} products are not supported; costed as another dtype: {plural(len(without), 'op')}{part}"
-    ]
+    part = f" = {share_text(share)} of the recorded time" if share else ""
+    return [f"{safe(soc)}: no unit multiplies {kinds}: {plural(len(without), 'op')}{part} predicted as another dtype"]
 
 
 def _listed(counts: Counter[str]) -> str:

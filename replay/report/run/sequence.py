@@ -55,7 +55,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
 def _collective_rows(shared: SharedStepResult) -> list[Row]:
     """Return rows for the time of collectives between ranks, and for the calls and the collectives run separately."""
     hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
-    hidden_text = f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}"
+    hidden_text = f"{100 * hidden:.0f} % of this time hidden behind the calls{_scatter(shared)}"
     lines: list[Row] = []
     if shared.recorded_us > 0:
         lines.append(("its collectives, recorded", shared.recorded_us, None, "sum, including the wait for ranks"))

@@ -188,7 +188,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     """Render one simulated device: the total, the kernels with the terms of their times, and notes."""
     total = explanation.simulated
     far = "; extrapolated" if total.extrapolated else ""
-    far += f"; {safe(total.no_path)} products are not supported" if total.no_path else ""
+    far += f"; no unit multiplies {safe(total.no_path)}" if total.no_path else ""
     far += f"; adjusted by your measurements of {MEASURED_OF[total.measured]}" if total.measured else ""
     head = Text.assemble(
         (safe(explanation.device), "bold"),

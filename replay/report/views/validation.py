@@ -60,7 +60,7 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
 
 
 def view(validation: Validation, *, worst: int) -> View:
-    """Return a validation in every output format, with its `worst` kernels."""
+    """Return a validation in every output format; `worst` is the number of kernels to list, largest errors first."""
     return View(
         render=lambda width: render(validation, worst=worst, width=width),
         facts=lambda: facts(validation, worst=worst),

@@ -14,7 +14,7 @@ from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import Context, Guess, Relatives, Rule, Shape, listed_tensors, recorded_shape
 from opreplay.traces.model import OpSignature
 
-WHY_REPEATED = "as aten::repeat does it"
+WHY_REPEATED = "as in aten::repeat"
 
 
 def _repeated(around: Relatives) -> Shape | None:

@@ -92,7 +92,7 @@ def _dense_width(first: str, fallback: int) -> Rule:
         next_read = _next_wide(context, rows.shape[0])
         if next_read is not None:
             return Guess(value=next_read[0], why=f"{next_read[0]}: the width that {next_read[1]} reads next")
-        return Guess(value=fallback, why=f"{fallback}: the trace does not show it")
+        return Guess(value=fallback, why=f"{fallback}: the trace does not show the value")
 
     return rule
 
@@ -107,8 +107,8 @@ def _truncation(known: Call, context: Context) -> Guess | None:
             meta: TensorMeta | None = first_tensor_of(call, position)
             if meta is not None and len(meta.shape) == 1 and meta.shape[0] > lengths.shape[0]:
                 mean = -(-meta.shape[0] // lengths.shape[0])
-                return Guess(value=mean, why=f"{mean}: {call.name} reads that many numbers for each length")
-    return Guess(value=64, why="64: the trace does not show it")
+                return Guess(value=mean, why=f"{mean}: numbers that {call.name} reads per length, on average")
+    return Guess(value=64, why="64: the trace does not show the value")
 
 
 TABLE_RULES: dict[tuple[str, str], Rule] = {

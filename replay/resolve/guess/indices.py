@@ -291,8 +291,10 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """Return the dimensions for which indexing gives the tensor that is read next, otherwise the first
-    possible ones.
+    """Return the dimensions for which indexing gives a tensor that a following call reads, with a note on that call.
+
+    If no following call reads one, return the first possible dimensions with an empty note, preferably some that leave
+    the batch in front.
     """
     following = around.following[:NEXT_READERS]
     for call in following:
@@ -344,7 +346,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
     """Guess as many rows as self has, or as many as could be moved in the recorded time if that is fewer."""
-    rows, why = source.shape[0], "the trace does not show it"
+    rows, why = source.shape[0], "the trace does not show the value"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
         affordable = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))

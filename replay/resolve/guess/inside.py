@@ -116,7 +116,7 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
     else:
         sizes = [transformed(composite, shape), statistics(call, shape), filters(call, shape), stacked(call, shape)]
         sizes += (indexing(composite, source) or ())[:1]
-    yield from ((size, f"as {call.name} does it") for size in sizes if size is not None)
+    yield from ((size, f"as in {call.name}") for size in sizes if size is not None)
 
 
 def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
@@ -350,7 +350,7 @@ def _read_after(
     # The last that is allocated in a row is read first; what is read for none of them is the result.
     if not read or 0 < read.count(read[0]) <= more:
         return None
-    return read[0][0], f"{read[0][1]} inside reads it"
+    return read[0][0], f"read by {read[0][1]} inside"
 
 
 def literal(around: Relatives) -> TensorMeta | None:

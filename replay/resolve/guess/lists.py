@@ -139,8 +139,8 @@ def _stacked(known: Call, context: Context) -> Guess | None:
 def each(known: Call, context: Context, place: int = 0) -> Guess | None:
     """Guess list number `place` of a `_foreach_*` op.
 
-    If there is one nested call per element, it has the element at the same position; otherwise guess one tensor per
-    gradient.
+    If the op makes one nested call per list element, the elements are the arguments number `place` of these calls.
+    Without such calls, guess the other list, or one tensor per gradient.
     """
     children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))

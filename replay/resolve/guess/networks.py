@@ -121,7 +121,7 @@ def _table_rows(known: Call, context: Context) -> Guess | None:
     for dims in (call.dims[0] for call in around.gradients if call.dims):
         if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
-    return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: the trace does not show it")
+    return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: the trace does not show the value")
 
 
 def _one_each(known: Call, context: Context) -> Guess | None:
@@ -227,7 +227,7 @@ def _in_training(known: Call, context: Context) -> Guess | None:
 def _drops(known: Call, context: Context) -> Guess | None:
     """Guess whether a dropout is active; an inactive dropout makes no nested calls."""
     calls = bool(context.relatives().children)
-    return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
+    return Guess(value=calls, why=f"{calls}: the op calls {'others' if calls else 'nothing'} inside")
 
 
 def _full_lengths(name: str, dim: int) -> Rule:

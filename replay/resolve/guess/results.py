@@ -27,7 +27,7 @@ from opreplay.replay.resolve.guess.values import (
 )
 from opreplay.traces.model import OpSignature, TensorMeta
 
-NOTHING = "the trace does not show it"
+NOTHING = "the trace does not show the value"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
 _WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd")
 _NEXT_READERS = 4
@@ -153,7 +153,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
     """Guess 0 for no reduction, 1 for a mean, 2 for a sum, from the nested calls or the gradient of the result."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
-        return Guess(value=1, why="1: it calls aten::mean inside")
+        return Guess(value=1, why="1: the op calls aten::mean inside")
     node = node_gradient(around)
     if node is not None and node.shape and node.shape == shape[: len(node.shape)]:
         return Guess(value=0, why="0: the result is not reduced")
@@ -178,8 +178,10 @@ def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> 
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Return the rule for padding pairs, last dimension first, for `spatial` dimensions or for all dimensions that
-    differ.
+    """Return the rule for padding: pairs (before, after), last dimension first.
+
+    The last `spatial` dimensions are padded. None means all from the first whose size differs between the unpadded and
+    the padded tensor.
     """
 
     @by_shape
@@ -190,7 +192,7 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
 
         around = context.relatives()
         if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
-            return Guess(value=(0, 0) * len(shape), why="0: it only copies inside")
+            return Guess(value=(0, 0) * len(shape), why="0: the op calls only aten::clone inside")
         forward = _padded_forward(around, len(shape)) if spatial is None else None
         padded = forward or _first_fit(known, context, lambda padded: _is_padded(padded, shape, same))
         if padded is None:

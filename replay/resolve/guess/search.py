@@ -361,8 +361,8 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the size without leading dimensions of size 1: the stripped size that is read next, otherwise without all
-    of them.
+    """Return the size without leading dimensions of size 1: as many are removed as give a size that is read next; if
+    none does, all are removed.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

@@ -105,7 +105,7 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 def _empty_size(known: Call, context: Context) -> Guess | None:
     """Guess a size for `empty`; allocation without writing takes the same time for all but the largest sizes."""
-    return _factory_size(known, context) or Guess(value=(1,), why="[1]: the trace does not show it")
+    return _factory_size(known, context) or Guess(value=(1,), why="[1]: the trace does not show the size")
 
 
 def _range_end(known: Call, context: Context) -> Guess | None:
@@ -190,7 +190,7 @@ def _is_stable(known: Call, context: Context) -> Guess | None:
     """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:
-        return Guess(value=False, why=f"False: {parent.name} was called without it")
+        return Guess(value=False, why=f"False: {parent.name} was called without this argument")
     return Guess(value=True, why="True: the recorded overload has this argument")
 
 

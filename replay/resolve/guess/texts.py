@@ -147,7 +147,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
             return Guess(value=text, why=f"{text!r}: {_BY_GRADIENT}")
         # A mean is a sum, divided by counts that are made of ones.
         if any(call.name in ("aten::div_", "aten::div") for call in around.inside):
-            return Guess(value="mean", why="'mean': it divides inside")
+            return Guess(value="mean", why="'mean': the op divides inside")
         if known.value("include_self") is False:  # a sum would begin with zeros
             return Guess(value="amax", why=f"'amax': previous values are not included; {UNTOLD}", evident=False)
         return usual
@@ -261,7 +261,7 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 def _side(known: Call, context: Context) -> Guess | None:
     """Guess None for the side of a search: the flag `right` has the same meaning."""
-    return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}", evident=False)
+    return Guess(value=None, why=f"None: `right` gives the side unless a text does; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Call, context: Context) -> Guess | None:

@@ -136,7 +136,9 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """Return the tensor at a position of another recorded call, or the only tensor of a list there; otherwise None."""
+    """Return the tensor at a position of another recorded call, or the only tensor of a list at that position; None if
+    there is neither.
+    """
     args = recorded_args(call)
     if position >= len(args):
         return None

@@ -70,7 +70,7 @@ def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
         batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
         if math.prod(batch) == math.prod(meta.shape[:1]):
-            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {composite.call.name} does it")
+            return Guess(value=(*batch, *meta.shape[1:]), why=f"as in {composite.call.name}")
     return Guess(value=meta.shape, why="as it is")
 
 
@@ -84,7 +84,7 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
     composite, shape = composite_of(context.relatives()), source.shape
     if composite is None:
         return None
-    why = f"as {composite.call.name} does it"
+    why = f"as in {composite.call.name}"
     if (indices := indexing(composite, source)) is not None and shape == recorded_shape(composite.call):
         return Guess(value=indices[1], why=why)
     view = filters(composite.call, shape) or written_over(composite.call, shape)

@@ -100,7 +100,9 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
             return None
         texts: tuple[object, ...] = (conversion.op, conversion.note) if isinstance(conversion, Conversion) else (None,)
         if not isinstance(conversion, Conversion) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"it returned {type(conversion).__name__} instead of a Conversion with an op and a note")
+            raise TypeError(
+                f"the function returned {type(conversion).__name__} instead of a Conversion with an op and a note"
+            )
         return Converted(
             op=conversion.op,
             args=tuple(as_recorded(value) for value in conversion.args),

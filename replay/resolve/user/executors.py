@@ -253,7 +253,7 @@ _OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
 
 
 def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
-    """Return a tensor list about which nothing is recorded, as shown by nested calls; otherwise empty."""
+    """Return a tensor list about which nothing is recorded, as shown by nested calls; empty if they show none."""
     guess = lists.read_inside(Call({arg.name: arg for arg in before}), context)
     tensors = () if guess is None or guess.tensors is None else guess.tensors
     notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))

@@ -114,7 +114,7 @@ def _converting(function: Callable[..., Any]) -> Callable[[RecordedCall], Conver
     def convert(call: RecordedCall) -> Conversion:
         node: Any = function(node_of(call))
         if not isinstance(node, OpNode):
-            raise TypeError(f"it returned {type(node).__name__} in place of an OpNode")
+            raise TypeError(f"the function returned {type(node).__name__} instead of an OpNode")
         op, overload = op_and_overload(node.op_type)
         return Conversion(
             op=f"{op}.{overload}" if overload else op,

@@ -189,7 +189,7 @@ def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     if prediction is None:
         return msgspec.structs.replace(op, note="not predicted")
     if prediction.no_path:
-        note = f"{prediction.no_path} products are not supported"
+        note = f"no unit multiplies {prediction.no_path}"
     else:
         note = "by bytes only" if prediction.by == "bytes" else CONFIDENCE[prediction.confidence]
     far = "extrapolated far from measured sizes" if prediction.extrapolated else ""

@@ -149,7 +149,7 @@ def _deepest(on: Core, place: Any, bytes_each: int) -> int:
         return FRACTAL
     raise fail(
         place,
-        f"{place}: {kib(bytes_each * FRACTAL)} needed, {kib(there)} there",
+        f"{place}: {kib(bytes_each * FRACTAL)} needed, {kib(there)} available",
         hint="A product needs at least 16 of k: choose smaller m or n.",
     )
 

@@ -376,8 +376,8 @@ class Core:
         peak = "" if overflow.most_at == overflow.line else f", most at line {overflow.most_at[1]}"
         raise TileError(
             "UB" if overflow.memory == "GM" else overflow.memory,
-            f"{overflow.memory}: {'' if whole else 'at least '}{kib(overflow.used)} needed, {kib(overflow.there)} there"
-            f"{settings}{peak}",
+            f"{overflow.memory}: {'' if whole else 'at least '}{kib(overflow.used)} needed, "
+            f"{kib(overflow.there)} available{settings}{peak}",
             overflow.line,
             hint=f"Use smaller blocks, or fewer buffers: {overflow.buffers}."
             if overflow.buffers

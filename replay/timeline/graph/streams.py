@@ -248,8 +248,8 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Add the edges of waits recorded only as calls: dependencies that the times show, otherwise those that they
-        permit.
+        """Add the edges of waits recorded only as calls: the dependency that the times show, or, if they show none, all
+        that they permit.
         """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])

@@ -29,7 +29,7 @@ class Tasks:
     kind: Ints
     name: Ints
     row: Ints
-    """Row in `Trace.kernels`; -1 for a whole collective of an NPU."""
+    """Row of the task in `Trace.kernels`; -1 for a task that stands for a whole collective of an NPU."""
     owner: Ints
     collective: Ints
     stream: Ints

@@ -10,7 +10,7 @@ from opreplay.replay.timeline.timeline import EdgeCount
 from opreplay.traces.joins.matched import Clock, Disagreement
 
 SCHEMA_VERSION = 1
-"""Version of the JSON form. 1: first version."""
+"""Version of the JSON format. History: 1 is the first version."""
 LEAST_COMMON = 0.5
 """Minimum overlap of two ranks' steps for one step of the job, as a share of the shorter step."""
 

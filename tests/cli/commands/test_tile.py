@@ -226,7 +226,7 @@ def test_what_is_needed_is_what_the_whole_program_needs(file: Path) -> None:
     error = first["error"]
     assert (error["line"], error["limit"]) == (8, "UB")
     # Of a core's one block of 128 KiB: a, b, c, d, e and e + d.
-    assert error["message"] == "UB: 768 KiB needed, 192 KiB there (rows=8), most at line 12"
+    assert error["message"] == "UB: 768 KiB needed, 192 KiB available (rows=8), most at line 12"
 
 
 def test_a_function_that_there_is_not_is_answered_with_those_like_it(file: Path) -> None:

@@ -70,7 +70,8 @@ def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict
 
 
 def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
-    """Return the Python number that the dispatcher turned into this tensor, as in `x * 2.0`; otherwise the value.
+    """Return the Python number that the dispatcher turned into this tensor, as in `x * 2.0`; for any other value, the
+    value itself.
 
     A float is recorded as 0-dim float64 and an int as 0-dim int64, whatever the dtype of the other argument.
     """

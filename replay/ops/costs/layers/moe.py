@@ -149,7 +149,7 @@ def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
     """Return the kernels of an MoE layer whose weights are not arguments: hidden states (T, H), router logits (T, E).
 
-    The experts' sizes come from the user; otherwise they are the largest that the recorded time allows
+    The experts' sizes come from the user; if the user gives none, they are the largest that the recorded time allows
     (`expert_sizes`). Without either, nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)

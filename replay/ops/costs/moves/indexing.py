@@ -185,7 +185,9 @@ def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
 
 
 def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
-    """Return the number of True mask elements, from the result or the values; otherwise assume half, and add a note."""
+    """Return the number of True mask elements, from the result or the values; if neither is known, assume half and add
+    a note.
+    """
     moved = op.op.outputs[0] if op.op.outputs else None
     if "values" in op.args:
         values = op.meta("values")

@@ -42,7 +42,7 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     """
     a, b = _pair(op)
     if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
-        op.note("no sparse products on this SoC: costed as a dense one")
+        op.note("this SoC has no sparse matrix products: costed as a dense one")
     return [product(op, a, b)]
 
 
@@ -54,7 +54,7 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
 )
 def sparse_sum(op: OpView) -> Iterable[KernelCall]:
     """Return C + A @ B with a sparse operand, as a dense product."""
-    op.note("no sparse products on this SoC: costed as a dense one")
+    op.note("this SoC has no sparse matrix products: costed as a dense one")
     metas = [t for t in op.tensors if len(t.shape) == 2]
     out = op.outputs()
     for a in metas:

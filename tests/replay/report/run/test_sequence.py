@@ -61,7 +61,7 @@ def test_a_whole_pass_says_what_it_is_made_of() -> None:
 def test_a_hidden_share_that_varies_is_marked(high: float, marked: bool) -> None:
     one = msgspec.structs.replace(WHOLE, shared=msgspec.structs.replace(SHARED, hidden_share_high=high))
     (text,) = [told for title, _, _, told in rows(one) if title == "collectives in flight"]
-    assert text.startswith("60 % of it hidden behind the calls")
+    assert text.startswith("60 % of this time hidden behind the calls")
     assert ("calls*, 55 to 90 % between passes" in text) == marked
     assert ("the hidden share varies" in said(hidden_share_high=high)) == marked
 

@@ -73,7 +73,7 @@ def test_columns_of_a_dense_form_are_those_of_what_reads_it() -> None:
     assert guess.value == 37
     fallback = rule(known(lengths=(1024,)), Context())
     assert fallback is not None
-    assert "the trace does not show it" in fallback.why
+    assert "the trace does not show the value" in fallback.why
 
 
 def test_truncation_is_the_mean_length_that_is_read() -> None:

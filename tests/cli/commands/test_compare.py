@@ -366,7 +366,7 @@ def test_a_build_can_fail_on_what_it_could_not_have_seen(before: Path) -> None:
     conditions = [parse_condition("slower>5%"), parse_condition("power>20%")]
     assert violations(conditions[:1], wide) == []
     assert violations(conditions, wide) == ["power>20%: in most ops, only changes of 40 % or more could be detected"]
-    assert warnings_of(conditions, wide)[0].startswith("changes below 45 % do not show")
+    assert warnings_of(conditions, wide)[0].startswith("changes below 45 % cannot be detected")
     assert warnings_of([], wide) == []
     unknown = msgspec.structs.replace(base, power=None)
     assert violations(conditions, unknown) == []

@@ -157,7 +157,7 @@ def test_plans_say_in_line_one_that_processes_are_added_up(tmp_path: Path) -> No
 def test_simulate_takes_the_busiest_process(tmp_path: Path) -> None:
     path = merged_steps(tmp_path)
     result = invoke("simulate", path, "--soc", "910b3")
-    assert "this is '[TP01] 9'" in result.stderr
+    assert "shown is '[TP01] 9'" in result.stderr
     assert "This is process [TP01] 9, one of 2" in result.stdout
     whole, part = (facts("simulate", path, "--soc", "910b3", *asked) for asked in ((), ("--process", "TP01")))
     assert whole == part

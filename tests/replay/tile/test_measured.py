@@ -131,7 +131,7 @@ def test_on_other_cores_and_devices_of_a_file(program: Program, tmp_path: Path) 
     assert known.factor == pytest.approx(1.2)
     one = bound(program, 1024)
     made = with_measured(estimate(one, DEVICE, state="warm", cores=16), one, DEVICE, "warm", known)
-    assert made.outside.startswith("cores=16, measured ")
+    assert made.outside.startswith("cores=16, but measured from ")
 
 
 def test_rows_of_other_devices_and_programs_are_left_alone(program: Program) -> None:
@@ -145,10 +145,10 @@ def test_rows_of_other_devices_and_programs_are_left_alone(program: Program) -> 
 @pytest.mark.parametrize(
     ("one", "says"),
     [
-        ({"n": 65536}, "x[0]=65536, measured 512 to 8192"),
-        ({"n": 128}, "x[0]=128, measured 512 to 8192"),
-        ({"n": 1024, "dtype": "float32"}, "x=float32, measured float16"),
-        ({"n": 1024, "rows": 16}, "rows=16, measured 8 to 8"),
+        ({"n": 65536}, "x[0]=65536, but measured from 512 to 8192"),
+        ({"n": 128}, "x[0]=128, but measured from 512 to 8192"),
+        ({"n": 1024, "dtype": "float32"}, "x=float32, but measured with float16"),
+        ({"n": 1024, "rows": 16}, "rows=16, but measured from 8 to 8"),
     ],
 )
 def test_what_lies_far_outside_is_extrapolated(one: dict[str, Any], says: str, program: Program) -> None:

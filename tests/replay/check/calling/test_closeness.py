@@ -13,7 +13,7 @@ def test_integers_may_move_as_roundings_of_the_arguments_move_them() -> None:
     assert compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact, perturbed=perturbed).fits
     off = compare(torch.tensor([3, 8, -1], dtype=torch.int8), exact, perturbed=perturbed)
     assert not off.fits
-    assert off.where == "1 of 3 differ, at (2,) it is -1, not -2"
+    assert off.where == "1 of 3 differ; the value at (2,) is -1, not -2"
     assert not compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact).fits
 
 

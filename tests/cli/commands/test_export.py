@@ -180,7 +180,7 @@ def test_an_op_trace_is_read_back(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "ops.txt"
     done = export(trace, "--format", "backendbench", "-o", out)
     assert done.exit_code == 0, done.stderr
-    left_out = int(done.stdout.split("; ")[1].split()[0])
+    left_out = int(done.stdout.split(" (")[1].split()[0])
     assert sum(int(line.split()[3]) for line in done.stderr.splitlines() if line.startswith("* left out:")) == left_out
     planned = CliRunner().invoke(opreplay, ["plan", str(out), "--format", "json"])
     assert planned.exit_code == 0, planned.stderr

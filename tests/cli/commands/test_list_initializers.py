@@ -51,7 +51,7 @@ def test_all_are_listed_with_ops_and_options(module: Path) -> None:
     [
         (["--set", "init_arg=moe_routing.distribution=gauss"], "uniform, zipf, histogram"),
         (["--set", "init_arg=nobody.x=1"], "unknown initializer"),
-        (["--plugin", "missing.py"], "missing.py fails"),
+        (["--plugin", "missing.py"], "missing.py failed"),
     ],
 )
 def test_wrong_settings_stop_a_run_before_the_trace_is_read(args: list[str], said: str) -> None:

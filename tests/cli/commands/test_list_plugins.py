@@ -93,7 +93,7 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     broken.write_text("x = 1\n1 / 0\n")
     result = invoke("list", "plugins", "--plugin", broken)
     assert result.exit_code == 2
-    assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
+    assert f"--plugin {broken} failed: {broken}:2: ZeroDivisionError" in result.stderr
     assert "Give a .py file" not in result.stderr
     assert "Give an existing .py file" in invoke("list", "plugins", "--plugin", tmp_path / "none.py").stderr
     broken.write_text("import nosuchthing.inner\n")
@@ -102,7 +102,7 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     broken.write_text("import sys\nsys.exit(3)\n")
     result = invoke("list", "plugins", "--plugin", broken)
     assert result.exit_code == 2
-    assert f"--plugin {broken} fails: {broken}:2: SystemExit: 3" in result.stderr
+    assert f"--plugin {broken} failed: {broken}:2: SystemExit: 3" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate", "run"])

@@ -216,7 +216,7 @@ def test_the_caches_of_a_step_are_for_whole_steps_in_their_order(tmp_path: Path)
     sample = str(Path("traces/samples/moe_block.json.gz").absolute())
     lines = str(tmp_path / "r.jsonl")
     flags = ["--cache", "step", "--set", "op_time=2ms", "--set", "threads=1"]
-    for extra, why in (["--top", "3"], "all ops"), (["--mode", "sequence"], "does not go with"):
+    for extra, why in (["--top", "3"], "all ops"), (["--mode", "sequence"], "cannot be combined with"):
         refused = CliRunner().invoke(opreplay, ["run", sample, *flags, *extra])
         assert (refused.exit_code, why in refused.stderr) == (2, True)
     refused = CliRunner().invoke(opreplay, ["op", "aten::relu(f32[8])", *flags])

@@ -84,7 +84,7 @@ def test_kernels_of_a_call_share_its_arguments_and_are_read_back(tmp_path: Path)
     path, file = machine.write(tmp_path / "t.json"), tmp_path / "step.0.et"
     done = CliRunner().invoke(opreplay, ["export", path, "--format", "chakra", "-o", str(file)])
     assert done.exit_code == 0, done.output
-    assert "exported 3 calls, 0 collectives" in done.stdout
+    assert "exported 3 calls and 0 collectives" in done.stdout
     again = read_trace(file)
     assert [again.signatures[int(row)].name for row in again.ops.signature] == ["aten::mm"] * 3
     assert again.kernels.dur_ns.sum() == pytest.approx(3 * 200e3, rel=0.01)

@@ -89,7 +89,7 @@ def test_sizes_are_swept(file: Path) -> None:
 def test_settings_are_swept_best_first_and_say_why_they_do_not_fit(file: Path) -> None:
     done = run(file, *CASE, "--set", "rows=1,8,64", "--no-values")
     assert done.exit_code == 0
-    assert "there (rows=64)" in done.stdout
+    assert "available (rows=64)" in done.stdout
     found = facts(file, *CASE, "--set", "rows=1,8,64", "--no-values")["cases"]
     assert [case["settings"]["rows"] for case in found] == [8, 1, 64]
     assert found[-1]["error"]["limit"] == "UB"

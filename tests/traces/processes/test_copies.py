@@ -64,7 +64,7 @@ def test_copies_of_one_category(tmp_path: Path, category: str, left_out: dict[st
 def test_the_first_lines_say_it(tmp_path: Path) -> None:
     trace = read(tmp_path, recording() * 2, activity=True)
     (line,) = loss_notes(trace.info.report.losses, "x.json")
-    assert "16 events" in line
+    assert "16 duplicate events" in line
     step = step_of(trace)
     assert step is not None
     assert step.bound == "host"

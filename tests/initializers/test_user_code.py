@@ -211,4 +211,4 @@ def test_a_file_that_the_program_imports_as_well_is_named(tmp_path: Path, monkey
     importlib.import_module("user_module_twice")
     with pytest.raises(UsageError) as caught:
         load_plugins([str(tmp_path / "user_module_twice.py")])
-    assert "user_module_twice already" in caught.value.hint
+    assert "already imported this file as user_module_twice" in caught.value.hint

@@ -169,7 +169,7 @@ def test_a_run_does_not_go_on_with_other_code_of_the_users(tmp_path: Path) -> No
         run_plan(plan_of(fake_op("1us")), options, sink=sink)
     plugin.write_text("A = 2")
     sink, earlier = JsonLinesSink.reopen(path)
-    with sink, pytest.raises(UsageError, match="--plugin differ"):
+    with sink, pytest.raises(UsageError, match="--plugin files differ"):
         run_plan(plan_of(fake_op("1us")), options, sink=sink, earlier=earlier)
 
 

@@ -152,7 +152,7 @@ def test_many_computed_integers_stop_the_export() -> None:
     registry = Registry()
     registry.register(type("PutThis", (Put,), {"values": values})())
     op = op_of("aten::relu", tensor("self", tuple(values.shape), "int64"))
-    with pytest.raises(NotReplayable, match="values: self holds 8193 integers of initializer put"):
+    with pytest.raises(NotReplayable, match="values: self has 8193 integers of initializer put"):
         describe(op, registry, seed=0, memory_bytes=1 << 30)
 
 

@@ -78,7 +78,7 @@ def test_the_recording_may_say_how_many_results_there_are() -> None:
     op = opreplay.op(CALL).ir
     one = msgspec.structs.replace(op, recorded_outputs=op.args[0].tensors)
     tensors = [torch.ones(3), torch.ones(3)]
-    with pytest.raises(NotReplayable, match="returned 2 tensors, listed::op has 1"):
+    with pytest.raises(NotReplayable, match="returned 2 tensors, but listed::op has 1"):
         result_notes(one, tensors, {})
     assert result_notes(one, tensors[:1], {}) == ()
     assert result_notes(op, tensors, {}) == (), "nothing says how many"
@@ -114,7 +114,7 @@ def test_a_plain_function_may_return_what_it_likes_and_the_number_is_told() -> N
     reason, notes = measured(lambda x, y: (x + y, x - y), ONE)
     assert reason is None
     (note,) = notes
-    assert note.endswith("returned 2 tensors, listed::op has 1")
+    assert note.endswith("returned 2 tensors, but listed::op has 1")
     EXECUTORS.clear()
     assert measured(lambda x, y: None, "(Tensor x, Tensor y) -> ()") == (None, [])
 

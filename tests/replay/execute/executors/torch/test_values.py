@@ -46,7 +46,7 @@ def test_integers_are_exact_but_for_a_step_of_quantized_ones() -> None:
 
 def test_sizes_types_and_numbers_of_results_count() -> None:
     x = torch.ones(4)
-    assert difference(x, torch.ones(4, 1)) == "sizes [4, 1] in place of [4]"
+    assert difference(x, torch.ones(4, 1)) == "sizes [4, 1] instead of [4]"
     assert difference(x, x.double()) == "torch.float64 instead of torch.float32"
     assert difference(x, 1.0) == "float instead of Tensor"
     assert difference(2, 3)

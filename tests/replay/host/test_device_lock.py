@@ -56,8 +56,8 @@ def test_a_cpu_is_waited_for_and_then_shared(tmp_path: Path) -> None:
 @linux
 def test_a_killed_job_holds_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom opreplay.replay.host.device_lock import hold_devices\n"
-        "with hold_devices(['cuda'], folder=Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom opreplay.replay.host.device_lock import hold_locks\n"
+        "with hold_locks(['cuda'], folder=Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

@@ -203,7 +203,7 @@ def test_a_layer_without_weights_among_its_arguments_is_its_products_and_marked(
     assert simulated.time_us > multiplied / 295e12 * 1e6
     assert (simulated.confidence, simulated.by) == ("uncalibrated", "invented sizes")
     assert simulated.high_us >= 2.9 * simulated.time_us
-    assert any("32 experts" in note and "4 a token" in note for note in lowered.notes)
+    assert any("32 experts" in note and "4 per token" in note for note in lowered.notes)
     assert ("MatMulV3" in simulated.kernels) == name.endswith("_shared")
     spread = simulate_op(one, DEVICE, routed(8192, 0.25)).time_us
     assert spread == pytest.approx(simulated.time_us, rel=0.25), "contents tell shares, not how many rows"

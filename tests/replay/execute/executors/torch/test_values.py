@@ -50,6 +50,6 @@ def test_sizes_types_and_numbers_of_results_count() -> None:
     assert difference(x, x.double()) == "torch.float64 instead of torch.float32"
     assert difference(x, 1.0) == "float instead of Tensor"
     assert difference(2, 3)
-    assert compare_results((x, x), x, []).differs == "1 of 2 results are returned"
+    assert compare_results((x, x), x, []).differs == "only 1 of 2 results are returned"
     assert compare_results((x, [x, 3]), [x, x, 3], [(x, x)]) == ("", 4)
     assert compare_results(None, None, [(x, -x)]).differs.startswith("written argument 0: 4 of 4")

@@ -387,9 +387,9 @@ def as_mkldnn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("step", "word", "way"),
     [
-        (as_jagged, "nested tensors", "--real"),
+        (as_jagged, "cannot be nested", "--real"),
         (as_renamed, "as_subclass", "_make_wrapper_subclass"),
-        (as_mkldnn, "mkldnn", "dense"),
+        (as_mkldnn, "mkldnn", "Remove to_mkldnn"),
     ],
 )
 def test_tensors_that_cannot_be_fake_are_named(step: Any, word: str, way: str) -> None:

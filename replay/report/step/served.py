@@ -129,7 +129,7 @@ def notes(served: ServedSteps) -> list[str]:
     said = notes_of(served.notes, served.rows)
     if server_ms := max((row.server_ms for row in served.rows), default=0.0):
         said.append(
-            f"a server's host needs {server_ms:.2g} ms between two tokens, within a factor of {SERVER_BAND:g} (from "
+            f"a server's host needs {server_ms:.3g} ms between two tokens, within a factor of {SERVER_BAND:g} (from "
             "vLLM's own profile on an H100, scaled to hosts of NPUs). All times include it; servers that schedule "
             "ahead hide it"
         )

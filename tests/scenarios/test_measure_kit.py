@@ -89,7 +89,7 @@ def test_measured_calls_change_the_prediction(console: Console, script: Path) ->
     assert before["socs"]["910b3"]["measured_shares"] == {}
     assert after["socs"]["mine"]["measured_shares"]["call"] > 0.1
     assert after["socs"]["mine"]["total_us"] != pytest.approx(before["socs"]["910b3"]["total_us"], rel=0.01)
-    assert "rests on your measurements" in " ".join(console("simulate", SAMPLE, "--soc", mine).stdout.split())
+    assert "is based on your measurements" in " ".join(console("simulate", SAMPLE, "--soc", mine).stdout.split())
     call = first[0]["op"]
     told = console("op", call, "--soc", "910b3", "--soc", mine, "--no-measure", "--l2", "cold", "--format", "json")
     times_us = {soc: made["time_us"] for soc, made in json.loads(told.stdout)["cases"][0]["simulated"].items()}

@@ -95,7 +95,7 @@ def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def measured_text(shares: Mapping[str, float]) -> str:
-    """Return a text like "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; "" without
+    """Return a text like "61.2 % of the predicted time is based on your measurements: ..."; "" without
     measurements.
     """
     if not shares:

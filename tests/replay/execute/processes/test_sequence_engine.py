@@ -259,7 +259,7 @@ def test_results_that_a_program_takes_fresh_memory_for_are_counted(size: int, pa
     assert sink.sequence.fresh_bytes == pages * 4000
     told = [note for note in sequence.notes(sink.sequence) if note.startswith("fresh memory: ")]
     assert len(told) == bool(pages)
-    assert not pages or "102 µs to 141 µs a step" in told[0]
+    assert not pages or "102 µs to 141 µs per step" in told[0]
 
 
 def test_the_sum_of_the_passes_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_reports_begin_with_the_step() -> None:
     assert whole_time(made) == [30.0, 30.0]
     slow = msgspec.structs.replace(made, sequence=msgspec.structs.replace(made.sequence, sum_us=60.0))
     assert whole_time(slow)[0] == 60.0, "the last table says what the sequence says"
-    notes = [note for note in sequence.notes(slow.sequence) if "30.0 µs: the sum is +100 %" in note]
+    notes = [note for note in sequence.notes(slow.sequence) if "30.0 µs; the sum differs by +100 %" in note]
     assert len(notes) == 1
     assert "not in the sequence: 33.3 % of the recorded time" in text
     assert sequence.rendered(None) == []

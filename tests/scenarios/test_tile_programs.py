@@ -160,7 +160,7 @@ def test_two_programs_for_one_op_are_refused(console: Console, trace: Path, plug
     other = tmp_path / "other.py"
     other.write_text(PROGRAM.format(library=False))
     done = console("plan", trace, "--plugin", plugin, "--plugin", other, code=2)
-    assert "has a user tile program already" in done.stderr
+    assert "already has a user tile program" in done.stderr
 
 
 TIMES = "program,soc,shape,time_us\n" + "".join(
@@ -196,11 +196,11 @@ def test_measured_times_are_shown_beside_the_predicted_and_calibrate_them(
     near, far, *_ = json.loads(console(*beside, "--format", "json").stdout)["cases"]
     assert (near["confidence"], near["extrapolated"]) == ("calibrated", False)
     assert (far["confidence"], far["extrapolated"]) == ("uncalibrated", True)
-    assert far["outside"] == "x[0]=70000, measured 256 to 2048"
+    assert far["outside"] == "x[0]=70000, but measured from 256 to 2048"
     assert far["high_us"] / far["time_us"] > near["high_us"] / near["time_us"]
     text = " ".join(console(*beside).stdout.split())
     assert "fused_scale on 910b3 is calibrated: 4 measured cases take" in text
-    assert "x[0]=70000, measured 256 to 2048" in text
+    assert "x[0]=70000, but measured from 256 to 2048" in text
     assert "held out" in text
     assert "measured times left out: 1 on 910b4" in text
     page = console(*beside, "--format", "html").stdout

@@ -320,7 +320,11 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
+_WRITTEN = {"matched_launches": "told_launches", "matched_kernels": "told_kernels", "matched_us": "told_us"}
+"""Fields of `GraphJoin` whose names in result files differ from those in Python."""
+
+
+class GraphJoin(msgspec.Struct, frozen=True, kw_only=True, rename=_WRITTEN):
     """Work that ran in captured graphs, and how much of it was assigned to ops through the recordings of their
     captures.
     """

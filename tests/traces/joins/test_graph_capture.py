@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -150,6 +151,8 @@ def test_each_kernel_gets_the_op_of_the_capture_for_its_batch(tmp_path: Path, ap
     assert (graphs.launches, graphs.matched_launches, graphs.matched_kernels, graphs.ambiguous) == (4, 4, 10, 0)
     assert graphs.by_name == (4 if api == "hip" else 0)
     assert graphs.matched_us == graphs.device_us == 100.0
+    written = msgspec.to_builtins(graphs)
+    assert (written["told_launches"], written["told_kernels"], written["told_us"]) == (4, 10, 100.0)
     assert joined.info.links.unowned == 0
     assert (joined.ops.dur_ns == 0).all()
 

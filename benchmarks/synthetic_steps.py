@@ -635,7 +635,7 @@ def main() -> int:
         if chosen.list:
             for miss in wrong:
                 print(
-                    f"    seed {miss.seed} {miss.change}: truth {miss.truth_us:.0f}, told {miss.predicted_us:.0f} "
+                    f"    seed {miss.seed} {miss.change}: truth {miss.truth_us:.0f}, predicted {miss.predicted_us:.0f} "
                     f"({miss.low_us:.0f} to {miss.high_us:.0f}), unchanged {miss.base_us:.0f}"
                 )
     return 0 if good else 1

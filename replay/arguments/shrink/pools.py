@@ -189,7 +189,7 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results without those that are the pool itself, so that they are not counted twice."""
+    """Return the results except the pool itself, which would be counted twice."""
     if op.outputs is None:
         return None
     whole = {_meta(op, name).shape for name in pools if any(a.name == name and a.mutated for a in op.args)}

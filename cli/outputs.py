@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import BinaryIO, Literal, cast
 
 import click
 
@@ -97,7 +97,8 @@ class Outputs:
                 self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
                 _refuse_full_disk(path)
-                _open_page(path, replace=path in self._replaced)
+                # A page that is replaced keeps its contents until the new one is written.
+                _open_file(path, "ab" if path in self._replaced else "xb").close()
         if self.to_stdout:
             sink = JsonLinesSink(console.stdout().buffer)
             for record in self.memory.records():
@@ -209,21 +210,6 @@ def _refuse_full_disk(path: Path) -> None:
         )
 
 
-def _open_page(path: Path, *, replace: bool) -> None:
-    """Create an empty page, or check that an existing one can be written and leave it as it is.
-
-    Raises UsageError if the page exists without `replace`, or cannot be opened.
-    """
-    try:
-        path.open("ab" if replace else "xb").close()
-    except FileExistsError:
-        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
-        ) from None
-
-
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
     """Write a page at the end of a run; its results may also be in the file `lines`.
 
@@ -242,20 +228,25 @@ def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
         ) from None
 
 
-def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a file.
-
-    Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot be written
-    completely.
-    """
+def _open_file(path: Path, mode: Literal["ab", "wb", "xb"]) -> BinaryIO:
+    """Open a file to write. Raises UsageError if it exists and `mode` is "xb", or if it cannot be opened."""
     try:
-        stream = path.open("wb" if force else "xb")
+        return path.open(mode)
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
         ) from None
+
+
+def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
+    """Write a file.
+
+    Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot be written
+    completely.
+    """
+    stream = _open_file(path, "wb" if force else "xb")
     try:
         with stream:
             stream.write(data)

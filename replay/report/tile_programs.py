@@ -228,13 +228,13 @@ def _calibration_text(calibration: Calibration) -> str:
     )
 
 
-_OfLooked = Column[CaseResult]
-SETTINGS = _OfLooked("settings", lambda row: " ".join(f"{name}={value}" for name, value in row.case.settings.items()))
-DEVICE = _OfLooked("device", lambda row: row.soc)
-CASE = _OfLooked("case", lambda row: OpCell(name=row.case.program.name, detail=row.case.text), OP)
+_CaseColumn = Column[CaseResult]
+SETTINGS = _CaseColumn("settings", lambda row: " ".join(f"{name}={value}" for name, value in row.case.settings.items()))
+DEVICE = _CaseColumn("device", lambda row: row.soc)
+CASE = _CaseColumn("case", lambda row: OpCell(name=row.case.program.name, detail=row.case.text), OP)
 
 
-def column_if_varied(column: _OfLooked, rows: Sequence[CaseResult]) -> list[_OfLooked]:
+def column_if_varied(column: _CaseColumn, rows: Sequence[CaseResult]) -> list[_CaseColumn]:
     """Return the column if its values differ between rows; otherwise nothing."""
     return [column] if len(set(map(column.value, rows))) > 1 else []
 
@@ -242,8 +242,8 @@ def column_if_varied(column: _OfLooked, rows: Sequence[CaseResult]) -> list[_OfL
 def measured_table(looked: Sequence[CaseResult]) -> Table[CaseResult]:
     """Return measured next to predicted times: from the program alone, and with the factor of the other cases."""
 
-    def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
-        return _OfLooked(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
+    def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _CaseColumn:
+        return _CaseColumn(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
 
     rows = [row for row in looked if row.measured is not None]
     cores = column("most cores", "cores", Unit(lambda value: "all" if value is None else str(value), "int"), 2)
@@ -294,20 +294,20 @@ def l2_text(study: Study, looked: Sequence[CaseResult]) -> str:
 def cases_table(rows: Sequence[CaseResult]) -> Table[CaseResult]:
     """Return a table of the cases: values, times, and what bounds them."""
 
-    def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
-        return _OfLooked(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
+    def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _CaseColumn:
+        return _CaseColumn(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
 
     columns = [
         *column_if_varied(SETTINGS, rows),
-        _OfLooked("values", shown_values, right=True),
+        _CaseColumn("values", shown_values, right=True),
         DEVICE,
         column("time", lambda time: time.time_us, TIME),
         column("overlapped", lambda time: time.overlapped_us, TIME, 4),
         column("serial", lambda time: time.serial_us, TIME, 5),
-        _OfLooked("bound", _bound),
+        _CaseColumn("bound", _bound),
         column("cores", lambda time: time.cores, COUNT, 6),
         column("fullest", _fullest, TEXT, 3),
-        _OfLooked("built-in", lambda row: row.built_in_us, TIME, drop=2),
+        _CaseColumn("built-in", lambda row: row.built_in_us, TIME, drop=2),
         CASE,
     ]
     return Table("Cases", columns, rows)

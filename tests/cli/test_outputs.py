@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +30,11 @@ SUMMARY = Summary(
 )
 
 
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave 4 KiB free."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+
+
 def test_each_suffix_has_its_format(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("r.jsonl", "r.csv", "r.md", "R.NDJSON")]
     with Outputs(names, force=False) as outputs:
@@ -41,7 +46,7 @@ def test_each_suffix_has_its_format(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 4096))  # type: ignore[attr-defined]
+    fill_disk(monkeypatch)
     with (
         pytest.raises(EnvironmentRefused, match="4 KiB are free"),
         Outputs([str(tmp_path / "r.csv")], force=False) as o,
@@ -63,7 +68,7 @@ def test_a_report_that_is_to_be_replaced_stays_until_the_new_one_is_written(
         outputs.write(SUMMARY)
     written = page.read_text()
     assert "aten::mm" in written
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 4096))  # type: ignore[attr-defined]
+    fill_disk(monkeypatch)
     with pytest.raises(EnvironmentRefused, match="4 KiB are free"), Outputs([str(page)], force=True) as outputs:
         outputs.write(HEADER)
     assert page.read_text() == written

@@ -74,8 +74,8 @@ _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
 """Names that inductor gives to the kernels that it generates: pointwise, reductions, foreach, split scans, and "unk"
 for cooperative and mixed-order reductions.
 """
-_TEMPLATE = re.compile(r"triton_tem_fused_.*?((?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
-"""Names that inductor gives to kernels from its templates."""
+_TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
+"""Names that inductor gives to kernels from its templates; each group is named as the class of its kernels."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that route, multiply and sum, that is, mixture-of-experts layers."""
 _NODES = ("autograd::engine::", "torch::autograd::")
@@ -99,8 +99,8 @@ def class_of(name: str) -> str:
     text = name[:400]
     if _LOOPS.match(text):
         return "Triton"
-    if template := _TEMPLATE.match(text):
-        return next(kind for kind in ("attention", "convolution", "GEMM") if template.group(kind) is not None)
+    if (template := _TEMPLATE.match(text)) and template.lastgroup:
+        return template.lastgroup
     for kind, pattern in _COMPILED:
         if pattern.search(text):
             return "Triton" if text.startswith("triton_") and kind not in ("GEMM", "attention") else kind

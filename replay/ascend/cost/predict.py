@@ -224,6 +224,7 @@ def predict_time_us(
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
+"""Forms of cost that use the cube."""
 
 
 def _terms(
@@ -316,7 +317,7 @@ MOST_BY_BYTES = 7.7
 
 Of 430 kernels and ops of the public tables, each costed as if it were unknown, 10 % took longer than this factor (7.0
 if each family counts once); the median is 1.5. Few kernels take less time than their bytes, but lookups do, because
-they read only a part: the lower bound of the band is that of a kernel unlike all measured kernels.
+they read only a part. The lower bound of the band is therefore as low as for a kernel unlike all measured kernels.
 """
 
 MOST_US = 1e15

@@ -13,6 +13,7 @@ from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, 
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
+    CUBE_FORMS,
     MOVES_ALL,
     MOVING,
     NO_INSTRUCTIONS,
@@ -597,8 +598,6 @@ def _is_absurd_kernel(call: KernelCall) -> bool:
     return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
 
 
-CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
-"""Forms of cost that use the cube."""
 _NARROW_FLOATS = ("float8", "float4")
 
 

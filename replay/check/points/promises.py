@@ -66,7 +66,7 @@ def _writes(bench: Bench, case: Case) -> Finding:
         if name in arguments.written:
             if outside := _outside(tensor, before[name], now):
                 return failed(f"writes {outside:,} bytes outside of {name}")
-        elif now.shape != before[name].shape or not torch.equal(now, before[name]):
+        elif _differ(now, before[name]):
             return failed(f"writes to {name}, which the schema does not declare")
     return _aliases(operator, arguments, tensors_in(returned))
 
@@ -93,9 +93,12 @@ def _writes_as_reference(bench: Bench, case: Case) -> Finding:
 def _changed(arguments: Arguments, before: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the names of the arguments that were changed, without those that the op declares as written."""
     now = {name: _bits(value) for name, value in arguments.named_tensors().items() if name not in arguments.written}
-    return {
-        name for name, bits in now.items() if bits.shape != before[name].shape or not torch.equal(bits, before[name])
-    }
+    return {name for name, bits in now.items() if _differ(bits, before[name])}
+
+
+def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Check whether the bytes or the size of a memory changed."""
+    return now.shape != before.shape or not torch.equal(now, before)
 
 
 def _owners(arguments: Arguments) -> dict[int, str]:

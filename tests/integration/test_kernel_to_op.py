@@ -45,7 +45,7 @@ def test_the_python_op_breaks_where_its_fake_does(tmp_path: Path) -> None:
     plugin.write_text(text.replace("dtype=torch.result_type(x, y)", "dtype=torch.float32"))
     found = check("scale::shift", against=f"{plugin}:reference", shapes=["6x8"], plugins=[str(plugin)], points=["fake"])
     (failed,) = found.failed()
-    assert "says torch.float32, it is torch.float64" in failed.cases[0].detail
+    assert "the fake kernel returns torch.float32, the op torch.float64" in failed.cases[0].detail
 
 
 def test_the_page_shows_what_is_there() -> None:

@@ -13,7 +13,7 @@ from opreplay.cli.terminal import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.run_outputs import Outputs
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.job.job import Job

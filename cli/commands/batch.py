@@ -29,8 +29,8 @@ from opreplay.cli.options.measuring import (
 from opreplay.cli.options.settings import Command
 
 if TYPE_CHECKING:
-    from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import Showing
+    from opreplay.cli.run_outputs import Outputs
     from opreplay.replay.batch.merge import Batch
     from opreplay.replay.batch.plan_store import PlanStore
     from opreplay.replay.batch.reading import HowToRead, Unreadable
@@ -61,8 +61,8 @@ def run_many(
 ) -> int:
     """Replay the unique ops of many traces, each once; return the exit code."""
     from opreplay.cli.opening import parse_limits
-    from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import engine_of, run_and_show
+    from opreplay.cli.run_outputs import Outputs
     from opreplay.cli.setup import open_job
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress

@@ -112,8 +112,8 @@ def run_one(
     showing: Showing,
 ) -> int:
     """Replay the unique ops of a trace, or its step in order; return the exit code."""
-    from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import run_and_show
+    from opreplay.cli.run_outputs import Outputs
     from opreplay.cli.setup import open_job, prepare, tell_unused, warn_of_small_cluster
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.inputs import tells_step

@@ -14,7 +14,7 @@ from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import with_options
 
 if TYPE_CHECKING:
-    from opreplay.cli.outputs import Outputs
+    from opreplay.cli.run_outputs import Outputs
 
 _OPTIONS = [
     click.option(

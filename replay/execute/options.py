@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.ir.reasons import SHARE_TAKEN, Reason
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import RunCache
 from opreplay.replay.results.records import L2State
-from opreplay.replay.results.resume import SHARE_TAKEN
 from opreplay.traces.errors import UsageError
 
 LIMIT_S = 60.0

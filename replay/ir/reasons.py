@@ -52,6 +52,10 @@ MEANINGS: dict[ReasonKind, str] = {
 NOT_NEEDED = " is not used: the op can be replayed without it"
 """End of the note about a registration that an op does not need."""
 
+WHILE_IT_RAN = "the run's time was over while it ran"
+SHARE_TAKEN = "no result after"
+"""Start of the reason detail of an op that was stopped when the run's time, or the op's share of it, was over."""
+
 DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"}
 """Kinds that are meaningless without a detail: what is missing, forbidden, too large or broken."""
 

@@ -24,6 +24,7 @@ from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked
 from opreplay.replay.host.limits import MAPPED_BYTES
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import WHILE_IT_RAN
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.job.consumers import Events
@@ -37,7 +38,6 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Resumed, SequenceResult, Summary
 from opreplay.replay.results.resume import (
-    WHILE_IT_RAN,
     ended_by_time,
     identity_of,
     kept_results,

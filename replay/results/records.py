@@ -47,6 +47,9 @@ L2State = Literal["cold", "loop", "warm", "sequence"]
 "warm": its data and its code. "sequence": what the preceding calls leave there.
 """
 
+LINES = (".jsonl", ".ndjson")
+"""Suffixes of JSON Lines files, which are written op by op."""
+
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prediction for one call of an op, or one launch of a kernel, on one simulated device."""

@@ -16,6 +16,7 @@ import msgspec
 from opreplay.replay.host import environment
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import SHARE_TAKEN, WHILE_IT_RAN
 from opreplay.replay.results.outcome import is_lost
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
@@ -25,9 +26,6 @@ FREE = frozenset({"total_time_s", "limit_s", "shared_device", "stop_on_error"})
 """Options that may differ, because they determine how long a run takes and when it ends, not what is measured."""
 NAMED = frozenset({"seed", "device"})
 """Options that are reported individually if they differ; all others are in one digest."""
-WHILE_IT_RAN = "the run's time was over while it ran"
-SHARE_TAKEN = "no result after"
-"""Start of the reason detail of an op that was stopped when the run's time, or the op's share of it, was over."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the measuring options",

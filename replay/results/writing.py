@@ -27,10 +27,6 @@ except ImportError:  # Windows
     fcntl = None
 
 
-LINES = (".jsonl", ".ndjson")
-"""Suffixes of JSON Lines files, which are written op by op."""
-
-
 class JsonLinesSink:
     """Writes each record as one line, so that a crash loses only the op being measured.
 

@@ -112,7 +112,8 @@ def run(
     from opreplay.replay.host.device_lock import hold_locks
     from opreplay.replay.job.consumers import deliver, write_to
     from opreplay.replay.job.events import Event, Progress
-    from opreplay.replay.results.writing import LINES, JsonLinesSink
+    from opreplay.replay.results.records import LINES
+    from opreplay.replay.results.writing import JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.outputs import Outputs, check_writable, write_file
+from opreplay.cli.outputs import check_writable, write_file
+from opreplay.cli.run_outputs import Outputs
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import EnvironmentRefused, UsageError

@@ -21,8 +21,8 @@ from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.execute.visits import WHOLE, Book, Visit, first_checks
 from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ir.reasons import WHILE_IT_RAN
 from opreplay.replay.results.outcome import Outcome, is_lost, unable
-from opreplay.replay.results.resume import WHILE_IT_RAN
 
 RAISES_RETRIED = 2
 """When this many ops have failed again in a retry alone, failures are no longer retried, because each retry starts a

@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from hashlib import blake2b
-from importlib.metadata import entry_points
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,7 +72,43 @@ def without_user_code() -> Generator[None, None, None]:
 
 def installed(group: str) -> Sequence[EntryPoint]:
     """Return the plugins that installed packages provide in an entry point group; empty in `without_user_code`."""
-    return tuple(entry_points(group=group)) if _allowed.get() else ()
+    return entry_points(group) if _allowed.get() else ()
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """Return the entry points of a group in all installed packages.
+
+    `importlib.metadata` takes 0.1 s to import and to read them: it is used only if a package names the group.
+    """
+    groups = _groups(tuple(sys.path))
+    if groups is not None and group not in groups:
+        return ()
+    from importlib.metadata import entry_points as read
+
+    return tuple(read(group=group))
+
+
+@lru_cache(maxsize=4)
+def _groups(path: Sequence[str]) -> frozenset[str] | None:
+    """Return the names of all entry point groups in the folders of `sys.path`; None if there may be others.
+
+    There may be others in anything but folders, such as zip files, and in packages that other finders know.
+    """
+    if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
+        return None
+    groups: set[str] = set()
+    for folder in filter(os.path.exists, (each or "." for each in path)):
+        try:
+            packages = [each for each in os.listdir(folder) if each.endswith((".dist-info", ".egg-info"))]
+        except OSError:
+            return None
+        for package in packages:
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                open(os.path.join(folder, package, "entry_points.txt"), encoding="utf-8") as lines,
+            ):
+                groups.update(line.strip().strip("[]") for line in lines if line.startswith("["))
+    return frozenset(groups)
 
 
 def load_user_code(name: str, *, flag: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+from weakref import WeakSet
 
 from opreplay.initializers.user_code import current_source, place_of, redefines, shown_place
 from opreplay.traces.errors import UsageError
@@ -49,6 +50,17 @@ class UserFunction:
         return shown_place(self.function)
 
 
+Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "tile program", "rule"]
+"""Kinds of registrations, in the order of reports."""
+
+_tables: WeakSet[UserTable[Any]] = WeakSet()
+
+
+def tables() -> list[UserTable[Any]]:
+    """Return the tables that have registrations."""
+    return [table for table in _tables if table]
+
+
 Entry = TypeVar("Entry", bound=UserFunction)
 Key = tuple[str, str | None]
 """(op or pattern, device); the device is None for all devices."""
@@ -61,13 +73,14 @@ class Taken(UsageError, ValueError):
 class UserTable(Generic[Entry]):
     """Registrations of one kind; without patterns this is a plain lookup by name."""
 
-    def __init__(self, what: str, *, remedy: str = "leave one of them out") -> None:
+    def __init__(self, what: Kind, *, remedy: str = "leave one of them out") -> None:
         """Create an empty table; `remedy` tells the user what to do about a duplicate registration."""
-        self.what = what
+        self.what: Kind = what
         self._remedy = remedy
         self._exact: dict[Key, Entry] = {}
         self._patterns: dict[Key, tuple[re.Pattern[str], Entry]] = {}
         self._used: set[int] = set()
+        _tables.add(self)
 
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
@@ -83,7 +96,7 @@ class UserTable(Generic[Entry]):
             if not redefines(entry.function, other.function):
                 where = f" for {entry.device}" if entry.device else ""
                 raise Taken(
-                    f"{op} already has a user {self.what}{where} from {other.place}, but {entry.place} registers "
+                    f"{op} already has a user's {self.what}{where} from {other.place}, but {entry.place} registers "
                     f"another: {self._remedy}"
                 )
         self._used.difference_update(id(other) for _, other in earlier)

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import installed as installed_plugins
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
-from opreplay.initializers.user_table import UserFunction
+from opreplay.initializers.user_table import Kind, UserFunction, tables
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.ops.table import Row, rows
-from opreplay.replay.resolve.user.conversions import CONVERSIONS
-from opreplay.replay.resolve.user.executors import EXECUTORS
-from opreplay.replay.resolve.user.table import OpFunction, OpTable
 
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each entry names a module, which makes its registrations when it is imported."""
-
-Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "tile program", "rule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +123,8 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
             else:
                 used.add(note.what)
     lines: list[str] = []
-    tables: tuple[tuple[str, OpTable[Any]], ...] = (("conversion", CONVERSIONS), ("executor", EXECUTORS))
-    for kind, entry in ((kind, entry) for kind, table in tables for entry in table):
+    of_ops = [table for kind in ("conversion", "executor") for table in tables() if table.what == kind]
+    for kind, entry in ((table.what, entry) for table in of_ops for entry in table):
         if any(entry.shown in what for what in used):
             continue
         head = f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name})"
@@ -142,7 +137,7 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
     return lines
 
 
-def _is_for(entry: OpFunction, op: ReplayOp) -> bool:
+def _is_for(entry: UserFunction, op: ReplayOp) -> bool:
     """Check whether a registration names a planned op, or the op that replaced it."""
     names = {op.name, op.called, *([op.via] if op.via else [])}
     return any(
@@ -152,28 +147,16 @@ def _is_for(entry: OpFunction, op: ReplayOp) -> bool:
 
 def clear_registrations() -> None:
     """Remove all conversions and executors; for tests and long-lived programs."""
-    CONVERSIONS.clear()
-    EXECUTORS.clear()
+    for table in tables():
+        if table.what in ("conversion", "executor"):
+            table.clear()
 
 
 def _functions() -> Iterator[Registration]:
-    from opreplay.replay.ascend.custom.estimators import ESTIMATORS
-    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
-    from opreplay.replay.ascend.custom.programs import PROGRAMS
-    from opreplay.replay.ascend.custom.registrations import USER_RULES
-
-    tables: tuple[tuple[Kind, Iterable[UserFunction]], ...] = (
-        ("conversion", CONVERSIONS),
-        ("executor", EXECUTORS),
-        ("estimator", ESTIMATORS),
-        ("properties", OpInvokeInfo.properties),
-        ("tile program", PROGRAMS),
-        ("rule", USER_RULES),
-    )
-    for kind, table in tables:
+    for table in tables():
         for entry in table:
             yield Registration(
-                kind=kind,
+                kind=table.what,
                 name=entry.name,
                 ops=entry.ops,
                 source=entry.source,

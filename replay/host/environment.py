@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -36,6 +35,8 @@ def host_facts() -> dict[str, object]:
 
 def opreplay_version() -> str:
     """Return the version of the installed distribution, or "unknown" if run from a bare checkout."""
+    from importlib import metadata
+
     try:
         return metadata.version("opreplay")
     except metadata.PackageNotFoundError:

@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 
+from opreplay.initializers.user_code import entry_points
 from opreplay.replay.host import kept
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ops.work.contents import Contents
@@ -185,7 +185,7 @@ def _software() -> tuple[Any, ...]:
         if spec is not None and spec.origin is not None:
             place = Path(spec.origin).parent
             parts += [_stamp(str(path)) for path in (place / "__init__.py", place / "version.py") if path.is_file()]
-    parts += sorted((entry.name, entry.value) for entry in entry_points(group="torch.backends"))
+    parts += sorted((entry.name, entry.value) for entry in entry_points("torch.backends"))
     parts += sorted((name, text) for name, text in os.environ.items() if name.startswith(_SETTINGS))
     return tuple(parts)
 

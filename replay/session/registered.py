@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opreplay.initializers import extensions
+from opreplay.initializers.user_code import entry_points
 from opreplay.replay import plugins
 from opreplay.replay.resolve.defining_files import definition_of
 from opreplay.traces.errors import UsageError
@@ -66,4 +66,4 @@ def _defined_here(op: ReplayOp) -> Path | None:
 
 def _installed() -> bool:
     """Check whether installed packages have plugins, which workers load as well."""
-    return any(entry_points(group=group) for group in (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS))
+    return any(map(entry_points, (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)))

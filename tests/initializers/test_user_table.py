@@ -37,7 +37,7 @@ def test_a_second_function_is_refused_unless_it_replaces() -> None:
     table: UserTable[UserFunction] = UserTable("rule", remedy="say replace")
     table.add(entry("my::a"))
     table.add(entry("my::a"))  # the same file once more
-    with pytest.raises(Taken, match=r"my::a already has a user rule from .*, but .* registers another: say replace"):
+    with pytest.raises(Taken, match=r"my::a already has a user's rule from .*, but .* registers another: say replace"):
         table.add(entry("my::b", "my::a", function=second))
     assert table.find("my::b") is None, "a refused registration leaves nothing behind"
     table.add(entry("my::a", function=second, device="910b3"))

@@ -160,7 +160,7 @@ def test_two_programs_for_one_op_are_refused(console: Console, trace: Path, plug
     other = tmp_path / "other.py"
     other.write_text(PROGRAM.format(library=False))
     done = console("plan", trace, "--plugin", plugin, "--plugin", other, code=2)
-    assert "already has a user tile program" in done.stderr
+    assert "already has a user's tile program" in done.stderr
 
 
 TIMES = "program,soc,shape,time_us\n" + "".join(

@@ -66,7 +66,7 @@ class OpInvokeInfo:
     ComputeOps = ComputeOps
     PerformanceProperties = PerformanceProperties
 
-    properties: UserTable[UserFunction] = UserTable("property function", remedy="override=True replaces it")
+    properties: UserTable[UserFunction] = UserTable("properties", remedy="override=True replaces it")
     """User property functions by op name."""
 
     def __init__(self, op: ReplayOp) -> None:

@@ -264,7 +264,7 @@ def test_registrations_are_checked() -> None:
     for register, what in ((register_conversion, "conversion"), (register_executor, "executor")):
         register("mylib::f", "mylib::g_*")(f)
         for taken in ("mylib::f", "mylib::g_*"):
-            with pytest.raises(UsageError, match=f"already has a user {what} from .*test_user_code"):
+            with pytest.raises(UsageError, match=f"already has a user's {what} from .*test_user_code"):
                 register(taken)(lambda call: None)
         for bad in ("f", "my*::f", "mylib::f.Tensor", "mylib::", "os.system"):
             with pytest.raises(UsageError, match="is not an op"):

@@ -22,6 +22,7 @@ from benchmarks.exams.invariants import least_us
 from opreplay.replay.ascend import list_devices, load_device
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.opaque_layers import with_layers
@@ -46,7 +47,7 @@ def too_fast(plan: ReplayPlan, devices: list[DeviceProfile]) -> list[tuple[str, 
     ops = {op.id: op for op in plan.ops}
     return [
         (ops[simulated_op.id].name, f"{step.device}: {simulated_op.simulated.time_us:.1f} µs, at least {limit:.1f} µs")
-        for step, device in zip(simulate_plan(plan, devices, lambda _: None), devices, strict=True)
+        for step, device in zip(simulate_plan(PlannedStep(plan), devices), devices, strict=True)
         for simulated_op in step.ops
         if simulated_op.simulated.by == "rule"
         and simulated_op.simulated.time_us > 0

@@ -28,6 +28,7 @@ import msgspec
 
 from benchmarks.exams.configs_of import layers_of
 from opreplay.replay.ascend import load_device
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.timeline.served import ServedStep
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def captured_step(
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         plan = as_served(capture_target(target_of(f"hf:{path}", fields)), weights=weights)
-    steps = simulate_plan(plan, [load_device(soc)], expected_contents())
+    steps = simulate_plan(PlannedStep(plan, expected_contents()), [load_device(soc)])
     shape = Shape(**fields)
     (step,) = served(
         with_layers(plan, *repeated), steps, batch=batch, context=context, decodes=phase == "decode",

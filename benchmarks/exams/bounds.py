@@ -19,6 +19,7 @@ from benchmarks.exams.scoring import Figures, Result
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 
 DECODE, PREFILL = 2.2, 2.5
 """Times the bound that a step may take: of batches of 8 and contexts of 2,048 tokens or more, and of 4,096 tokens."""
@@ -100,7 +101,7 @@ def captured(config: Mapping[str, Any], shape: Mapping[str, Any], devices: Seque
         plan = as_served(capture_target(target_of(f"hf:{path}", dict(shape))), "ascend")
     assert plan.capture is not None
     (peak,) = plan.capture.peaks
-    steps = simulate_plan(plan, devices, expected_contents())
+    steps = simulate_plan(PlannedStep(plan, expected_contents()), devices)
     return Captured(
         parameters=peak.by_kind["parameter"],
         cache=peak.by_kind.get("input", 0),

@@ -242,12 +242,14 @@ def _write_chakra(
     """Write the step's graph if a whole trace with a device is exported, otherwise the calls one after another."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.step_residency import PlannedStep
     from opreplay.replay.export.chakra import chakra_trace
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.timeline.exported import chakra_of_step
     from opreplay.replay.timeline.timeline import timeline
     from opreplay.traces.model import Trace
 
+    planned = PlannedStep(plan, expected_contents())
     times: dict[str, float] | None = None
     clock, weak = "recorded", list[str]()
     devices: dict[str, DeviceProfile] = {}
@@ -255,12 +257,12 @@ def _write_chakra(
         from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
 
         devices = load_socs([wanted])
-        (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
+        (step,) = simulate_plan(planned, list(devices.values()))
         clock, times = step.device, {op.id: op.simulated.time_us for op in step.ops}
         unsure = sum(op.simulated.confidence == "uncalibrated" or op.simulated.extrapolated for op in step.ops)
         weak += [f"{unsure} of {len(step.ops)} ops have uncalibrated or extrapolated predictions"] if unsure else []
     if isinstance(read, Trace) and read.activity is not None and len(read.kernels):
-        study = timeline(read, devices=list(devices.values()), plan=plan, contents=expected_contents())
+        study = timeline(read, devices=list(devices.values()), planned=planned)
         trace = chakra_of_step(study, plan, clock=clock)
     else:
         trace = chakra_trace(plan, times, clock=clock)

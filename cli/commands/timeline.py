@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from opreplay.replay.timeline.captured import CapturedChange
     from opreplay.replay.timeline.job.values import JobChange
     from opreplay.replay.timeline.measured import MeasuredOps
-    from opreplay.replay.timeline.simulated import ContentsOf
     from opreplay.replay.timeline.timeline import WhatIf
-    from opreplay.traces import Trace
 
 
 @click.command("timeline", cls=Command, short_help="Explain the time of a step, and estimate changes.")
@@ -227,19 +225,20 @@ def _step(
 ) -> StepAnalysis:
     """Analyse one step of one trace."""
     from opreplay.cli.opening import busiest_of, open_trace
+    from opreplay.replay.job.job import planned_step
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step.tracks import processes
     from opreplay.replay.timeline.timeline import timeline, with_other_steps
 
     trace = open_trace(text, limit, process=process, kernel_details=kernel_details, activity=True)
     trace = busiest_of(trace)
-    plan, contents = _plan_to_predict(trace, asked["devices"])
-    study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **asked))
+    planned = planned_step(trace, asked["devices"])
+    study = with_other_steps(trace, timeline(trace, planned=planned, **asked))
     if advise:
         view = of_timeline.view_of_advice(study, everything=everything)
     else:
         view = of_timeline.view(study, everything=everything, all_rows=all_rows)
-    return StepAnalysis(view, lambda: processes(study), study.timeline.what_if, plan)
+    return StepAnalysis(view, lambda: processes(study), study.timeline.what_if, planned and planned.plan)
 
 
 def _job(
@@ -249,14 +248,14 @@ def _job(
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import open_ranks
+    from opreplay.replay.job.job import planned_step
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step.tracks import rank_processes
     from opreplay.replay.timeline.job.study import job_timeline
 
     rank_traces = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
-    planned = [_plan_to_predict(trace, asked["devices"]) for _, trace in rank_traces]
-    plans = [plan for plan, _ in planned if plan is not None]
-    study = job_timeline(rank_traces, plans=plans, contents=planned[-1][1] if planned else None, **asked)
+    planned = [step for _, trace in rank_traces if (step := planned_step(trace, asked["devices"])) is not None]
+    study = job_timeline(rank_traces, planned=planned, **asked)
     view = of_timeline.view_of_ranks(study, everything=everything, all_rows=all_rows)
     return StepAnalysis(view, lambda: rank_processes(study), study.timeline.what_if)
 
@@ -274,13 +273,14 @@ def _of_captured(
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.ascend.simulate.step_residency import PlannedStep
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.report.step import captured_times
     from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.timeline.captured import captured_timeline
     from opreplay.replay.timeline.measured import measured_host
 
-    steps = simulate_plan(plan, devices, expected_contents())
+    steps = simulate_plan(PlannedStep(plan, expected_contents()), devices)
     scale, file = host
     times = None if file is None else measured_host(read_result_file(file))
     timeline = captured_timeline(plan, steps, host_scale=scale, what_if=what_if, host=times)
@@ -330,14 +330,3 @@ def _write_timeline(processes: Iterable[Process], path: Path, *, force: bool) ->
     console.narrate(
         f"opreplay: {count:,} {'slices' if is_perfetto else 'events'} in {path}: open it in ui.perfetto.dev"
     )
-
-
-def _plan_to_predict(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
-    """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
-    if not devices:
-        return None, None
-    from opreplay.replay.job.job import Job
-    from opreplay.replay.job.settings import Settings
-
-    job = Job(trace, settings=Settings(order=True))
-    return job.plan, job.contents

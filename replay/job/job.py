@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opreplay.initializers.registry import Registry
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
+    from opreplay.replay.ascend.simulate.step_residency import PlannedStep
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.ir.model import ReplayOp
@@ -224,21 +225,32 @@ class Job:
         """Predict the whole step on each device, in the order of the devices."""
         from opreplay.replay.ascend.simulate.devices import simulate_plan
 
-        return simulate_plan(self.plan, list(self.devices.values()), self.contents, self.settings.cache_state())
+        return simulate_plan(self.planned_step, list(self.devices.values()), self.settings.cache_state())
+
+    @cached_property
+    def planned_step(self) -> PlannedStep:
+        """The plan with the expected contents of its arguments."""
+        from opreplay.replay.ascend.simulate.step_residency import PlannedStep
+
+        return PlannedStep(self.plan, self.contents)
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
         """Return the recorded step, as `timeline` does; None if the selection excludes ops.
 
         `timed`: the same trace read with its activity, if this job read it without.
         """
+        from opreplay.replay.ascend.simulate.step_residency import PlannedStep
         from opreplay.replay.timeline.timeline import step_of
 
         trace = timed or self.trace
         if trace is None or self.selection.narrows:
             return None
         every = Selection(select="owner", allow_imports=self.selection.allow_imports)
-        whole = self if self.selection == every else Job(trace, every, Settings(order=True))
-        return step_of(trace, devices=devices, plan=whole.plan, contents=self.contents)
+        if self.selection == every:
+            planned = self.planned_step
+        else:
+            planned = PlannedStep(Job(trace, every, Settings(order=True)).plan, self.contents)
+        return step_of(trace, devices=devices, planned=planned)
 
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
         """Measure and predict every op; yield events, see `run_events`.
@@ -316,15 +328,19 @@ def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
     return read
 
 
+def planned_step(trace: Trace, devices: Sequence[DeviceProfile]) -> PlannedStep | None:
+    """Return the ops of a trace's step and the contents of their arguments, to predict them; None without devices."""
+    return Job(trace, settings=Settings(order=True)).planned_step if devices else None
+
+
 def is_plain(settings: Settings) -> bool:
     """Check that the settings use no user code and no plugin is installed, so that plans may be cached."""
-    from importlib.metadata import entry_points
-
     from opreplay.initializers import extensions
+    from opreplay.initializers.user_code import entry_points
     from opreplay.replay import plugins
 
     groups = (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)
-    return not (settings.plugins or plugins.registrations() or any(entry_points(group=group) for group in groups))
+    return not (settings.plugins or plugins.registrations() or any(map(entry_points, groups)))
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from opreplay.replay.timeline.captured import CapturedTimeline
     from opreplay.replay.timeline.job.values import JobTimeline
     from opreplay.replay.timeline.measured import MeasuredOps
-    from opreplay.replay.timeline.simulated import ContentsOf
     from opreplay.replay.timeline.timeline import Timeline as Step
 
 
@@ -127,13 +125,7 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
 
     read = warn_of_damage(open_input(os.fspath(trace), activity=True))
     devices = list(devices_of(soc).values())
-    contents = None
-    if devices:
-        require_torch()
-        from opreplay.replay.ops.work.expected import expected_contents
-
-        contents = expected_contents()
-    report = step_of(read, devices=devices, contents=contents)
+    report = step_of(read, devices=devices)
     if report is None:
         raise UsageError(
             f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
@@ -260,39 +252,30 @@ def _file(results: Results | Path) -> ResultFile:
 
 
 def _of_step(trace: Trace, how: _StepOptions) -> Timeline:
+    from opreplay.replay.job.job import planned_step
     from opreplay.replay.report.page.of_timeline import view
     from opreplay.replay.timeline.timeline import timeline, with_other_steps
 
-    plan, contents = _plan_to_predict(trace, how.devices)
-    study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **how._asdict()))
+    planned = planned_step(trace, how.devices)
+    study = with_other_steps(trace, timeline(trace, planned=planned, **how._asdict()))
     return Timeline(study.timeline, view(study, everything=True))
 
 
 def _of_ranks(paths: tuple[str, ...], how: _StepOptions, limits: Limits | None) -> Timeline:
     from opreplay.replay.batch.reading import open_ranks
+    from opreplay.replay.job.job import planned_step
     from opreplay.replay.report.page.of_timeline import view_of_ranks
     from opreplay.replay.timeline.job.study import job_timeline
 
     traces = open_ranks(paths, lambda path: warn_of_damage(open_trace(path, limits=limits, activity=True)), warn_user)
-    planned = [_plan_to_predict(trace, how.devices) for _, trace in traces]
-    plans = [plan for plan, _ in planned if plan is not None]
-    study = job_timeline(traces, plans=plans, contents=planned[-1][1], **how._asdict())
+    planned = [step for _, trace in traces if (step := planned_step(trace, how.devices)) is not None]
+    study = job_timeline(traces, planned=planned, **how._asdict())
     return Timeline(study.timeline, view_of_ranks(study, everything=True))
-
-
-def _plan_to_predict(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
-    """Return the ops to predict and the contents of their arguments; (None, None) without devices."""
-    if not devices:
-        return None, None
-    from opreplay.replay.job.job import Job
-    from opreplay.replay.job.settings import Settings
-
-    job = Job(trace, settings=Settings(order=True))
-    return job.plan, job.contents
 
 
 def _of_captured(plan: ReplayPlan, how: _StepOptions, host: Results | Path | None, fused: Fused | None) -> Timeline:
     from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.ascend.simulate.step_residency import PlannedStep
     from opreplay.replay.job.job import with_fused_kernels
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.report.step.captured_times import view
@@ -303,7 +286,7 @@ def _of_captured(plan: ReplayPlan, how: _StepOptions, host: Results | Path | Non
         raise UsageError("a captured step only has times on simulated devices", hint='Name one: soc="910b3".')
     served_plan = with_fused_kernels(plan, fused)
     assert isinstance(served_plan, ReplayPlan)
-    steps = simulate_plan(served_plan, how.devices, expected_contents())
+    steps = simulate_plan(PlannedStep(served_plan, expected_contents()), how.devices)
     times = None if host is None else measured_host(_file(host))
     found = captured_timeline(served_plan, steps, host_scale=how.host_scale, what_if=how.what_if, host=times)
     return Timeline(found, view(found))

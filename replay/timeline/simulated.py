@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from opreplay.replay.ir.kernel import Confidence, KernelCall
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.costs.collectives import kernel_of
-from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.ops.work.contents import ContentsOf
 from opreplay.replay.plan.collectives.records import Records, collective_of, of_record
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import LARGE_SHARE, suspicions
@@ -81,8 +81,6 @@ LATENCY_BAND = 2.0
 """Assumed factor of the 80 % band for launch latencies and gaps between tasks that do not come from the recording."""
 MOST_FAMILIES = 16
 """Maximum number of families whose errors are propagated through the graph separately; the others are combined."""
-
-ContentsOf = Callable[[ReplayOp], Contents | None]
 
 
 class SocStep(msgspec.Struct, frozen=True, kw_only=True):

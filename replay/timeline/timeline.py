@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches, step_kernels
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.timeline.categories import Categories, categories, without_causes
@@ -27,7 +27,7 @@ from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
-from opreplay.replay.timeline.simulated import ContentsOf, Host, Predicted, SocStep, predict, step_on
+from opreplay.replay.timeline.simulated import Host, Predicted, SocStep, predict, step_on
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE, step_report
 from opreplay.traces import Trace
 from opreplay.traces.errors import NothingRan
@@ -157,19 +157,19 @@ def timeline(
     step: int | None = None,
     what_if: Sequence[str] = (),
     devices: Sequence[DeviceProfile] = (),
-    plan: ReplayPlan | None = None,
-    contents: ContentsOf | None = None,
+    planned: PlannedStep | None = None,
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
 ) -> Study:
     """Analyse one step of a trace that was read with its activity.
 
-    `step` is as in `chosen_step`. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
+    `step` is as in `chosen_step`. `devices` are simulated with the ops of `planned`, which is needed for tasks that no
     kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times from a run, for a
     step of the host. Raises TraceError for a missing step, for text that is not a change, and for devices if the step
     has no device work.
     """
     trace = with_host_collectives(trace)
+    plan = planned.plan if planned is not None else None
     chosen = chosen_step(trace, step)
     graph = step_graph(trace, chosen)
     names = Names(trace, graph)
@@ -181,7 +181,7 @@ def timeline(
     parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
-    simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
+    simulated = _on_devices(trace, graph, names, devices, planned, max(abs(error), abs(typical)), host_scale)
     with_times = None if measured is None else with_measured(names, graph, measured)
     python = python_on_path(trace, graph, schedule, parts)
     memory = memory_of(trace, chosen, devices, plan)
@@ -247,14 +247,13 @@ def step_of(
     read: Trace | ReplayPlan,
     *,
     devices: Sequence[DeviceProfile] = (),
-    plan: ReplayPlan | None = None,
-    contents: ContentsOf | None = None,
+    planned: PlannedStep | None = None,
 ) -> StepReport | None:
     """Return the common report of the step with the median length; None if the trace has no times.
 
     In a merged trace it is a step of the busiest process.
     """
-    study = study_of(read, devices=devices, plan=plan, contents=contents)
+    study = study_of(read, devices=devices, planned=planned)
     return None if study is None else study.timeline.step
 
 
@@ -262,15 +261,14 @@ def study_of(
     read: Trace | ReplayPlan,
     *,
     devices: Sequence[DeviceProfile] = (),
-    plan: ReplayPlan | None = None,
-    contents: ContentsOf | None = None,
+    planned: PlannedStep | None = None,
 ) -> Study | None:
     """Return the analysis of the step that `step_of` reports."""
     if not isinstance(read, Trace) or read.activity is None:
         return None
     read = one_process(read)
     try:
-        return timeline(read, devices=devices, plan=plan, contents=contents)
+        return timeline(read, devices=devices, planned=planned)
     except NothingRan:
         return study_of(read) if devices else None
 
@@ -280,15 +278,13 @@ def _on_devices(
     graph: StepGraph,
     names: Names,
     devices: Sequence[DeviceProfile],
-    plan: ReplayPlan | None,
-    contents: ContentsOf | None,
+    planned: PlannedStep | None,
     structure_error: float,
     host_scale: float,
 ) -> dict[str, OnDevice]:
-    ops = {op.id: op for op in plan.ops} if plan is not None else {}
-    caches: list[HeldByOp] | list[None] = [None] * len(devices)
-    if devices and plan is not None and plan.sequence is not None:
-        caches = held_in_caches(step_kernels(plan.ops, plan.sequence, contents), devices)
+    ops = {op.id: op for op in planned.plan.ops} if planned is not None else {}
+    contents = planned.contents if planned is not None else None
+    caches = planned.held(devices) if devices and planned is not None else [None] * len(devices)
     host = Host(scale=host_scale)
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)

@@ -14,14 +14,12 @@ from opreplay.replay.ascend.measured.call_tables import CallTable, MeasuredCall,
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_in_turn
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.ops.op_view import spec
-from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.ops.work.contents import ContentsOf
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
-ContentsOf = Callable[[ReplayOp], Contents | None]
 ASSUMED_L2: L2State = "loop"
 """Cache state assumed if neither a table nor the user gives one: benchmarks run a call in a loop."""
 

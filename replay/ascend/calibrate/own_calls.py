@@ -7,7 +7,7 @@ Owns which rows are used and these errors; `cost.own_measurements` owns how the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import exp, log
 from statistics import median
 
@@ -26,11 +26,9 @@ from opreplay.replay.ascend.profile import DeviceProfile, OwnMeasurement
 from opreplay.replay.ascend.simulate.measured import estimate_of
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.ops.work.contents import Contents, ContentsOf
 from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import Malformed
-
-ContentsOf = Callable[[ReplayOp], Contents | None]
 
 
 class OwnError(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,13 +12,12 @@ from opreplay.replay.ascend.cost.collective import missing_dies
 from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
-from opreplay.replay.ascend.simulate.step_residency import StepKernels, held_in_caches, outside_bytes, step_kernels
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep, StepKernels, outside_bytes
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
-    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-    from opreplay.replay.ops.work.contents import Contents
+    from opreplay.replay.ir.model import ReplayOp
     from opreplay.replay.results.records import L2State
 
 
@@ -60,21 +59,20 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
 
 
 def simulate_plan(
-    plan: ReplayPlan,
+    step: PlannedStep,
     devices: Sequence[DeviceProfile],
-    contents: Callable[[ReplayOp], Contents | None],
     l2: L2State = "sequence",
 ) -> list[Step]:
     """Predict all ops of a plan on each device, in the given order.
 
     `l2` is the L2 state of each op; "sequence" derives it from the op sequence.
     """
-    if plan.sequence is None or l2 == "warm":
-        return [simulate_step(plan.ops, device, contents, None, l2) for device in devices]
-    kernels = step_kernels(plan.ops, plan.sequence, contents)
-    caches = held_in_caches(kernels, devices) if l2 == "sequence" else [None] * len(devices)
+    ops, contents = step.plan.ops, step.contents
+    if l2 == "warm" or step.kernels is None:
+        return [simulate_step(ops, device, contents, None, l2) for device in devices]
+    caches = step.held(devices) if l2 == "sequence" else [None] * len(devices)
     return [
-        _streamed(simulate_step(plan.ops, device, contents, cached, l2), device, kernels)
+        _streamed(simulate_step(ops, device, contents, cached, l2), device, step.kernels)
         for device, cached in zip(devices, caches, strict=True)
     ]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,16 +15,16 @@ from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.ascend.simulate.measured import estimate_of
 from opreplay.replay.ascend.simulate.op import simulate_op
 from opreplay.replay.ascend.simulate.step import Step
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
-from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.ops.work.contents import ContentsOf
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:  # these import torch
     from opreplay.initializers.registry import Registry
     from opreplay.replay.export.measure import Timed
 
-ContentsOf = Callable[[ReplayOp], Contents | None]
 LEAST_SHARE = 0.0005
 """Minimum share of the total's variance for a call to be worth measuring."""
 
@@ -62,7 +62,7 @@ def make_kit(
     """
     from opreplay.replay.export.measure import cost_s, file_text, left_out_lines, refusal
 
-    (step,) = simulate_plan(plan, [device], contents)
+    (step,) = simulate_plan(PlannedStep(plan, contents), [device])
     ops = {op.id: op for op in plan.ops}
     timed = [part for part in step.ops if part.simulated.time_us > 0]
     refused: dict[str, Reason] = {

@@ -8,7 +8,9 @@ result that an argument comes from. The step is assumed to repeat: a parameter w
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import msgspec
@@ -19,9 +21,9 @@ from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
-from opreplay.replay.ir.model import RecordedSequence, ReplayOp
+from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import extent, itemsize
-from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.ops.work.contents import Contents, ContentsOf
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]
@@ -47,10 +49,36 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of each op."""
 
 
+@dataclass
+class PlannedStep:
+    """A plan and the expected contents of its arguments; kernels and cache contents are computed once."""
+
+    plan: ReplayPlan
+    contents: ContentsOf | None = None
+    _held: dict[str, HeldByOp] = field(default_factory=dict[str, "HeldByOp"])
+
+    @cached_property
+    def kernels(self) -> StepKernels | None:
+        """The kernels of the plan's step; None for a plan without a recorded order."""
+        sequence = self.plan.sequence
+        return None if sequence is None else step_kernels(self.plan.ops, sequence, self.contents)
+
+    def held(self, devices: Sequence[DeviceProfile]) -> list[HeldByOp] | list[None]:
+        """Return the cache contents for the kernels of each op, by device; None for a plan without a recorded order."""
+        if self.kernels is None:
+            return [None] * len(devices)
+        missing = [device for device in devices if device.name not in self._held]
+        if missing:
+            self._held.update(
+                zip((device.name for device in missing), held_in_caches(self.kernels, missing), strict=True)
+            )
+        return [self._held[device.name] for device in devices]
+
+
 def step_kernels(
     ops: Sequence[ReplayOp],
     sequence: RecordedSequence,
-    contents: Callable[[ReplayOp], Contents | None] | None = None,
+    contents: ContentsOf | None = None,
 ) -> StepKernels:
     """Return the kernels of a recorded or captured step; ops that the step does not call are left out."""
     called, calls, linked = linked_step(ops, sequence)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from opreplay.initializers.amounts import Work
 from opreplay.initializers.base import OptionValue
+from opreplay.replay.ir.model import ReplayOp
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,3 +32,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """User's options of `moe_routing` for weights that are not arguments."""
     work: Work | None = None
     """Work that the user's initializer reports for an op without other information."""
+
+
+ContentsOf = Callable[[ReplayOp], Contents | None]
+"""Function that returns the contents of a call's arguments; None if they do not affect the op's work."""

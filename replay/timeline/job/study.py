@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
@@ -32,7 +32,7 @@ from opreplay.replay.timeline.job.values import (
 )
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
-from opreplay.replay.timeline.simulated import ContentsOf, Host, Predicted, predict
+from opreplay.replay.timeline.simulated import Host, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
@@ -71,23 +71,22 @@ def job_timeline(
     step: int | None = None,
     what_if: Sequence[str] = (),
     devices: Sequence[DeviceProfile] = (),
-    plans: Sequence[ReplayPlan] = (),
-    contents: ContentsOf | None = None,
+    planned: Sequence[PlannedStep] = (),
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
 ) -> JobStudy:
     """Analyse one step of several ranks, given as (rank, trace read with its activity).
 
-    `plans` has the plan of each rank, for `devices`. `measured` has times from a run of one of the traces, or of a
+    `planned` has the plan of each rank, for `devices`. `measured` has times from a run of one of the traces, or of a
     batch of all traces. Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no
     collective; TraceError as `timeline` does.
     """
     if len(traces) < 2:
         raise UsageError("a single rank waits for no other rank", hint="Give the traces of at least two ranks.")
     order = sorted(range(len(traces)), key=lambda at: traces[at][0])
-    plans = [plans[at] for at in order if plans]
+    planned = [planned[at] for at in order if planned]
     job, ranks, matches, zero = _job([traces[at] for at in order], step)
-    predicted = _predicted(job, ranks, plans, devices, contents, host_scale)
+    predicted = _predicted(job, ranks, planned, devices, host_scale)
     schedule = job.scheduled()
     looked_at = _study_of(job, ranks, matches, schedule, zero, what_if, predicted)
     if measured is not None:
@@ -190,9 +189,8 @@ def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
 def _predicted(
     job: JobGraph,
     ranks: Sequence[RankStudy],
-    plans: Sequence[ReplayPlan],
+    planned: Sequence[PlannedStep],
     devices: Sequence[DeviceProfile],
-    contents: ContentsOf | None,
     host_scale: float,
 ) -> dict[str, list[Predicted]]:
     """Return predictions by device, for each rank. Raises UsageError for ranks that ran on their hosts."""
@@ -201,11 +199,11 @@ def _predicted(
             "these ranks ran on their hosts: their steps can be predicted only one at a time",
             hint="Use `opreplay timeline TRACE --soc` for one of them.",
         )
-    ops = [{op.id: op for op in plan.ops} for plan in plans] or [{}] * len(ranks)
+    ops = [({op.id: op for op in of.plan.ops}, of.contents) for of in planned] or [({}, None)] * len(ranks)
     return {
         device.name: [
             predict(rank.trace, of_rank.graph, device, of_plan, contents=contents, host=Host(scale=host_scale))
-            for rank, of_rank, of_plan in zip(ranks, job.ranks, ops, strict=True)
+            for rank, of_rank, (of_plan, contents) in zip(ranks, job.ranks, ops, strict=True)
         ]
         for device in devices
     }

@@ -16,6 +16,7 @@ from opreplay.cli.main import opreplay
 from opreplay.cli.terminal.console import json_text
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.capture.capture import capture_made, capture_target
 from opreplay.replay.capture.serving.form import as_served
 from opreplay.replay.capture.target import target_of
@@ -66,7 +67,7 @@ def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
 
 def assert_predicted(plan: ReplayPlan) -> None:
     """Check that `simulate` and `timeline` predict a plan."""
-    steps = simulate_plan(plan, [load_device("910b3")], expected_contents())
+    steps = simulate_plan(PlannedStep(plan, expected_contents()), [load_device("910b3")])
     assert steps[0].total_us > 0
     assert captured_timeline(plan, steps).socs["910b3"].step_us > 0
 

@@ -15,6 +15,7 @@ from torch import nn
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.capture.serving.form import as_served
 from opreplay.replay.ir.captured import CaptureOptions
@@ -51,7 +52,7 @@ def plan_of(layers: int, width: int, tokens: int, *, reads: bool = False) -> Rep
 
 
 def told(plan: ReplayPlan, **how: Any) -> CapturedTimeline:
-    return captured_timeline(plan, simulate_plan(plan, [DEVICE], expected_contents()), **how)
+    return captured_timeline(plan, simulate_plan(PlannedStep(plan, expected_contents()), [DEVICE]), **how)
 
 
 def test_small_kernels_are_bound_by_the_host() -> None:
@@ -198,7 +199,7 @@ def norm_plan() -> ReplayPlan:
 
 def test_calls_that_follow_each_other_become_as_long_as_the_longest() -> None:
     plan = norm_plan()
-    step = simulate_plan(plan, [DEVICE], expected_contents())[0]
+    step = simulate_plan(PlannedStep(plan, expected_contents()), [DEVICE])[0]
     took_us = {op.id: op.simulated.time_us for op in step.ops}
     assert plan.sequence is not None
     first, second = (plan.sequence.ids[call] for call in plan.sequence.calls[:2])

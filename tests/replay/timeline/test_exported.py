@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.timeline.exported import chakra_of_step
@@ -24,7 +25,7 @@ from tests.replay.timeline.machine import Machine, training
 def exported(path: str | Path, clock: str = "recorded") -> tuple[Study, Any, list[Any]]:
     trace = read_trace(path, activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
-    study = timeline(trace, devices=[] if clock == "recorded" else [load_device(clock)], plan=plan)
+    study = timeline(trace, devices=[] if clock == "recorded" else [load_device(clock)], planned=PlannedStep(plan))
     return study, *parsed(chakra_of_step(study, plan, clock=clock).data)
 
 

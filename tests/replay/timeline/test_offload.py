@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from opreplay.replay.ascend.simulate.devices import load_socs
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
@@ -24,7 +25,7 @@ def study(name: str, **how: object) -> tuple[Trace, Study]:
     trace = open_trace(str(sample_path(name)), activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
     devices = list(load_socs(("910b3",)).values())
-    return trace, timeline(trace, plan=plan, devices=devices, contents=expected_contents(), **how)  # type: ignore[arg-type]
+    return trace, timeline(trace, planned=PlannedStep(plan, expected_contents()), devices=devices, **how)  # type: ignore[arg-type]
 
 
 def test_a_training_step_leaves_the_host() -> None:
@@ -115,6 +116,8 @@ def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -
 def test_sizes_of_collectives_come_from_the_ops_around_them(shared_traces: Path) -> None:
     trace = open_trace(str(shared_traces / "param_dlrm_worker0_kineto.json.gz"), activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
-    one = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline.socs["910b3"]
+    one = timeline(trace, planned=PlannedStep(plan), devices=list(load_socs(("910b3",)).values())).timeline.socs[
+        "910b3"
+    ]
     assert any("3 collectives of unknown size" in note for note in one.notes)  # all-reduces that record no tensor
     assert 0.0 < one.by_family_us["Collective"] < 1000.0  # recorded 4 ms, for the most part waiting

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.plan.build import signature_id
 from opreplay.replay.plan.inputs import plan_of
@@ -415,7 +416,7 @@ def test_a_change_names_what_it_may_have_meant(tmp_path: Path) -> None:
 def test_a_step_of_which_nothing_is_predicted_has_no_band_and_no_verdict_on_memory(tmp_path: Path) -> None:
     trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
-    found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
+    found = timeline(trace, planned=PlannedStep(plan), devices=list(load_socs(("910b3",)).values())).timeline
     one = found.socs["910b3"]
     assert (one.computing_predicted_share, one.low_us, one.high_us) == (0.0, None, None)
     assert band_text(one) == "as recorded, without a prediction"
@@ -454,11 +455,11 @@ def test_an_op_whose_prediction_contradicts_what_was_recorded_is_named(
     machine.end()
     trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
-    found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
+    found = timeline(trace, planned=PlannedStep(plan), devices=list(load_socs(("910b3",)).values())).timeline
     one = found.socs["910b3"]
     assert any(note.startswith("aten::gcd takes 100.0 % of the predicted time") for note in one.notes) is doubted
     # The step is the op, and known no better than it: with the band of its family the two contradicted each other.
-    (alone,) = simulate_plan(plan, list(load_socs(("910b3",)).values()), expected_contents())
+    (alone,) = simulate_plan(PlannedStep(plan, expected_contents()), list(load_socs(("910b3",)).values()))
     assert one.high_us is not None
     assert one.high_us / one.step_us > 0.9 * alone.high_us / alone.total_us > 1.8
 

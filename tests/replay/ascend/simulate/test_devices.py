@@ -7,6 +7,7 @@ import msgspec
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import Simulated
 
@@ -49,7 +50,7 @@ def test_a_device_with_slower_cubes_is_not_the_larger_one() -> None:
     slow_cubes = msgspec.structs.replace(device, name="slow cubes", macs_per_cycle=half)
     small_cache = msgspec.structs.replace(device, name="small cache", l2_bytes=device.l2_bytes / 8)
     plan, _ = plan_of_calls([Written(text="aten::mm(bf16[4096,4096],bf16[4096,4096])")])
-    steps = simulate_plan(plan, [slow_cubes, small_cache], lambda _: None)
+    steps = simulate_plan(PlannedStep(plan), [slow_cubes, small_cache])
     total_us = {step.device: step.total_us for step in steps}
     assert total_us["small cache"] < total_us["slow cubes"]
     assert inversions(steps) == []
@@ -60,7 +61,7 @@ def test_the_band_of_a_total_follows_from_the_bands_of_its_ops() -> None:
     texts = ["aten::mm(bf16[4096,4096],bf16[4096,4096])", "aten::cummin(f32[64,4096],1)"]
     plan, _ = plan_of_calls([Written(text=text) for text in texts])
     both, product = (
-        simulate_plan(msgspec.structs.replace(plan, ops=ops), [load_device("910b2")], lambda _: None)[0]
+        simulate_plan(PlannedStep(msgspec.structs.replace(plan, ops=ops)), [load_device("910b2")])[0]
         for ops in (plan.ops, plan.ops[:1])
     )
     share = 1 - product.total_us / both.total_us

@@ -13,6 +13,7 @@ from torch import nn
 from opreplay.replay.ascend import list_devices
 from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
 from opreplay.replay.ascend.simulate.step import Step
+from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ops.work.expected import expected_contents
@@ -62,7 +63,7 @@ def parameter_bytes(plan: ReplayPlan) -> int:
 
 def steps_of(plan: ReplayPlan, names: Sequence[str] = tuple(list_devices())) -> list[Step]:
     devices = list(load_socs(tuple(names)).values())
-    return [step for l2 in STATES for step in simulate_plan(plan, devices, expected_contents(), l2)]
+    return [step for l2 in STATES for step in simulate_plan(PlannedStep(plan, expected_contents()), devices, l2)]
 
 
 @pytest.mark.parametrize("storages", [True, False], ids=["with storages", "without"])

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Exit codes of the process; errors carry their own code, the other codes are named here."""
+"""Exit codes of the process, apart from the codes that error classes define themselves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 4
     """A requested device or library is missing."""
     REGRESSION = 5
-    """A condition of `compare --fail-if` holds."""
+    """A condition given by `compare --fail-if` is met."""
     UNTESTED = 6
-    """No condition of `compare --fail-if` is known to hold, but at least one could not be tested.
+    """No condition of `compare --fail-if` is known to be met, but at least one could not be tested.
 
     This is neither a pass nor a regression.
     """

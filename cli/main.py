@@ -1,7 +1,7 @@
 # pyright: strict
 """The `opreplay` command: finds subcommands, and turns errors into messages and exit codes.
 
-Commands are imported when they are needed and import the library when they run, so that `--help` stays fast.
+Commands are imported when used and import the library when they run, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
 
 INTERRUPTS = Interrupts()
-"""Signal handlers of this process; installed when `main` starts."""
+"""Signal handlers of this process; `main` installs them."""
 COMMANDS = (
     "run",
     "check",
@@ -52,7 +52,7 @@ COMMANDS = (
     "completion",
     "man",
 )
-"""Commands in the order of --help; each is the function `command` in the module of that name in `commands`."""
+"""Commands in the order of --help; each is the function `command` in the module of the same name in `commands`."""
 RENAMED = {
     "devices": ("list", "devices"),
     "initializers": ("list", "initializers"),
@@ -63,15 +63,15 @@ RENAMED = {
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""errno values of a write to a full disk or to a closed stdout."""
+"""errno values of failed writes that mean a full disk or a closed stdout."""
 NO_THREAD = "can't start new thread"
 """Message of Python's RuntimeError if the system has no more threads."""
 UNBEARABLE = (RecursionError, OverflowError, MemoryError)
-"""Errors raised by inputs that are nested too deeply, too large or too many, and were not rejected by a reader."""
+"""Errors raised by inputs that are nested too deeply, too large or too many, if no reader rejected them earlier."""
 
 
 class OpReplayGroup(click.Group):
-    """Imports commands by name and exits with the codes in `exit_codes`."""
+    """Imports the module of a command when it is used, and exits with the codes in `exit_codes`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -165,7 +165,7 @@ class OpReplayGroup(click.Group):
 
 
 def _keeping_stdout(command: click.Command) -> click.Command:
-    """Make a command and its subcommands send prints of user code to stderr while they run; return the command."""
+    """Wrap a command and its subcommands so that text printed by user code goes to stderr; return the command."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _keeping_stdout(inner)
     run = command.callback
@@ -185,7 +185,7 @@ def _keeping_stdout(command: click.Command) -> click.Command:
 
 
 def show_error(message: str, hint: str, exit_code: int) -> int:
-    """Print an error and its hint to stderr, with text from the input escaped; return the exit code."""
+    """Print an error and its hint to stderr, with control characters escaped; return the exit code."""
     from opreplay.replay.report.text import safe
 
     click.echo(f"opreplay: {safe(message)}", err=True)
@@ -202,7 +202,7 @@ def _show_full_disk(error: OSError) -> int:
 
 
 def _stdout_is_full() -> bool:
-    """Check whether stdout still holds text that cannot be written."""
+    """Check whether flushing stdout fails because it is full or closed."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -211,7 +211,7 @@ def _stdout_is_full() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's last flush does not complain about a closed pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's final flush does not fail on a closed pipe."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -261,7 +261,7 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
 
 
 def _settings(ctx: click.Context, config: str | None) -> Settings:
-    """Return the contents of the options file; empty if there is none. Raises UsageError for an invalid file."""
+    """Return the settings in the options file; empty if there is no file. Raises UsageError for an invalid file."""
     from opreplay.cli.settings import NONE, Settings, find_file, irregular_file, read_settings
 
     path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
@@ -276,9 +276,9 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
 
 def _fill_closed_streams() -> None:
-    """Open a descriptor for each closed standard stream, so that the next opened file does not get it and their output.
+    """Open a descriptor for each closed standard stream, so that no file opened later gets its number and its output.
 
-    Writing to a closed stdout fails as on a full disk; stderr accepts it.
+    Writing to a closed stdout fails like on a full disk; writing to a closed stderr has no effect.
     """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

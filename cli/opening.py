@@ -1,5 +1,5 @@
 # pyright: strict
-"""Open the file in the TRACE argument: with limits, progress on stderr, and notes on files that complete it."""
+"""Open the file in the TRACE argument: apply limits, show progress on stderr, and report files that add data to it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def open_input(
     process: str | None = None,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
-    """Open the trace, plan or TraceLens file in the TRACE argument, and report what other files added to it.
+    """Open the trace, plan or TraceLens file in the TRACE argument, and report which other files added data to it.
 
-    Raises whatever `opreplay.replay.plan.inputs.open_input` and `parse_limits` raise.
+    Raises the errors of `opreplay.replay.plan.inputs.open_input` and `parse_limits`.
     """
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
@@ -81,7 +81,7 @@ def open_trace(
 
 
 def busiest_of(trace: Trace) -> Trace:
-    """Return the process of a merged trace with the most device time, and report it.
+    """Return the process with the most device time of a trace merged from several processes, and report it.
 
     Any other trace is returned unchanged.
     """
@@ -116,7 +116,7 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
 
 
 def _report_joined_files(trace: Trace) -> Trace:
-    """Report on stderr which files completed the trace, and return the trace."""
+    """Report on stderr which other files added data to the trace, and return the trace."""
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import join_notes
 

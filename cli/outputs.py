@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 FORMS = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json"}
 """File suffix → output format of a view."""
 PAGES = (".csv", ".md", ".html")
-"""Suffixes of files that a run writes as a whole at its end."""
+"""Suffixes of files that a run writes in one piece at its end."""
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError if `path` exists and may not be overwritten, is what the command reads, or its folder does not
-    exist.
+    """Raise UsageError if `path` exists without `force`, is a file that the command reads, is a folder, or lies in no
+    existing folder.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
@@ -50,7 +50,7 @@ def _is_input(path: Path) -> bool:
 
 
 def check_plan_file(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a suffix of another format than JSON, and as `check_writable` does."""
+    """Raise UsageError for a suffix of another output format, such as .csv, or if `check_writable` does."""
     if path.suffix.lower() in (*PAGES, *LINES):
         raise UsageError(
             f"a plan is written as JSON, not as {path.suffix}",
@@ -93,7 +93,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
-    """Raise UsageError for an output file of another format or one that may not be written; None means no file."""
+    """Raise UsageError for an output file with another suffix or one that may not be written; None means no file."""
     for path in map(Path, filter(None, names)):
         if path.suffix.lower() not in suffixes:
             known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write and print plans, and return the exit code of `plan`; `run --dry-run` prints the same."""
+"""Write and print plans, and compute the exit code of `plan`; `run --dry-run` uses the same functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from opreplay.replay.job.job import Job
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
-"""Endings of file names that select TraceLens's IR as format, which has no counts, times or reasons."""
+"""Endings of file names for which a plan is written as TraceLens's IR, which has no counts, times or reasons."""
 
 
 def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
-    """Write the plan as JSON to a file or to stdout, in TraceLens's format if the file name asks for it."""
+    """Write the plan as JSON to a file or to stdout; for names in `TRACELENS_NAMES`, in TraceLens's format."""
     from opreplay.cli.outputs import write_file
 
     if output.lower().endswith(TRACELENS_NAMES):
@@ -48,7 +48,7 @@ def show_plan(
 ) -> None:
     """Print the coverage that a run would have, the results of calls on meta tensors, then the ops.
 
-    Afterwards raises InternalError if opreplay's own code failed.
+    Then raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.job.predicting import Faults
     from opreplay.replay.plan.recorded.where import where_of
@@ -72,7 +72,7 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 
 
 def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str, MetaCheck] | None = None) -> None:
-    """Print a full explanation of the heaviest op that matches `wanted`. Raises UsageError if none does."""
+    """Print a full explanation of the matching op with the most time. Raises UsageError if no op matches."""
     import msgspec
 
     from opreplay.replay.ascend import explain_op
@@ -111,7 +111,7 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
 
 
 def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: int | None) -> ExitCode:
-    """Return exit code 1 if more ops than allowed would not be replayed, or are wrong on meta tensors."""
+    """Return exit code 1 if more than `max_failed` ops would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
     from opreplay.replay.ir.verdicts import META_WRONG
     from opreplay.replay.job.planned import why_not
@@ -126,7 +126,7 @@ def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: i
 
 
 def show_dry_run(job: Job, showing: Showing) -> ExitCode:
-    """Show what a run would do; return the exit code according to the plan.
+    """Show what a run would do; return the exit code of the plan (`plan_code`).
 
     Raises UsageError or FormatError for supplied values that fit no op.
     """
@@ -151,7 +151,7 @@ def plan_file(text: str) -> ReplayPlan | None:
 def captured_file(text: str) -> ReplayPlan | None:
     """Return the captured plan in a file; None for a trace or anything else.
 
-    Raises UsageError for the plan of a trace: `plan` already shows all that `inspect` could show of it.
+    Raises UsageError for the plan of a trace: `inspect` would show nothing that `plan` does not show.
     """
     from opreplay.traces.errors import UsageError
 
@@ -165,7 +165,7 @@ def captured_file(text: str) -> ReplayPlan | None:
 
 
 def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
-    """Print the information on the step in a captured plan.
+    """Print what a captured plan contains.
 
     Raises UsageError for a table of times, because a captured plan has none.
     """

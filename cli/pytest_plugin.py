@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def opreplay(request: pytest.FixtureRequest) -> Expectations:
-    """Return an object to replay and check ops of a trace in this test: `replay`, `check`, `open` and `op`.
+    """Return an object that replays and checks ops of a trace in this test: `replay`, `check`, `open` and `op`.
 
     File names are relative to the test's folder.
     """

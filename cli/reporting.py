@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
-    """Raise UsageError if both the report and the records would be written to stdout."""
+    """Raise UsageError if both the report and the result records would be written to stdout."""
     from opreplay.traces.errors import UsageError
 
     if format_ == "json" and "-" in output:
@@ -44,9 +44,9 @@ def show_json(outputs: Outputs) -> None:
 
 
 def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = True) -> None:
-    """Print the coverage, then the tables; for a batch, tables of traces and jobs come before those of ops.
+    """Print the coverage, then the tables; for a batch, tables of traces and jobs come before the table of ops.
 
-    If stdout gets the results themselves, only the coverage is printed, to stderr.
+    If the results themselves go to stdout, print only the coverage, to stderr.
     """
     from opreplay.replay.report.run import report
     from opreplay.replay.report.run.tables import run_of
@@ -65,7 +65,7 @@ def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = T
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
-    """Return exit code 1 if more ops than allowed were skipped or failed, or if an op lost its process.
+    """Return exit code 1 if more than `max_failed` ops were skipped or failed, or if the process of an op died.
 
     The reason is reported on stderr. Raises InternalError if opreplay's own code failed.
     """
@@ -104,7 +104,7 @@ def _tell_stop(result: OpResult, untried: int) -> None:
 
 
 def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:
-    """Return the exit code for ops that were not replayed or whose results are wrong.
+    """Return the exit code for the number of ops that were not replayed or have wrong results.
 
     Results are wrong if they differ from those of the op's own implementation.
     """
@@ -124,7 +124,7 @@ def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
-    """Report on stderr which ops used up the time of a run of `wall_s` seconds that did not reach `late` ops."""
+    """Report on stderr which ops used up the run's `wall_s` seconds, or that startup did; `late` ops were not run."""
     from opreplay.replay.results.resume import is_ended_by_time
 
     for result in filter(is_ended_by_time, outputs.memory.results):
@@ -142,7 +142,7 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
 
 
 def _measured_here(outputs: Outputs) -> bool:
-    """Check whether this run tried an op, as opposed to the run that it resumes."""
+    """Check whether this run tried an op, in addition to those of the run that it resumes."""
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results
@@ -154,9 +154,9 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """Return exit code 1 if more ops missed than allowed, and report `what` happened to them on stderr.
+    """Return exit code 1 if `missed` exceeds `max_failed`, and report `what` happened to these ops on stderr.
 
-    `max_failed` None allows any number. Return 2 if `of`, the number of ops, is 0, as for an empty selection, because
+    `max_failed` None allows any number. Return 2 if `of`, the number of ops, is 0, e.g. for an empty selection, because
     nothing was tested; None means that the number is unknown.
     """
     if max_failed is not None and of == 0:
@@ -169,7 +169,7 @@ def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) 
 
 
 def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
-    """Return an engine with workers on a Ray cluster, or None to use the engine given in the options."""
+    """Return an engine with workers on a Ray cluster, or None, which means the default engine for the options."""
     if engine != "ray":
         return None
     from opreplay.replay.execute.engines import worker_config
@@ -191,12 +191,12 @@ class Showing:
     max_failed: int | None
     dry_run: bool
     rows: bool | None = None
-    """Whether to print each op even if stderr is not a terminal; None prints no ops at all."""
+    """Where to print finished ops: True everywhere, False only on a terminal, None nowhere."""
     notes: bool = True
     all_rows: bool = True
 
     def refuse_unusable(self) -> None:
-        """Raise UsageError, before anything is read, for outputs that cannot be written."""
+        """Raise UsageError, before anything is read, for output settings that cannot work."""
         one_stdout(self.format_, self.output)
         refuse_bad_history(self.history, self.label, dry_run=self.dry_run)
 
@@ -209,9 +209,9 @@ class Showing:
 def run_and_show(
     job: Job, outputs: Outputs, showing: Showing, *, devices_held: Sequence[str], engine: Engine | None = None
 ) -> Faults:
-    """Run a job into the outputs while `devices_held` are locked, and show the results, even if the run was cut short.
+    """Run a job while `devices_held` are locked, write to the outputs, and show the results, even of an incomplete run.
 
-    Returns the faults of predictions.
+    Returns the errors of predictions.
     """
     from opreplay.cli.options.measuring import lock_devices, tell_threads
     from opreplay.cli.terminal.progress import RunProgress

@@ -19,24 +19,26 @@ from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 
 class Outputs:
-    """Sink that keeps the records of a run and writes them to every requested file.
+    """Keeps the records of a run and writes them to all files that the user requested.
 
     Nothing is created before the first record arrives, so a run that cannot start leaves no files.
     """
 
     def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
-        """Check the file names; with `resume`, open the .jsonl file that holds part of the run.
+        """Check the file names; with `resume`, open the .jsonl file with the first part of the run.
 
         Raises UsageError for a suffix without a format, a file given twice, an existing file (other than the one to
         resume), and for `resume` without exactly one .jsonl. Raises FormatError if that .jsonl is not a result file.
         """
         self.memory = MemorySink()
         self.earlier: ResultFile | None = None
-        """Existing part of the run to resume; None for a new run."""
+        """Contents of the result file to resume; None for a new run."""
         self.to_stdout = "-" in names
         self._paths = _paths_of(names)
         self.results: Path | None = None
-        """The only .jsonl file, from which --resume could continue."""
+        """The only .jsonl file among the outputs, from which --resume could continue; None if there is not
+        exactly one.
+        """
         self._lines: list[JsonLinesSink] = []
         self._opened = False
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
@@ -59,7 +61,9 @@ class Outputs:
         self.memory.take(self.earlier)
 
     def forget(self) -> None:
-        """Drop the results loaded from the file to resume if nothing was added, so that reports and pages omit them."""
+        """If no record was added, drop the results loaded from the file to resume, so that reports and pages
+        omit them.
+        """
         if not self._opened:
             self.memory = MemorySink()
 
@@ -118,7 +122,7 @@ class Outputs:
 def _paths_of(names: Sequence[str]) -> list[Path]:
     """Return the paths of the outputs, without "-".
 
-    Raises UsageError for a suffix without a format and for a file given twice, also by two of its names.
+    Raises UsageError for a suffix without a format and for a file that is given twice, even under two names.
     """
     paths = [Path(name) for name in names if name != "-"]
     if len({path.resolve() for path in paths}) < len(paths) or names.count("-") > 1:
@@ -146,7 +150,7 @@ def has_a_line(path: Path) -> bool:
 ROOM_BYTES = 1 << 20
 """Free disk space required for a page, in bytes; more than most pages need.
 
-The page is written after all measurements.
+Checked before the run, because the page is written only after all measurements.
 """
 
 
@@ -161,7 +165,7 @@ def _refuse_full_disk(path: Path) -> None:
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
-    """Write a page at the end of a run; its results may also be in the file `lines`.
+    """Write a page at the end of a run; `lines` is the file that also holds the results, if there is one.
 
     Raises EnvironmentRefused with a hint on how to create the page later.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
 """Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml: find the file, check it, pass it to click.
 
-This module decides which file is used, what its names mean, and which of them need a file that the user trusts. Each
-option defines its own valid values; the command line takes precedence.
+This module decides which file is used, what its names mean, and which options only a file trusted by the user may set.
+Each option defines its own valid values; the command line takes precedence.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 OWN, SHARED = "opreplay.toml", "pyproject.toml"
 NONE = "none"
-"""Value of --config that means: use no options file."""
+"""Value of --config that disables options files."""
 MOST_BYTES = {OWN: 16 << 10, SHARED: 256 << 10}
-"""Maximum size in bytes of an options file by its name; files with other names have the limit of `OWN`."""
+"""File name → maximum size of an options file in bytes; files with other names have the limit of `OWN`."""
 PER_PROCESSOR = 4
-"""Threads or processes per processor of this machine that an untrusted options file may request."""
+"""Maximum number of threads or processes per processor that an untrusted options file may request."""
 LONGEST_S = 60.0
-"""Longest time per op or case that an untrusted options file may set, in seconds."""
+"""Maximum time per op or case that an untrusted options file may set, in seconds."""
 _PARALLEL = frozenset({"threads", "workers", "ranks"})
 _PER_OP = frozenset({"op_time", "speed_time"})
 _SIZES = frozenset({"batch", "context", "world_size", "cores"}) | {
     f"{kind}_parallel" for kind in ("expert", "tensor", "pipeline")
 }
 MOST_DEVICE_BYTES = 1 << 20
-"""Same value as `devices.file.MAX_FILE_BYTES`, which is slow to import."""
+"""Maximum device file size in bytes: a copy of `devices.file.MAX_FILE_BYTES`, whose module is slow to import."""
 MOST_SIZE = 1 << 24
 """Largest size or count of a simulated step that an untrusted options file may set."""
 _SHOWN = 200
-"""Maximum number of characters of a file that a message quotes."""
+"""Maximum number of characters that a message quotes from the file."""
 _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
 SETS = "Write each setting by its own name: op_time = 0.5 instead of set = ['op_time=0.5']."
 _WORD = re.compile(r"[A-Z]+")
@@ -60,7 +60,7 @@ _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "S
     "keep",
     "real",
 }
-"""Words in metavars and flags that mark options as needing trust."""
+"""Words in metavars and flags that mark options which only a trusted file may set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +71,19 @@ class Settings:
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Command → parameter → value, in the form of click's `default_map`."""
     places: tuple[tuple[str, str, str], ...] = ()
-    """(name as written, value, file) of each setting."""
+    """(name as written in the file, value, file) of each setting."""
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → settings that apply to it, as written in the file."""
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file that needs trust, as written → why its value needs trust; "" if any value would need
-    trust.
-    """
+    """Setting in an untrusted file that needs trust, as written → why its value needs trust; "" if every value does."""
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting of an untrusted file whose device file cannot be read, as written → why the file cannot be read."""
+    """Setting in an untrusted file that names a device file, as written → why the device file cannot be read."""
     problem: str = ""
-    """Why the file is invalid, for commands that report this instead of stopping."""
+    """Why the options file is invalid, for commands that report this and continue."""
 
 
 def find_file(start: Path) -> Path | None:
-    """Return the nearest options file in a folder or its parents.
+    """Return the nearest options file in `start` or its parents.
 
     The search ends at a repository's root, the home folder or the root folder. Raises UsageError if one folder has two
     files with options.
@@ -106,7 +104,7 @@ def find_file(start: Path) -> Path | None:
 def irregular_file(start: Path, found: Path | None) -> Path | None:
     """Return the nearest `opreplay.toml` that is ignored because it is not a regular file (a folder, pipe or device).
 
-    Searches where `find_file` does, up to the folder of the file that it `found`.
+    Searches the same folders as `find_file`, up to the folder of `found`, the file that it returned.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -119,7 +117,7 @@ def irregular_file(start: Path, found: Path | None) -> Path | None:
 
 
 def _own(path: Path) -> Path:
-    """Return the path. Raises UsageError if the file belongs to another user (root is allowed)."""
+    """Return the path. Raises UsageError unless the file belongs to the current user or root."""
     owner = path.stat().st_uid
     if owner not in (os.getuid(), 0):
         raise _wrong(f"{path} belongs to another user", f"Name it with --config, or give --config {NONE}.")
@@ -137,8 +135,8 @@ def _speaks(path: Path) -> bool:
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
     """Return the settings of a file for the existing commands.
 
-    If the file was found rather than `named` by the user, only a trusted file may use all settings. Raises UsageError
-    for an unreadable file, unknown options or commands, and values of a wrong type.
+    Unless the user `named` the file, it must be trusted to use all settings. Raises UsageError for an unreadable file,
+    unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -169,7 +167,7 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
 def _assigned(
     path: Path, table: Mapping[str, Any], commands: Mapping[str, click.Command]
 ) -> Iterator[tuple[str, Any, dict[str, click.Option]]]:
-    """Yield (name as written, value, command → option that it sets). Raises UsageError for unknown names."""
+    """Yield (name in the file, value, command → option that it sets). Raises UsageError for unknown names."""
     known = {name: _options(command) for name, command in commands.items()}
     everywhere = sorted({flag for options in known.values() for flag in options})
     for name, value in table.items():
@@ -192,10 +190,10 @@ def _assigned(
 
 
 def needs_trust(option: click.Option) -> bool:
-    """Check whether an option affects more than the numbers of a run, so that it may only be set by a trusted file.
+    """Check whether an option affects more than the numbers of a run, so that only a trusted file may set it.
 
-    These options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
-    Simulated devices are data, which is checked.
+    Such options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
+    Simulated devices are exempt: they are data, which is checked.
     """
     if isinstance(option.type, SocName):
         return False
@@ -205,7 +203,7 @@ def needs_trust(option: click.Option) -> bool:
 
 
 def refuse_untrusted(settings: Settings, command: str) -> None:
-    """Raise UsageError if a command would use an unreadable device file, or a setting that needs a trusted file."""
+    """Raise UsageError if a command would use an unreadable device file, or an untrusted setting that needs trust."""
     used, reasons = settings.used.get(command, ()), settings.untrusted
     unreadable = next((f"{name}: {settings.unreadable[name]}" for name in used if name in settings.unreadable), None)
     if unreadable is not None:
@@ -223,10 +221,10 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
 
 
 def excess_of(option: click.Option, value: Any, folder: Path) -> str:
-    """Return why a value in an untrusted file needs trust although its option does not; "" if the value needs none.
+    """Return why a value in an untrusted file needs trust although its option does not; "" if it needs none.
 
     A value needs trust if it names a file outside `folder`, asks for more processes than the machine can run well, or
-    takes very long.
+    makes a run very long or large.
     """
     texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, SocName) or option.name == "init_arg":
@@ -258,7 +256,7 @@ def _unreadable(value: Any) -> str:
 
 
 def _is_outside(text: str, folder: Path) -> bool:
-    """Check whether a text may name a file outside a folder, with links resolved."""
+    """Check whether a text may name a file outside a folder, after links are resolved."""
     if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
         return False
     from opreplay.traces.folders import is_inside
@@ -294,7 +292,7 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table with names in the form of flags: `op_time`, as in --set, becomes `op-time`.
+    """Return the table with names written like flags: `op_time`, as in --set, becomes `op-time`.
 
     Raises UsageError if a name occurs in both forms.
     """
@@ -309,7 +307,7 @@ def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """Return the options of a command by their flags without dashes."""
+    """Return the options of a command by flag, without the leading dashes."""
     by_flag: dict[str, click.Option] = {}
     for option in command.params:
         if isinstance(option, click.Option):
@@ -322,7 +320,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 def _take(
     values: dict[str, dict[str, Any]], path: Path, command: str, option: click.Option, value: Any, written: str
 ) -> None:
-    """Store a value where click will find it. Raises UsageError if the option does not accept it."""
+    """Add a value to `values`, from which click takes it. Raises UsageError if the option does not accept the value."""
     texts = _texts(value, option)
     hint = f"Write the value as for --{written.rpartition('.')[2]} of `opreplay {command}`."
     if texts is None:
@@ -364,7 +362,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _placed(value: Any, option: click.Option, folder: Path) -> Any:
-    """Resolve a file name relative to the folder of the options file, not to the current folder."""
+    """Resolve a file name relative to the folder of the options file, if the file exists there."""
     metavar = option.metavar or ""
     if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and os.path.exists(folder / value):
         return str(folder / value)
@@ -372,13 +370,13 @@ def _placed(value: Any, option: click.Option, folder: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message, with the middle of a long value left out."""
+    """Return a value as text for a message; the middle of a long text is left out."""
     text = ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def is_usage_error(error: Exception) -> TypeGuard[UsageError]:
-    """Check whether an error while reading an options file is the user's (UsageError)."""
+    """Check whether an error while reading an options file was caused by the user (UsageError)."""
     from opreplay.traces.errors import UsageError
 
     return isinstance(error, UsageError)
@@ -402,7 +400,7 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
 
 
 def folder() -> Path:
-    """Return `$XDG_STATE_HOME/opreplay/trusted`, or the same folder in `~/.local/state`."""
+    """Return the folder of trust marks: `$XDG_STATE_HOME/opreplay/trusted`, or the same in `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -410,7 +408,7 @@ def folder() -> Path:
 
 
 def trust(path: Path, content: bytes) -> None:
-    """Record that the user trusts a file with its current contents. Raises OSError."""
+    """Record that the user trusts a file with its current contents. Raises OSError if this cannot be stored safely."""
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(place):
@@ -421,7 +419,7 @@ def trust(path: Path, content: bytes) -> None:
 
 
 def is_trusted(path: Path, content: bytes) -> bool:
-    """Check whether the user has trusted exactly these contents at this path."""
+    """Check whether the user has trusted exactly this content at this path."""
     with suppress(OSError):
         return _private(folder()) and (folder() / _key(path, content)).is_file()
     return False

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Prepare commands: load user code and plans, and report on stderr what could not be predicted."""
+"""Prepare commands: load user code, make plans, and report on stderr what could not be predicted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNUSED_SHOWN = 5
-"""Maximum number of unused registrations that are reported one by one."""
+"""Maximum number of unused registrations that are reported individually."""
 
 
 def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
     """Load installed plugins and those of --plugin; report on stderr what they registered.
 
-    Returns the files and modules that the user named, for other processes to load. Raises UsageError.
+    Returns the files and modules that the user named, so that other processes can load them. Raises UsageError.
     """
     from collections import Counter
 
@@ -55,7 +55,7 @@ def open_job(
 ) -> Job:
     """Load user code, then open the job. Raises UsageError and FormatError for invalid input of the user.
 
-    `settings.plugins` holds the names that the user gave; `job.settings.plugins` holds the files to load from.
+    `settings.plugins` holds the names given by the user; in the job, it holds the files and modules to load.
     """
     import msgspec
 
@@ -68,7 +68,7 @@ def open_job(
 def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
     """Return the plan after checking the initializers and values that the user gave for its ops.
 
-    Raises UsageError for initializers and values that fit no op, and whatever `Job.plan` raises.
+    Raises UsageError for initializers and values that fit no op, and the errors of `Job.plan`.
     """
     from opreplay.cli.terminal import console
 
@@ -85,7 +85,7 @@ def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
 
 
 def warn_of_small_cluster(job: Job) -> None:
-    """Warn on stderr if groups of collectives are larger than the simulated cluster."""
+    """Warn on stderr if process groups of collectives are larger than the simulated cluster."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 
@@ -104,7 +104,7 @@ def finish_predictions(job: Job, *, unused: bool = True) -> None:
 
 
 def apply_fusion(read: T, fused: Fused | None) -> T | ReplayPlan:
-    """Return a captured plan with the kernels that `fused` requests, or the input if nothing changes.
+    """Return a captured plan with the fused kernels that `fused` requests, or the input if nothing changes.
 
     If "ascend" finds no calls to fuse, this is reported on stderr. Raises UsageError for anything but a captured plan.
     """
@@ -122,10 +122,9 @@ def apply_fusion(read: T, fused: Fused | None) -> T | ReplayPlan:
 def refuse_unused_initializers(
     registry: Registry, ops: Sequence[ReplayOp], plugins: Sequence[str], init_args: Sequence[str]
 ) -> None:
-    """Raise UsageError for unused initializers.
+    """Raise UsageError if the user named initializers that apply to no op of the plan.
 
-    These are the initializers of a --plugin file that holds nothing else, or of a setting init_arg, if none of them
-    lists an op of the plan.
+    Checked are the --plugin files that register only initializers, and the initializers of the setting init_arg.
     """
     from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
@@ -152,7 +151,7 @@ def refuse_unused_initializers(
 
 
 def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
-    """Report on stderr how many ops have contents that predictions depend on but initializers could not make."""
+    """Report on stderr for how many ops the inputs that affect predictions could not be generated or are uncertain."""
     from opreplay.cli.terminal import console
 
     for why, text in (
@@ -167,7 +166,7 @@ def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
     """Report on stderr which functions that the user registered were not used, and why.
 
-    These are conversions, executors, estimators, properties and rules.
+    These are conversions, executors, estimators, properties and lowering rules.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.custom.estimators import unused_registrations

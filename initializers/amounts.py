@@ -1,5 +1,5 @@
 # pyright: strict
-"""Amounts of work that calls do, and how to format them as text."""
+"""Amounts of work done by op calls, and functions that format them as text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
     """Problems with the values, e.g. "1,024 of 1,024 tokens meet an expert twice"."""
     idle: bool = False
-    """Whether the values make the op do nothing, or repeat the same work, although its shapes allow more."""
+    """Whether the op does no work with these values, or repeats the same work, although its shapes allow more."""
 
 
 def work(*amounts: Amount, warnings: tuple[str, ...] = (), same: bool = False) -> Work:
     """Return a Work whose `idle` follows from the first amount.
 
-    It is idle if the first amount is 0 although more is possible or, with `same`, 1 although more than 1 is possible.
+    `idle` is True if the amount is 0 but its maximum is not or, with `same`, if it is 1 and its maximum is larger.
     """
     first = amounts[0]
     idle = first.done == 0 != first.most or (same and first.done == 1 and (first.most or 0) > 1)

@@ -28,9 +28,9 @@ TEXT_LENGTH = 400
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
-    """Check whether the initializer applies to this call. Raises InitializerError if that check fails.
+    """Return whether the initializer applies to this call. Raises InitializerError if a user's check fails.
 
-    Raises InternalError if one of opreplay's own initializers raises anything else.
+    Raises InternalError if a built-in initializer raises anything but InitializerError.
     """
     try:
         with _as_built_in(rule, context):
@@ -68,7 +68,7 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 
 
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
-    """Return the work of a filled call as stated by the initializer's `work` method.
+    """Return a call's work according to the initializer's `work` method; its tensors are already filled.
 
     Raises InitializerError, naming the initializer, if the method fails or returns anything but a Work with integers >=
     0.
@@ -90,7 +90,7 @@ def work_by(rule: CustomInit, context: InitContext) -> Work | None:
 
 
 MAX_AMOUNT = 1 << 62
-"""Largest number that `work` may return; larger numbers do not fit into a record."""
+"""Largest number allowed in a Work; larger numbers do not fit into a result record."""
 
 
 def _wrong_work(said: Any) -> str:
@@ -139,7 +139,7 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Return a context that lets only InitializerError leave a built-in initializer.
+    """Return a context in which a built-in initializer may raise only InitializerError; others become InternalError.
 
     A user's initializer may raise anything.
     """

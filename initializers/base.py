@@ -52,13 +52,13 @@ class InitContext:
     """One call whose tensors are allocated and already filled with seeded default values for their dtypes."""
 
     op: str
-    """Name as recorded, "namespace::op"."""
+    """Name of the op as recorded, "namespace::op"."""
     args: Mapping[str, Any]
     """Name → value of each argument: a tensor, a list of tensors (an element may be None), a number, a string, a tuple,
     or None.
     """
     metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict[str, tuple[TensorMeta | None, ...]])
-    """Recorded metadata of the tensor arguments by name; one entry for a single tensor."""
+    """Recorded metadata of an argument's tensors, by argument name; one entry if it is a single tensor."""
     generator: torch.Generator
     """The only source of randomness; seeded from the run's seed and the op's id, on the tensors' device."""
     seed: int = 0
@@ -81,9 +81,8 @@ class InitContext:
         return value if hasattr(value, "data_ptr") else None
 
     def need(self, name: str, dims: int = 0) -> torch.Tensor:
-        """Return the tensor argument `name`, which must have at least `dims` dimensions.
-
-        Raises InitializerError if there is none.
+        """Return the tensor argument `name`. Raises InitializerError if it is missing or has fewer than `dims`
+        dimensions.
         """
         value = self.tensor(name)
         if value is None:
@@ -102,7 +101,7 @@ class InitContext:
     def first(self, names: Sequence[str], *, elements: bool = False, dims: int = 0) -> torch.Tensor | None:
         """Return the first tensor argument with one of these names, or None.
 
-        It must have at least `dims` dimensions and, with `elements`, must not be empty.
+        Tensors with fewer than `dims` dimensions are skipped and, with `elements`, empty ones too.
         """
         tensors = (value for name in names if (value := self.tensor(name)) is not None)
         return next((t for t in tensors if t.dim() >= dims and (t.numel() or not elements)), None)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Default values of every tensor, written before an op's own rule runs.
+"""Default values of all tensors, filled in before an op's own initializer runs.
 
-Floats are N(0, 1), integers are safe as indices, booleans are fair coins; some argument names have values of their own.
-Rules for single ops are in `domains`, `indices`, `masks` and `attention`.
+Floats are N(0, 1), integers are valid as indices, booleans are fair coins; some argument names have special values.
+Initializers for specific ops are in `domains`, `indices`, `masks` and `attention`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ POSITIVE = frozenset({
     "square_avgs", "scale", "scales", "scale_a", "scale_b", "a_scale", "b_scale", "q_scale", "k_scale", "v_scale",
     "x_scale", "w_scale", "input_scale", "weight_scale", "inv_scale", "grad_scale", "total_weight", "bag_size",
 })  # fmt: skip
-"""Names of float arguments that are squares, standard deviations or scales: uniform in [0.5, 1.5)."""
+"""Names of float arguments that are squares, standard deviations or scales: filled uniformly from [0.5, 1.5)."""
 ZERO = frozenset({"found_inf"})
-"""Names of float arguments that disable work if they are not zero."""
+"""Names of float arguments that disable the op's work if nonzero: filled with 0."""
 SMALL = frozenset({"lr"})
 """Names of float arguments that are step sizes: filled with 0.001."""
 STEPS = frozenset({"state_steps"})
-"""Names of arguments that count steps from one, whatever their dtype."""
+"""Names of arguments that count steps from 1: filled with integers from 1 to 10 in any dtype."""
 INTEGERS_BELOW = 100
-"""Upper bound of integers if no shape gives one."""
+"""Exclusive upper bound of default integers if no shape gives one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class Values:
 
 
 class DenseInit(CustomInit):
-    """The initial values for every op; never registered, since it applies to all ops."""
+    """Fills default values for every op; not in the registry, because it applies to all ops."""
 
     name = "dense"
 
     def initialize(self, context: InitContext) -> InitReport:
-        """Fill every tensor; integers stay below every dimension that they could index.
+        """Fill every tensor; integers stay below every float tensor dimension above 1, so that they are valid indices.
 
         Raises InternalError if anything fails.
         """
@@ -64,7 +64,7 @@ class DenseInit(CustomInit):
 
 
 def safe_bound(context: InitContext) -> int:
-    """Return a bound that keeps integers valid as indices of any float tensor: its smallest dimension above 1."""
+    """Return a bound that keeps integers valid as indices of any float tensor: the smallest dimension above 1."""
     dims = [
         dim
         for _, tensor in context.tensors()

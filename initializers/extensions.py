@@ -1,7 +1,7 @@
 # pyright: strict
-"""Load user initializers: registered by decorator, from a file or module, or by entry point; TraceLens classes too.
+"""Find and load user initializers, including classes written for TraceLens.
 
-This module finds and loads them; `registry` decides which one an op gets.
+They come from a decorator, a file or module, or an entry point. `registry` decides which one an op gets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _sources: dict[str, str] = {}
 def register_initializer(kind: Kind) -> Kind:
     """Register an initializer class, a `CustomInit` or a class written for TraceLens; used as a decorator.
 
-    Raises UsageError for a name that is already taken, and for a class that no op could get.
+    Raises UsageError for a name that is already taken, and for a class that could not apply to any op.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)

@@ -137,8 +137,8 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Copy values from any device, with broadcast and cast; if elements share storage, the last write remains.
 
-    A 1-D `values` with as many elements as the tensor fills it in order, whatever its dimensions. Raises
-    InitializerError for values that cannot be broadcast to the tensor's shape.
+    A 1-D `values` with as many elements as the tensor fills it in order, whatever the tensor's shape. Raises
+    InitializerError for values that cannot be broadcast to that shape.
     """
     values = values.to(tensor.device)
     if values.dim() == 1 and values.numel() == tensor.numel():
@@ -200,7 +200,7 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Check whether two elements may share storage: a stride is smaller than the span of the smaller strides."""
+    """Check whether two elements may share storage, i.e. a stride is within the span covered by the smaller strides."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -242,7 +242,7 @@ def _repeat(target: torch.Tensor, draw: Draw) -> None:
 
 
 def _set_two_apart(tensor: torch.Tensor, low: int, high: int) -> None:
-    """Make the first and the last element differ; they share storage only if all strides are 0."""
+    """Set the first element to `low` and the last to `high`, so that values differ; no effect if they share storage."""
     flat = span(tensor)
     if flat.numel() > 1:
         flat[0], flat[-1] = low, high

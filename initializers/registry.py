@@ -1,5 +1,5 @@
 # pyright: strict
-"""Ordered rules that decide which initializer an op gets: the first match is used, and duplicates are rejected."""
+"""Registry that decides which initializer an op gets: the first match is used, and duplicates are rejected."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Registry:
         """Add an initializer.
 
         Raises UsageError for an initializer without a name or ops, for invalid options and for a name that is already
-        taken. Also raises it for an op for which an initializer of the same class, or an unconditional one, is already
-        registered at the same priority.
+        taken. Also raises it if an op already has an initializer of the same priority and one of the two has no
+        `applies_to`.
         """
         kind = type(initializer)
         ops = initializer.op_patterns
@@ -92,7 +92,7 @@ class Registry:
             return apply(rule, replace(self._with_role(context), options=self.options_of(rule)))
 
     def work(self, context: InitContext) -> Work | None:
-        """Return the work of a filled call according to its initializer. Raises InitializerError if it fails."""
+        """Return the work of a filled call, as its initializer computes it. Raises InitializerError if that fails."""
         rule = next((rule for rule in self._by_op.get(context.op, ()) if says_work(rule)), None)
         if rule is None or self.find(context) is not rule:
             return None
@@ -115,9 +115,9 @@ class Registry:
         return len(self._by_name)
 
     def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
-        """Raise UsageError for an unconditional rule of equal priority.
+        """Raise UsageError if `op` has an initializer of equal priority and one of the two applies to all calls.
 
-        It would permanently hide the new rule or be hidden by it.
+        One would permanently hide the other.
         """
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
@@ -129,9 +129,9 @@ class Registry:
 
 
 def refuse_unusable(kind: type[CustomInit], ops: object, written: type) -> None:
-    """Raise UsageError for an initializer that no op could ever get.
+    """Raise UsageError for an initializer that cannot apply to any op.
 
-    These have no name or no op, or list names that no op has. `written` is the class whose location the message gives.
+    It has no name or ops, or lists invalid op names. `written` is the class whose location the message gives.
     """
 
     def refuse(why: str, hint: str) -> None:
@@ -170,7 +170,7 @@ def _hint_for(op: object) -> str:
 
 
 def built_in_kinds() -> list[type[CustomInit]]:
-    """Return the classes of all built-in initializers, which do not list their ops yet. Imports torch."""
+    """Return the classes of all built-in initializers, whose `op_patterns` are still empty. Imports torch."""
     from opreplay.initializers.rules import (
         attention,
         domains,

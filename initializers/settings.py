@@ -11,7 +11,7 @@ from opreplay.traces.errors import UsageError
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float)}
-"""Type of an option → accepted types of its values, if other types are accepted, too."""
+"""Type of an option → accepted types of its values, if it is not only the option's own type."""
 
 
 class Known(Protocol):
@@ -28,7 +28,7 @@ def defaults(rule: CustomInit) -> dict[str, OptionValue]:
 def check_declared(kind: type[CustomInit]) -> None:
     """Check the options that an initializer declares.
 
-    Raises UsageError for two options with one name, and for a default that the option itself does not accept.
+    Raises UsageError if two options have the same name, or if an option does not accept its own default.
     """
     names = [option.name for option in kind.options]
     if len(set(names)) != len(names):
@@ -47,7 +47,7 @@ def check_declared(kind: type[CustomInit]) -> None:
 def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
     """Parse "NAME.OPTION=VALUE" to (initializer, option, value).
 
-    Raises UsageError, listing valid alternatives, for another form, unknown names and values that are not allowed.
+    Raises UsageError, listing valid alternatives, for a wrong format, unknown names and values that are not allowed.
     """
     key, equals, value = text.partition("=")
     name, dot, chosen = key.strip().partition(".")

@@ -1,7 +1,7 @@
 # pyright: strict
 """Run the user's files and modules, each once, and remember which option or package loaded them.
 
-The names come only from the user's command line or from installed plugins, never from a trace.
+The file and module names come only from the command line or from installed plugins, never from a trace.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _source = PROGRAM
 
 
 def current_source() -> str:
-    """Return the source that is being loaded, e.g. "--plugin my_ops.py"; registries store it with each entry."""
+    """Return what is being loaded, e.g. "--plugin my_ops.py"; registries store it with each entry."""
     return _source
 
 
 @contextmanager
 def loading(source: str) -> Generator[None, None, None]:
-    """Set the source of code that runs inside the context.
+    """Record `source` as the origin of all registrations made inside the context.
 
-    If contexts are nested, the outermost source counts, because the user named it.
+    If contexts are nested, the outermost source is used, because the user named it.
     """
     global _source
     before = _source
@@ -112,9 +112,9 @@ def _groups(path: Sequence[str]) -> frozenset[str] | None:
 
 
 def load_user_code(name: str, *, flag: str) -> None:
-    """Run a .py file, or import a module, unless this was done before.
+    """Run a .py file, or import a module, unless it has already been loaded.
 
-    Raises UsageError for any failure in it, with the flag, the file and the line.
+    Raises UsageError with the flag, the file and the line if the user's code fails.
     """
     if not _allowed.get():
         raise UsageError(f"{flag} {name}: user code is not run here", hint="Leave it out.")
@@ -200,8 +200,8 @@ def run_file(path: str | Path) -> bool:
 def import_package(folder: str | Path) -> list[Path]:
     """Import a folder that has an __init__.py as a package; return the files that were run by this call.
 
-    The package has the folder's name, which its files may import, unless Python has another module of that name. Raises
-    whatever the package raises.
+    The package is named like the folder, so that its files can import it by this name. If Python has another module of
+    that name, it gets a unique one. Raises whatever the package raises.
     """
     init = Path(folder).resolve() / "__init__.py"
     if init in _loaded:
@@ -291,7 +291,7 @@ _MOST_ABSENT = 100
 
 
 def _is_there(op: str) -> bool:
-    """Check whether the library of an op is loaded; if so, the op is misspelt or belongs to another version."""
+    """Check whether the library of an op is loaded: a missing op is then misspelt or belongs to another version."""
     import torch
 
     namespace = f"{op.partition('::')[0]}::"
@@ -323,7 +323,7 @@ def _unique_name(file: Path, shown: str) -> str:
 
 
 def _is_free(name: str, init: Path) -> bool:
-    """Check that the name is not used by any module other than the package of this __init__.py."""
+    """Check that no module uses the name, other than the package of this __init__.py."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) == str(init)
     spec = importlib.util.find_spec(name)
@@ -354,7 +354,7 @@ def _forget_module(name: str) -> None:
 
 @contextmanager
 def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
-    """Let Python find a module in a folder inside the context, after all other places."""
+    """Let Python import a module from `folder` inside the context; it is searched after all other places."""
     root = name.partition(".")[0]
     here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
     if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
@@ -373,7 +373,7 @@ def user_module(path: str | Path) -> ModuleType:
 
 
 def loaded_files() -> dict[str, str]:
-    """Return the full path of each file that was run → what the user named to load it."""
+    """Return the full path of each file that was run → the option or plugin that loaded it."""
     return dict(_sources)
 
 
@@ -409,7 +409,7 @@ def _qualified(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def place_of_class(kind: type) -> str:
-    """Return "file:line" of a class's definition, or the name of its module if it is in no file."""
+    """Return "file:line" of a class's definition, or the name of its module if no source file is found."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
@@ -423,12 +423,12 @@ _INSTEAD = {
         "of tensor_cast's modules."
     ),
 }
-"""Project whose files opreplay accepts except for an import → hint on what to import instead."""
+"""Missing project → hint on what to import instead; opreplay accepts files written for these projects otherwise."""
 _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
 
 
 def missing_op_hint(error: BaseException) -> str | None:
-    """Return a hint for a missing torch.ops.library.Op or for an import of another project that is not installed."""
+    """Return a hint for a missing torch.ops.library.Op or for an import of a known project that is not installed."""
     if isinstance(error, ModuleNotFoundError):
         return _INSTEAD.get((error.name or "").partition(".")[0])
     match = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
@@ -449,7 +449,7 @@ def shown_place(function: Callable[..., Any]) -> str:
 def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
     """Return "file:line" of the innermost frame outside installed packages and `own_files`; "" if there is none.
 
-    A syntax error names its own location.
+    For a syntax error, it is the location of the error.
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

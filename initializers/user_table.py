@@ -2,7 +2,7 @@
 """Table of user functions by op.
 
 Exact names take precedence over patterns, and functions for one device over functions for all devices. A name has one
-function. The table records what loaded each function and which functions were never used.
+function per device. The table records what loaded each function and which functions were never used.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class UserFunction:
     """Registration of one user function."""
 
     ops: tuple[str, ...]
-    """Op names "namespace::op", or patterns for them."""
+    """Op names "namespace::op", or patterns that match op names."""
     function: Callable[..., Any]
     device: str | None = None
-    """Simulated device that the function is for; None for all devices."""
+    """Simulated device to which the function applies; None for all devices."""
     override: bool = False
     """Whether the function takes precedence over opreplay's and torch's implementation.
 
     If False, it is used only for ops that cannot be replayed otherwise.
     """
     source: str = field(default_factory=current_source)
-    """What the user named to load the function, e.g. "--plugin my_ops.py"."""
+    """The option or plugin that loaded the function, e.g. "--plugin my_ops.py"."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Taken(UsageError, ValueError):
 
 
 class UserTable(Generic[Entry]):
-    """Registrations of one kind; without patterns this is a plain lookup by name."""
+    """Registrations of one kind of user function; without patterns this is a plain lookup by name."""
 
     def __init__(self, what: Kind, *, remedy: str = "leave one of them out") -> None:
         """Create an empty table; `remedy` tells the user what to do about a duplicate registration."""
@@ -88,7 +88,7 @@ class UserTable(Generic[Entry]):
         """Register a function; ops in `patterns` match the start of a name, other ops match the whole name.
 
         Raises Taken for an op that has another function for the same device, unless `replace` is set. If a file is run
-        again or a notebook cell is edited, its functions replace their earlier versions.
+        again or a notebook cell is edited, the new functions replace the earlier versions.
         """
         patterns = patterns or {}
         earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
@@ -107,7 +107,7 @@ class UserTable(Generic[Entry]):
                 self._exact[op, entry.device] = entry
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """Return the function for an op, given the spellings of its name, and mark it as used; None if there is none.
+        """Return the function for an op, given all spellings of its name, and mark it as used; None if there is none.
 
         Exact matches of all spellings come before patterns; earlier spellings come before later ones.
         """
@@ -145,7 +145,7 @@ class UserTable(Generic[Entry]):
         self._used.clear()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield each registration once, in order."""
+        """Yield each registration once: exact names first, then patterns."""
         both = [*self._exact.values(), *(entry for _, entry in self._patterns.values())]
         return iter({id(entry): entry for entry in both}.values())
 

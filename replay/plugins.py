@@ -98,8 +98,8 @@ def registrations() -> tuple[Registration, ...]:
 def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
     """Raise UsageError, with file and line, for a registration that commands on plans refuse.
 
-    It is refused if its device does not exist and no file among `socs` describes it, or if it is an initializer with
-    the name or an op of another one.
+    It is refused if its device does not exist and no file among `socs` describes it, or if it is an initializer whose
+    name, or one of whose ops, belongs to another initializer.
     """
     from opreplay.replay.ascend.simulate.devices import load_socs
 
@@ -111,9 +111,7 @@ def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
 
 
 def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
-    """Return one line, with the reason, for each conversion and executor that was used for none of these
-    planned ops.
-    """
+    """Return one line, with the reason, for each conversion and executor that none of these planned ops uses."""
     used: set[str] = set()
     needless: dict[str, str] = {}
     for op in ops:

@@ -131,7 +131,7 @@ QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint"
 
 
 def torch_dtype_name(recorded: str) -> str | None:
-    """Return the torch dtype name of a recorded type name, or None if it is not a tensor element type."""
+    """Return the torch dtype name for a recorded type name; None if it is not a tensor element type."""
     return CPP_SPELLINGS.get(recorded) or _normalised_dtype_name(recorded)
 
 

@@ -52,7 +52,7 @@ class TraceError(OpReplayError):
 
 
 class NothingRan(TraceError):
-    """The step or file contains nothing that can be timed or placed on the requested device."""
+    """The step or file contains nothing that can be timed, or nothing that can be placed on the requested device."""
 
 
 class Malformed(TraceError):
@@ -104,9 +104,7 @@ def internal_error(doing: str, error: Exception) -> InternalError:
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
 """Texts in the error messages of torch, oneDNN and the C++ library when an allocation fails."""
 _MACHINE = ("OutOfMemoryError", "AcceleratorError")
-"""torch errors that are not caused by the code that raises them: lack of memory, or a failed earlier kernel on the
-device.
-"""
+"""torch errors caused by the machine, not by the code that raises them: lack of memory, or a failed earlier kernel."""
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -139,8 +137,8 @@ def is_own_fault(error: BaseException) -> bool:
     """Check whether an error was raised by a line of opreplay and cannot be explained by an op's arguments.
 
     Such errors are a missing name, attribute or key, the import of a module that opreplay lacks, or a call that an
-    opreplay function does not accept. Other errors in code that runs an op are torch refusing mismatched arguments, and
-    so are errors in lines that unpack a shape: `rows, columns = x.shape`, `x.shape[3]`.
+    opreplay function does not accept. All other errors in code that runs an op are attributed to its arguments: torch
+    refuses them, or a line that unpacks a shape fails: `rows, columns = x.shape`, `x.shape[3]`.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

@@ -22,7 +22,7 @@ _FOLDERS: ContextVar[tuple[str, ...] | None] = ContextVar("folders", default=Non
 
 @contextmanager
 def only_in(folders: Sequence[str]) -> Generator[None, None, None]:
-    """Within the context, allow `may_read` only for files in these folders; outside it, any file may be read."""
+    """Within the context, make `may_read` accept only files in these folders; by default it accepts any file."""
     before = _FOLDERS.set(tuple(os.path.realpath(folder) for folder in folders))
     try:
         yield
@@ -44,8 +44,8 @@ def is_inside(real_path: str, folders: Sequence[str]) -> bool:
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReader:
     """Open a regular file of at most `most_bytes` bytes for reading.
 
-    Raises OSError for any other file, a file outside the allowed folders or an invalid name; its `strerror` completes
-    "cannot read NAME: ...".
+    Raises OSError for any other file, a file outside the allowed folders or an invalid name. The error's `strerror`
+    completes the message "cannot read NAME: ...".
     """
     try:
         if not may_read(path):

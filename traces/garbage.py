@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Generator[None, None, None]:
-    """Disable cycle collection within the context; it would take a third of the time of building large tables."""
+    """Disable cycle collection within the context; it would take a third of the time needed to build large tables."""
     enabled = gc.isenabled()
     gc.disable()
     try:

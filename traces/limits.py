@@ -29,9 +29,9 @@ class Limits:
     """Maximum bytes of one event's text."""
     events: int = 1_000_000_000
     rows: int = 100_000_000
-    """Maximum rows kept in one table (about 22 bytes a row)."""
+    """Maximum number of rows kept in one table (about 22 bytes per row)."""
     signatures: int = 250_000
-    """Maximum number of distinct ops: public traces have a few thousand at most, and each costs time and memory in
+    """Maximum number of distinct ops: public traces have a few thousand at most, and each op costs time and memory in
     every command.
     """
     names: int = 2_000_000

@@ -23,7 +23,7 @@ MAX_NESTING = 16
 
 
 def parse_literal(text: str) -> Literal:
-    """Parse a recorded text; unrecognised text is returned unchanged as a string.
+    """Parse the recorded text of an argument; return unrecognised text unchanged as a string.
 
     "" and "None" → None; "True" → bool; "512" → int; "0.", "1e-05", "inf", "nan" → float; "1+2j" and "(1,2)" → complex;
     "[2, [3, 4]]" → nested lists. Raises Malformed for lists nested deeper than 16.
@@ -84,7 +84,7 @@ def _parse_list(text: str, at: int, depth: int) -> tuple[list[Literal], int]:
 def format_literal(value: Literal) -> str:
     """Format a value as the profiler would record it; `parse_literal` is the inverse.
 
-    Strings that look like another literal are ambiguous; they are not quoted, as in the profiler.
+    Strings are not quoted, as in the profiler, so a string that looks like another literal is ambiguous.
     """
     if isinstance(value, list):
         return "[" + ", ".join("None" if item is None else format_literal(item) for item in value) + "]"
@@ -115,7 +115,7 @@ def is_whole_numbers(value: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def plain_float(value: float) -> float | str:
-    """Return finite floats unchanged; others as "inf", "-inf" or "nan", since JSON cannot hold them."""
+    """Return finite floats unchanged; return "inf", "-inf" or "nan" for floats that JSON cannot represent."""
     if value != value:
         return "nan"
     if value in (float("inf"), float("-inf")):

@@ -14,19 +14,19 @@ from opreplay.traces.model import OpSignature
 from opreplay.traces.names import printable
 
 MAX_NAMES = 5
-"""Maximum number of unknown type names reported individually; the others are counted together."""
+"""Maximum number of unknown type names reported individually; the remaining ones are counted together."""
 
 COPIED_OPS, COPIED_WORK = "copy of a host op", "copy of device work"
-"""Reasons for dropped duplicate events; dropping them loses no information."""
+"""Reasons in `losses` for dropped duplicate events; dropping them loses no information."""
 
 
 def without_copies(losses: Mapping[str, int]) -> dict[str, int]:
-    """Return the losses without duplicate events, which lose no information."""
+    """Return the losses except for dropped duplicate events, which contained no information."""
     return {reason: count for reason, count in losses.items() if reason not in (COPIED_OPS, COPIED_WORK)}
 
 
 def copies_text(losses: Mapping[str, int]) -> str:
-    """Return "120 events that are in the file twice count once", or "" if there are none."""
+    """Return "120 duplicate events in the file were counted only once", or "" if there are none."""
     copies = losses.get(COPIED_OPS, 0) + losses.get(COPIED_WORK, 0)
     if not copies:
         return ""
@@ -40,7 +40,7 @@ def copies_text(losses: Mapping[str, int]) -> str:
 def loss_text(losses: Mapping[str, int], shown: str) -> str:
     """Return a text about losses and duplicate events, or "" if there are none.
 
-    `shown` is the subject and verb before "of the rest" in the text.
+    `shown` is a subject and verb, which the text continues with "of the rest".
     """
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
     lost = f"not everything could be read ({reasons}): {shown} of the rest" if reasons else ""
@@ -50,7 +50,7 @@ def loss_text(losses: Mapping[str, int], shown: str) -> str:
 def unknown_type_losses(
     signatures: Sequence[OpSignature], signature: npt.NDArray[np.integer] | Sequence[int]
 ) -> Counter[str]:
-    """Count calls by unknown type name; `signature` is the signature index of each call."""
+    """Count calls with unknown argument types, by type name; `signature` is the signature index of each call."""
     unknown = [(index, names) for index, each in enumerate(signatures) if (names := unknown_types_of(each))]
     if not unknown:
         return Counter()

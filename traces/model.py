@@ -15,7 +15,7 @@ import numpy.typing as npt
 from opreplay.traces.activity.model import Activity, ListedCollective, no_rows
 
 Dims = tuple["int | Dims", ...]
-"""A shape or strides; one level deeper for a TensorList entry."""
+"""A shape or strides; for a TensorList, a tuple with the shape or strides of each tensor."""
 
 MetadataLevel = Literal["none", "dims", "dims+concrete", "full"]
 """What a trace records about an op's arguments: nothing; dims and types; also concrete inputs; also strides."""
@@ -32,13 +32,13 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     storage_offset: int = 0
     """Offset in elements."""
     storage: int | None = None
-    """Number of the tensor's memory within one op; tensors with the same number share it. None: separate memory, or not
-    recorded.
+    """Number of the tensor's memory within one op; tensors with the same number share memory. None: separate memory, or
+    not recorded.
     """
 
 
 MOST_ELEMENTS = 1 << 47
-"""Maximum number of elements of one tensor: 140 TB at one byte each, more than any machine holds."""
+"""Maximum number of elements of one tensor: 140 TB at one byte per element, more than any machine holds."""
 
 
 def beyond_memory(meta: TensorMeta) -> bool:
@@ -59,9 +59,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSignature:
-    """The identity of an op: recorded calls with the same name and argument metadata are the same op.
+    """An op: recorded calls with the same name and argument metadata are the same op.
 
-    Each of the four argument fields is None if the trace does not record it; otherwise it has one entry per argument.
+    `dims`, `types`, `strides` and `concrete` have one entry per argument; None for what the trace does not record.
     """
 
     name: str
@@ -82,12 +82,12 @@ class OpSignature:
     arguments.
 
     Storages are numbered by first use within the op. Arguments whose memory overlaps have the same number; views of one
-    storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements from the
-    512-byte boundary at or below the first byte that the op uses in the storage, which keeps the alignment and needs no
+    storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements, from the last
+    512-byte boundary not after the first byte that the op uses in the storage. This keeps the alignment and needs no
     memory for parts that the op never touches.
     """
     results: tuple[tuple[str, tuple[int, ...]] | None, ...] | None = field(default=None, compare=False)
-    """(type, dims) of each result of one of these calls, with lists flattened and None for non-tensors.
+    """(type, dims) of each result of one call with this signature, with lists flattened and None for non-tensors.
 
     Only an ExecutionTrace records results. They follow from the arguments, so they are ignored when ops are compared.
     """
@@ -95,7 +95,7 @@ class OpSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMemories:
-    """The numbers of the memories that hold each tensor of each call; -1 if unknown.
+    """The memory that holds each tensor of each call, as a number; -1 if unknown.
 
     Tensors that begin at different offsets of one storage have different numbers.
     """
@@ -103,8 +103,8 @@ class TensorMemories:
     ids: npt.NDArray[np.int64]
     """Memory numbers of all calls in order: the arguments of each call, then its results, with lists flattened."""
     bounds: npt.NDArray[np.int64]
-    """Boundaries of these parts: row r has the arguments `ids[bounds[2r]:bounds[2r + 1]]` and the results
-    `ids[bounds[2r + 1]:bounds[2r + 2]]`.
+    """Boundaries in `ids`: row r has the arguments `ids[bounds[2r]:bounds[2r + 1]]` and the results `ids[bounds[2r +
+    1]:bounds[2r + 2]]`.
     """
 
     def of_row(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,9 +113,9 @@ class TensorMemories:
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
     def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
-        """Return the table for other calls.
+        """Return the table with one row for each of these calls.
 
-        `rows` gives the row of each call in this table, or -1 for an unknown call.
+        `rows` gives the row of each call in the present table, or -1 for an unknown call.
         """
         parts = np.stack([2 * rows, 2 * rows + 1], axis=1).reshape(-1)
         known = parts >= 0
@@ -136,19 +136,19 @@ class OpTable:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks` (process, thread)."""
     parent: npt.NDArray[np.int64] | None = None
-    """Row of the innermost enclosing op, or -1; None if the file does not record it, so that it follows from the
+    """Row of the innermost enclosing op, or -1; None if the file does not record it and it must be derived from the
     intervals.
     """
     record_function_id: npt.NDArray[np.int64] | None = None
-    """torch's number of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
+    """torch's id of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
     sequence: npt.NDArray[np.int64] | None = None
-    """Autograd sequence number of the node that a call recorded or belongs to, equal in forward and backward; -1 for
-    none.
+    """Autograd sequence number of the node that a call recorded or belongs to, equal in forward and backward; -1 if it
+    has none.
     """
     gradients: npt.NDArray[np.bool_] | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them. None if not requested."""
     gradients_assumed: npt.NDArray[np.bool_] | None = None
-    """Whether it is unknown if autograd recorded the call, which then counts as not recorded. None if not requested."""
+    """Whether it is unknown if autograd recorded the call; `gradients` is then False. None if not requested."""
     memories: TensorMemories | None = None
     """Memories of the tensors; recorded only by an ExecutionTrace."""
 
@@ -171,7 +171,7 @@ class KernelTable:
     owner: npt.NDArray[np.int64]
     """Row in `Trace.ops` of the op that owns this device time, or -1."""
     grid: npt.NDArray[np.int64] | None = None
-    """Launch grid (`reading.grids`), -1 if the file does not give it; None if not requested."""
+    """Launch grid packed by `reading.grids`; -1 if the file does not give it. None if not requested."""
 
     @classmethod
     def none(cls) -> KernelTable:
@@ -198,7 +198,7 @@ class GraphLaunches:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks`."""
     kernels: npt.NDArray[np.int64]
-    """Rows of the kernels of all launches, one launch after the other, each sorted by start."""
+    """Rows of the kernels of all launches, one launch after the other; sorted by start within a launch."""
     bounds: npt.NDArray[np.int64]
     """Launch i ran `kernels[bounds[i]:bounds[i + 1]]`."""
 
@@ -216,7 +216,7 @@ class RuntimeCalls:
     kernel: npt.NDArray[np.int64]
     """Index into `Trace.kernel_names` of the kernel that the call launches; -1 if not recorded (CUDA)."""
     grid: npt.NDArray[np.int64]
-    """Grid of the launched kernel; -1 if the call does not record it."""
+    """Launch grid of the kernel, packed by `reading.grids`; -1 if the call does not record it."""
     start_ns: npt.NDArray[np.int64]
     track: npt.NDArray[np.integer]
 
@@ -232,22 +232,22 @@ class Annotation:
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How device time was assigned to ops: number of kernels by type of evidence."""
+    """How device time was assigned to ops: number of kernels by the evidence used."""
 
     by_external_id: int = 0
     by_containment: int = 0
     by_flow: int = 0
     by_capture: int = 0
-    """Kernels of captured graphs, assigned through the recording of the capture."""
+    """Kernels of captured graphs, assigned through a recording of the graph's capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
     repeated_ids: int = 0
     """Unowned kernels whose id was used by several processes with the same process id and thread id."""
     repeated_ids_device_ns: int = 0
     repeated_examples: tuple[int, ...] = ()
-    """The first few of these ids."""
+    """A few of the ids used by several processes."""
     repeated_tracks: tuple[int, ...] = ()
-    """Indexes into `Trace.tracks` of the threads that used these ids."""
+    """Indexes into `Trace.tracks` of the threads on which several processes used the same ids."""
     displaced: int = 0
     """Unowned kernels that start milliseconds before the launch with their id, while most kernels start after their
     launch.
@@ -256,12 +256,12 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """
     displaced_device_ns: int = 0
     displaced_by_ns: int = 0
-    """Maximum time by which these kernels start before their launch."""
+    """Maximum time by which displaced kernels start before their launch."""
     launched_before: int = 0
     """Unowned kernels that were launched before the recording began, so that no op in the file owns them.
 
-    They start before everything that the host recorded, or before the first launched kernel on their stream and with a
-    lower id than every launch.
+    They start before everything that the host recorded. Or they start before the first launched kernel on their stream
+    and have a lower id than every launch.
     """
     launched_before_device_ns: int = 0
     launched: int = 0
@@ -271,25 +271,25 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     differ.
     """
     before_launch_ns: int = 0
-    """Maximum time by which these events start before their launch."""
+    """Maximum time by which a device event starts before its launch."""
     clocks_apart_ns: int = 0
-    """Median time from a launch to its device event if it is minutes, otherwise 0."""
+    """Median time from a launch to its device event if that is minutes, otherwise 0."""
     launches: int = 0
     """Calls that launch kernels or graphs; counted only if ids link device events to launches."""
     launches_without_work: int = 0
     """Launches without a recorded device event."""
     shared_ids: int = 0
-    """Device events whose correlation id is shared by many others, so that it identifies no launch and counts as
-    absent.
+    """Device events whose correlation id is shared by so many others that it identifies no launch; it counts
+    as absent.
     """
     external_id_is_correlation: bool = False
-    """Whether the External id is the correlation id, as in eras B and C of torch; owners are then found by containment
-    only.
+    """Whether the External id is the correlation id, as in torch >=1.11,<2.2 (eras B and C); owners are then found by
+    containment only.
     """
 
 
 class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ops of a trace got argument metadata from another trace, by evidence."""
+    """How many ops of a trace got argument metadata from an ExecutionTrace (the donor), by evidence."""
 
     donor: str
     """Path of the ExecutionTrace."""
@@ -299,11 +299,11 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
     by_sequence: int = 0
     """Ops within a sequence of ops that has the same names in both files."""
     by_context: int = 0
-    """Ops whose name and neighbouring names always have the same arguments in the donor."""
+    """Ops whose name and neighbouring names always occur with the same arguments in the donor."""
     already_recorded: int = 0
     """Ops for which the trace itself has shapes; the donor may have added strides, values or the overload."""
     disagreeing: int = 0
-    """Those of the ops with recorded shapes for which the donor has other shapes, which were not taken."""
+    """Ops for which trace and donor have different shapes; the donor's were not used."""
     no_arguments: int = 0
     """Matched ops for which the donor records no arguments either: labels, autograd nodes."""
     unmatched: int = 0
@@ -321,13 +321,11 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WRITTEN = {"matched_launches": "told_launches", "matched_kernels": "told_kernels", "matched_us": "told_us"}
-"""Fields of `GraphJoin` whose names in result files differ from those in Python."""
+"""Fields of `GraphJoin` with different names in result files: name in Python → name in files."""
 
 
 class GraphJoin(msgspec.Struct, frozen=True, kw_only=True, rename=_WRITTEN):
-    """Work that ran in captured graphs, and how much of it was assigned to ops through the recordings of their
-    captures.
-    """
+    """Work that ran in captured graphs, and how much of it was assigned to ops by recordings of graph captures."""
 
     sources: tuple[str, ...] = ()
     """Paths of the recordings that were used; empty if none was."""
@@ -340,11 +338,11 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True, rename=_WRITTEN):
     matched_us: float = 0.0
     """Device time of the kernels that got an owner from a capture recording."""
     by_name: int = 0
-    """Launches whose kernels match a capture name by name; the other launches match only by number and kinds."""
+    """Launches whose kernel names match those of a capture; all other launches match only by number and kinds."""
     ambiguous: int = 0
-    """Launches that match several captures with different ops, so that none was used."""
+    """Launches that match several captures with different ops, so that none of these captures was used."""
     read_captures: tuple[CapturedGraph, ...] = ()
-    """A few of the recorded captures if a launch matches none of them, nearest size first."""
+    """A few of the recorded captures if a launch matches none of them; the closest number of kernels comes first."""
     unmatched_kernels: int = 0
     """Number of kernels in the first launch that matches no capture."""
 
@@ -355,9 +353,9 @@ class Collided(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     device_us: float = 0.0
     ids: tuple[int, ...] = ()
-    """The first few correlation ids, or External ids if device work has no correlation ids."""
+    """The first few of the colliding correlation ids, or External ids if device work has no correlation ids."""
     of: tuple[str, ...] = ()
-    """The processes that used these ids, or the threads if the processes have the same process id."""
+    """The processes that used the colliding ids, or the threads if the processes have the same process id."""
     same_thread: bool = False
     """Whether the processes have the same process id and thread id, so that their launches cannot be distinguished."""
 
@@ -384,7 +382,7 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
     uncertain_ids: tuple[int, ...] = ()
     """The first few ids of device events that more than one process may have launched."""
     uncertain_of: tuple[str, ...] = ()
-    """Names of the processes that made launches with these ids."""
+    """Names of the processes with launches that have the ids in `uncertain_ids`."""
     of_track: tuple[int, ...] = ()
     """Index into `processes` for each index into `Trace.tracks`; -1 if several processes share a track."""
     of_device: dict[int, int] = {}
@@ -392,7 +390,7 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HOLE = "an unknown number of events where bytes are missing or overwritten"
-"""A loss counted by location, because the number of events in a gap of the file is unknown."""
+"""Reason for a loss that is counted once per gap in the file, because the number of events in a gap is unknown."""
 
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -418,7 +416,7 @@ class TraceInfo:
     events_by_category: dict[str, int] = field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None
-    """Letter of the torch era (see the trace-format documentation), inferred from features."""
+    """Letter of the trace format (see the trace-format documentation), inferred from features."""
     torch_version: str | None = None
     """Version as recorded, or a range such as ">=2.4" inferred from features."""
     device_names: tuple[str, ...] = ()
@@ -444,11 +442,11 @@ class TraceInfo:
     graphs: GraphJoin | None = None
     """Set if captured graphs ran."""
     collided: Collided = Collided()
-    """Collided ids in the whole file, even if the trace is one process of it."""
+    """Colliding ids in the whole file, even if this trace contains only one of its processes."""
     merged: MergedProcesses | None = None
     """Set if the file contains several processes."""
     process: str | None = None
-    """Name of the process if the trace is one process of a merged file."""
+    """Name of the process if the trace contains only one process of a merged file."""
     processes: int = 1
     """Number of processes in the file from which `process` was taken."""
 
@@ -479,7 +477,7 @@ class Trace:
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor as a CANN kernel sees it."""
+    """One tensor as a CANN kernel processes it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -507,7 +505,7 @@ class KernelDetails:
     kind: npt.NDArray[np.int32]
     """Index into `kinds` for each row of `Trace.kernels`; -1 if the table has no row for it."""
     wait_ns: npt.NDArray[np.int64]
-    """Time that the task waited for the preceding task; -1 if unknown."""
+    """Time in ns that the task waited for the preceding task; -1 if unknown."""
 
 
 class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
@@ -527,9 +525,9 @@ class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
     communication_rows: int = 0
     """Unmatched rows that are collectives, which the trace records as several tasks."""
     unmatched_rows: int = 0
-    """All other rows that match no task of the trace."""
+    """Unmatched rows that are not collectives."""
     unmatched_tasks: int = 0
-    """NPU tasks of the trace without a row; copies, events and waits have none."""
+    """NPU tasks of the trace without a row in the table; copies, events and waits have no row."""
     other_durations: int = 0
     """Matched rows whose duration differs by more than 1 % from the trace's; the table's duration is used."""
     dropped: dict[str, int] = {}

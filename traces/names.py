@@ -11,7 +11,7 @@ import re
 from pathlib import PurePath
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Surrogates: bytes of a name that are not UTF-8, as Python stores them (PEP 383), and other unpaired surrogates."""
+"""Surrogates: bytes of a name that are not UTF-8, as Python stores them (PEP 383), and any unpaired surrogates."""
 
 
 ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")

@@ -16,14 +16,14 @@ from opreplay.traces.model import KernelTable, OpTable, Trace, TraceInfo
 from opreplay.traces.reading.signatures import decode_signatures
 
 SOURCE = "event"
-"""Used in place of the file name."""
+"""Used as file name in a trace of one event."""
 _DIMS = ("Input Dims", "Input dims")
-"""The key as spelled by torch, and by torch up to 1.8."""
+"""Key of the input shapes: the present spelling, and that of torch up to 1.8."""
 _HINT = "A Kineto op event has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."
 
 
 def trace_of_event(event: Mapping[str, Any]) -> Trace:
-    """Return a trace of one call without device time; arguments are parsed as from a file.
+    """Return a trace of one call without device time; arguments are parsed like those in a file.
 
     `event` is an entry of `traceEvents`; its "name", "args" and, if present, "dur" (microseconds) are used. Raises
     Malformed for an event without a name or with unreadable arguments.

@@ -33,9 +33,9 @@ class TopOp(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that own device time, or all calls if the trace has no device work."""
     device_us: float
     signatures: int
-    """Distinct signatures of these calls."""
+    """Number of distinct signatures of these calls."""
     host_us: float = 0.0
-    """Host time without the ops inside; 0 if the trace has device work."""
+    """Host time without child ops; 0 if the trace has device work."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All iterations whose annotations describe equal batches; numbers are per iteration, None if not recorded."""
+    """All iterations whose annotations describe the same batch; numbers are per iteration, None if not recorded."""
 
     phase: Phase | None
     """Phase of the batch; None for an empty batch."""
@@ -56,16 +56,16 @@ class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int | None
     """New tokens of the prefill sequences."""
     prefill_context: int | None
-    """Tokens attended to, including new ones."""
+    """Tokens to which the prefill sequences attend, including new ones."""
     decode_sequences: int
     decode_tokens: int | None
     decode_context: int | None
     total_us: float
-    """Host time from start to end, summed over all iterations."""
+    """Host time from start to end of an iteration, summed over all iterations."""
     ops: int
     """Number of recorded calls in the iterations, on all threads."""
     device_us: float
-    """Device time owned by these calls."""
+    """Device time owned by the calls counted in `ops`."""
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,9 +78,9 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ops: int
     cpu_ops_with_shapes: int
     unique_ops: int
-    """Distinct signatures among ops that have dims."""
+    """Number of distinct signatures among ops that have dims."""
     owner_ops: int
-    """Distinct signatures that own at least one row of device work."""
+    """Number of distinct signatures that own at least one row of device work."""
     kernels: int
     """Number of events of category kernel."""
     gpu_memory_events: int
@@ -88,9 +88,9 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of NPU device rows, which have no category."""
     user_annotations: int
     collectives: int
-    """Number of collectives and messages between ranks that nodes of a Chakra file describe by kind and size."""
+    """Number of collectives and point-to-point messages that a Chakra file describes by kind and size."""
     device_time_us: float
-    """Time of kernels, copies, memsets and NPU tasks; overlapping work is counted separately."""
+    """Total time of kernels, copies, memsets and NPU tasks; time in which several run counts once for each."""
     owned_device_time_us: float
     op_time_us: float
     """Host time summed over all ops, including nested ones."""
@@ -117,20 +117,18 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     losses: dict[str, int]
     repairs: dict[str, int]
     coarse_unit_us: float | None = None
-    """Unit of which all device durations are multiples, if it is so coarse that they are not timings; see
-    `times.clock`.
-    """
+    """Unit of which all device durations are multiples, if it is too coarse for timings; see `times.clock`."""
     doubts: Doubts = Doubts()
     """Reasons to doubt the device times."""
     busy: tuple[DeviceBusy, ...]
-    """How busy each device was."""
+    """Busy time and overlap of each device."""
     work: tuple[Row, ...]
-    """Time by class of work (GEMM, attention, elementwise, communication, copies, ...), on the device or otherwise on
-    the host.
+    """Time by class of work (GEMM, attention, elementwise, communication, copies, ...): device time or, without device
+    work, host time.
     """
     top_ops: tuple[TopOp, ...]
     top_kernels: tuple[Row, ...] = ()
-    """Kernels with the most time; empty unless ops own less than half of the device time."""
+    """Kernels with the most time; empty if ops own at least half of the device time."""
     merged: MergedProcesses | None = None
     """The processes of a file that was merged from the profiles of several processes."""
     npu_ops: tuple[OpKernels, ...]
@@ -200,7 +198,7 @@ def summarize(trace: Trace) -> TraceSummary:
 
 
 def _counts(column: np.ndarray, length: int) -> np.ndarray:
-    """Return how often each index occurs; computed in parts, because bincount widens its input."""
+    """Return how often each index occurs; computed in chunks, because bincount widens its input."""
     out = np.zeros(length, np.int64)
     for begin in range(0, len(column), 1 << 20):
         out += np.bincount(column[begin : begin + (1 << 20)], minlength=length)
@@ -226,11 +224,11 @@ def _span_us(trace: Trace) -> float:
 
 
 KERNELS_KEPT = 100
-"""Maximum number of kernels in the summary of a trace whose device time mostly has no owning op."""
+"""Maximum number of kernels in the summary of a trace in which no op owns most of the device time."""
 
 
 def _top_kernels(trace: Trace) -> tuple[Row, ...]:
-    """Return the kernels with the most time if most of the device time has no owning op; otherwise an empty tuple."""
+    """Return the kernels with the most time if no op owns most of the device time; otherwise an empty tuple."""
     kernels = trace.kernels
     unowned_ns = int(kernels.dur_ns[kernels.owner < 0].sum(dtype=np.int64))
     if 2 * unowned_ns <= int(kernels.dur_ns.sum(dtype=np.int64)):
@@ -258,7 +256,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 
 def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
-    """Return the ops with the most host time of their own."""
+    """Return the ops with the most host time, without their child ops."""
     unique = Counter(signature.name for signature in trace.signatures)
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work that they
-launch.
+"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work that these
+events launch.
 
 Events are copied byte for byte, so that programs that open the large file can also open the small one.
 """
@@ -35,12 +35,12 @@ from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
 LAG_SPANS = 3
-"""Time after the end of the wanted spans, as a multiple of their length, within which device work launched in them is
-searched.
+"""How long after the end of the wanted spans device work launched in them is searched, as a multiple of their
+length.
 """
 SHORTEST_LAG_NS = 100_000_000
 SPOOL_BYTES = 1 << 24
-"""Maximum bytes of waiting device work held in memory; larger amounts go to a temporary file."""
+"""Maximum bytes held in memory of device work that waits for its launch; larger amounts go to a temporary file."""
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _LEVEL = 6
 Progress = Callable[[int, "int | None"], None]
@@ -113,7 +113,7 @@ _MARK = msgspec.json.Decoder(_Mark, float_hook=fields.exact_decimal)
 
 
 def _span_of(text: bytes, name: bytes) -> Span | None:
-    """Return the span of a host mark whose event text begins before its name; None if there is no readable mark."""
+    """Return the span of the host event with this name, whose text begins before the name; None if it is unreadable."""
     at = text.find(name)
     start = at
     for _ in range(8):
@@ -162,8 +162,8 @@ def trim(
     .gz).
 
     An event is written if it starts in a wanted span. Device work and its arrows are also written if a written call
-    launched them. Raises TraceError like reading, for a file of begin and end events, whose pairs would be split, and
-    if no event is written. The output is removed if writing fails.
+    launched them. Raises TraceError as reading does, for a file of begin and end events (cutting would split their
+    pairs), and if no event is written. The output is removed if writing fails.
     """
     target = Path(output)
     limits = limits or Limits()
@@ -212,7 +212,7 @@ def _zipped(path: Path) -> bool:
 
 
 SKIPPED, KERNEL, LAUNCH, ARROW, METADATA, ARROW_HEAD = 0, 2, 3, 4, 64, 68
-"""Roles of events when they are copied, numbered as in the compiled part (native/record.h)."""
+"""Roles of events that decide how they are copied, numbered as in the compiled part (native/record.h)."""
 _KINDS: dict[str, type[Any]] = {
     **dict.fromkeys(fields.KERNEL_TAGS, fields.Kernel),
     **dict.fromkeys(fields.LAUNCH_TAGS, fields.Launch),
@@ -222,7 +222,7 @@ _ROLES = {fields.Kernel: KERNEL, fields.Launch: LAUNCH, fields.Arrow: ARROW}
 
 
 class _EventFields(Struct, gc=False, frozen=True):
-    """The fields that decide whether an event is taken."""
+    """The fields that decide whether an event is written."""
 
     ph: Any = None
     cat: Any = None
@@ -243,7 +243,7 @@ _EXACT = msgspec.json.Decoder(list[_EventFields], float_hook=fields.exact_decima
 
 
 class _Block(Struct, frozen=True):
-    """Events of a block: their positions in the text, and the fields that decide whether they are taken."""
+    """Events of a block: their positions in the text, and the fields that decide whether they are written."""
 
     text: bytes | memoryview
     columns: Array
@@ -255,7 +255,7 @@ class _Block(Struct, frozen=True):
 
 
 class _PlaceDecoder(EventDecoder):
-    """Checks that a block is JSON and finds its events, with the compiled scanner or event by event."""
+    """Checks that a block is JSON and finds its events, by the compiled scanner or one by one."""
 
     def __init__(self, tracks: Tracks) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class _PlaceDecoder(EventDecoder):
 
 
 def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
-    """Return the fields that decide whether one event is taken; empty for an entry that is not an event."""
+    """Return the fields that decide whether one event is written; empty for an entry that is not an event."""
     try:
         return (_EXACT if exact else _EVENT_FIELDS).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
@@ -317,7 +317,7 @@ def _role_and_id(event: _EventFields) -> tuple[int, Any]:
 
 
 class _Earliest(Collector):
-    """Finds the earliest time above 0."""
+    """Finds the earliest time above 0 in a file."""
 
     ns: int | None = None
 
@@ -392,7 +392,7 @@ class _Picker(Collector):
         )
 
     def _inside(self, tracks: Array, starts: Array) -> Array:
-        """Return the rows of events that start in a span of their thread or of all threads."""
+        """Return the rows of events that start in a span that applies to their thread or to all threads."""
         rows = np.flatnonzero(_within(self._spans, starts))
         if not self._of_tracks or not len(rows):
             return rows
@@ -403,7 +403,7 @@ class _Picker(Collector):
         return rows[inside]
 
     def _wait(self, block: _Block, rows: Array) -> None:
-        """Set device work aside, by its id, in case its launch follows later."""
+        """Save device work and its ids in the spool, in case its launch follows later in the file."""
         if len(rows):
             _, _, roles, ids, first, last = block.columns[:, rows]
             text = b"".join(block.texts(rows))
@@ -442,13 +442,13 @@ class _Picker(Collector):
 
 
 def _in_order(spans: Sequence[Span]) -> tuple[Array, Array]:
-    """Return the sorted starts of some spans and, for each, the latest end of the spans that have started by then."""
+    """Return (sorted starts of the spans, for each start the latest end of all spans up to it)."""
     columns = np.array(sorted(spans), np.int64).reshape(-1, 2)
     return columns[:, 0], np.maximum.accumulate(columns[:, 1])
 
 
 def _within(spans: tuple[Array, Array], times: Array) -> Array:
-    """Return a mask of times that lie in a span."""
+    """Return a mask of the times that lie in at least one span; `spans` comes from `_in_order`."""
     starts, ends = spans
     if not len(starts):
         return np.zeros(len(times), np.bool_)
@@ -457,7 +457,7 @@ def _within(spans: tuple[Array, Array], times: Array) -> Array:
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:
-    """Return the times at which ops matching a shell pattern run, by (pid, tid). Raises TraceError if no op matches."""
+    """Return the spans in which ops matching a shell pattern run, by (pid, tid). Raises TraceError if no op matches."""
     from opreplay.traces.reader import read_trace
 
     trace = read_trace(path, limits=limits or Limits())

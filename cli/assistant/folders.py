@@ -1,5 +1,5 @@
 # pyright: strict
-"""Folders whose files an assistant may name, and the only conversion from its text to a path that is opened."""
+"""Folders whose files an assistant may read, and the only function that converts its text to a path that is opened."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.folders import is_inside
 
 MOST_ENTRIES = 5_000
-"""Maximum number of folder entries examined for a list of files."""
+"""Maximum number of folder entries examined when files are listed."""
 KINDS = (".json", ".json.gz", ".jsonl", ".toml", ".csv", ".txt")
 HINT = "Use a file name that the tool `files` lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Resolved paths of folders."""
+    """Folders whose files an assistant may read, as resolved paths."""
 
     paths: tuple[str, ...]
 
@@ -51,14 +51,14 @@ class Folders:
         raise UsageError(f"file {text!r:.200} does not exist in the folders that may be read", hint=HINT)
 
     def device(self, text: str) -> str:
-        """Return a simulated device: a name, or the path of a device file in the folders.
+        """Return a device name unchanged, or the path of a device file in the folders.
 
         Raises UsageError for a file elsewhere.
         """
         return self.file(text) if "/" in text or os.sep in text or text.endswith(".toml") else text
 
     def function(self, text: str) -> str:
-        """Return an op name, or "file.py:function" with a file in the folders.
+        """Return an op name unchanged, or "file.py:function" with the path of the file in the folders.
 
         Raises UsageError for a file elsewhere.
         """
@@ -66,14 +66,14 @@ class Folders:
         return f"{self.file(path)}:{function}" if colon and path.endswith(".py") else text
 
     def shown(self, path: str) -> str:
-        """Return a path as an assistant would write it: relative to its folder."""
+        """Return a path relative to the allowed folder that contains it, as an assistant would write it."""
         folder = next((folder for folder in self.paths if is_inside(path, (folder,))), None)
         return path if folder is None else os.path.relpath(path, folder)
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, bytes) of each possible trace, plan, result or device file.
+        """Yield (name, bytes) of each file that may be a trace, plan, result or device file.
 
-        Links that lead out of the folders are left out.
+        Links that lead out of the folders are skipped.
         """
         seen = 0
         for folder in self.paths:

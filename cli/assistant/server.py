@@ -1,5 +1,5 @@
 # pyright: strict
-"""Provide the tools of `tools` through the SDK of the Model Context Protocol."""
+"""Serve the functions of `tools` through the SDK of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server_of(folders: Sequence[str], *, allow_run: bool = False) -> MCPServer[A
 
 
 def _guarded(tool: Callable[..., Any], folders: Folders, *, allow_run: bool) -> Callable[..., Any]:
-    """Wrap a tool: enforce the server's limits, cut the answer to size, and convert errors for the client."""
+    """Wrap a tool: enforce the server's limits, shorten long answers, and convert errors for the client."""
 
     @wraps(tool)
     def call(**arguments: Any) -> Any:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Tools of the server: each calls the library once and returns a small answer."""
+"""Tools of the MCP server: each calls the library once and returns a small answer."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 LOSERS = 20
-"""Maximum number of ops with the largest loss that a prediction lists."""
+"""Maximum number of ops predicted slower than recorded that are listed, largest loss first."""
 FAILING = 3
 """Maximum number of cases shown for a failed point of a check."""
 OPEN_FILES = 4
-"""Maximum number of traces kept open for further questions."""
+"""Maximum number of traces kept open for further tool calls."""
 
 FileName = Annotated[str, Field(description="File name from `files`, or absolute path.")]
 OpName = Annotated[str, Field(description='Op: id, name, glob ("aten::*mm*") or rank by time ("#1").')]
@@ -290,7 +290,7 @@ class Tools:
         )
 
     def _open(self, name: str) -> OpenTrace:
-        """Return a trace or plan in the folders; it is cached for further questions."""
+        """Return a trace or plan in the folders; it stays open for further tool calls."""
         return _opened(*_state(self._folders.file(name)))
 
     def _trace(self, name: str) -> Trace:

@@ -119,7 +119,7 @@ def run_showing(
     all_rows: bool = True,
     **others: Any,
 ) -> Showing:
-    """Return the output settings (`Showing`) given by the options of a command that runs ops."""
+    """Return the output settings, a `Showing`, from the options of a command that runs ops."""
     from opreplay.cli.reporting import Showing
 
     return Showing(
@@ -180,7 +180,7 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
 
 
 def _report_damaged(batch: Batch, allowed: bool) -> Sequence[str]:
-    """Report incompletely read traces on stderr and return them; return nothing if `allowed`."""
+    """Report on stderr and return the traces that were read only in part; return nothing if `allowed`."""
     from opreplay.cli.terminal.console import narrate
 
     damaged = () if allowed else batch.damaged()
@@ -199,7 +199,7 @@ def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode
 
 @contextlib.contextmanager
 def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None, None, None]:
-    """Yield the store of plans in the user's cache, or None if user code is involved, because it may change unnoticed.
+    """Yield the store of plans in the user's cache, or None with user code, whose changes the store would not notice.
 
     If a run cannot be resumed because trace files have changed, report these files and remove their stored plans.
     """

@@ -260,7 +260,7 @@ def command(
 
 
 TABLES = (".html", ".csv", ".md")
-"""Suffixes that --output accepts with --vary."""
+"""File suffixes that --output accepts together with --vary."""
 
 
 def _vary(
@@ -273,7 +273,7 @@ def _vary(
     weights: Weights | None,
     options: CaptureOptions,
 ) -> View:
-    """Return the table that --vary prints."""
+    """Return the table of predictions over sizes that --vary prints."""
     from opreplay.cli.terminal.progress import SizesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
 

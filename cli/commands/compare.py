@@ -166,7 +166,7 @@ def command(
 MOST_LINES = 10
 """Maximum number of violations of one condition to print; JSON has all."""
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
-"""Parameters that need two runs and cannot be used with a history."""
+"""Parameters of a comparison of two runs; they cannot be used with --history."""
 
 
 def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
@@ -201,7 +201,7 @@ def _report_conditions(broken: Sequence[str], untested: Sequence[str]) -> ExitCo
 
 
 def _shortened(broken: Sequence[str]) -> list[str]:
-    """Return at most MOST_LINES violations of each condition, and how many more there are."""
+    """Return at most MOST_LINES violations of each condition, and a line with the number of further ones."""
     by_condition: dict[str, list[str]] = {}
     for line in broken:
         by_condition.setdefault(line.partition(": ")[0], []).append(line)

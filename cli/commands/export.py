@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 FOLDERS = ("bundle", "flashinfer-trace")
-"""Formats that are written as folders, with inputs drawn by initializers."""
+"""Formats that are written as folders, with inputs made by initializers."""
 MEASURE_S = 300.0
 """Default maximum run time of the script of --format measure, in seconds; --budget overrides it."""
 MEASURED_SHOWN = 10
-"""Maximum number of measured calls listed after exporting this script."""
+"""Maximum number of measured calls listed after `--format measure` has written its script."""
 
 
 @click.command("export", cls=Command, short_help="Write ops as a script for torch, or for other tools.")
@@ -239,7 +239,7 @@ def _write_bundle(
 def _write_chakra(
     plan: ReplayPlan, read: Trace | ReplayPlan | None, output: Path, wanted: str | None, *, force: bool
 ) -> None:
-    """Write the step's graph if a whole trace with a device is exported, otherwise the calls one after another."""
+    """Write a Chakra trace: the step's graph if `read` has device work, otherwise the calls one after another."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.step_residency import PlannedStep
@@ -286,7 +286,7 @@ def _write_measure(
     *,
     force: bool,
 ) -> None:
-    """Write a script that measures the calls that narrow the predicted total most, and list these calls."""
+    """Write a script that measures the calls that contribute most to the prediction's uncertainty, and list them."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.setup import refuse_unused_initializers
     from opreplay.cli.terminal import console

@@ -13,7 +13,7 @@ from opreplay.cli.options.shared import all_option, force_option, format_option,
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
 """File suffix → format, if no --format is given."""
 TABLES = (".txt", ".log", "")
-"""Suffixes of files that get the text table with all rows."""
+"""Suffixes of files to which `show` writes the text table with all rows."""
 
 
 @click.command("show", short_help="Print a saved run again, in any format.")

@@ -126,7 +126,7 @@ def command(
 def write_kernels(
     file: str, cases: tuple[str, ...], emit: str | None, output: str | None, soc: str, *, values: bool, force: bool
 ) -> int:
-    """Write the kernels of all programs to a file; return 1 if a program has none.
+    """Write the kernels of all programs to a file; return 1 if a program has none that can be written.
 
     With `values`, only kernels with correct values are written. Raises UsageError for invalid flags.
     """
@@ -167,7 +167,7 @@ def _tensors_of(path: str) -> dict[str, Any]:
 
 
 def check_timeline(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a timeline file of another format or one that may not be written."""
+    """Raise UsageError for a timeline file that does not end in .json or may not be written."""
     from opreplay.cli.outputs import check_writable
     from opreplay.traces.errors import UsageError
 

@@ -192,7 +192,7 @@ def command(
 
 
 class StepOptions(TypedDict):
-    """Options of an analysis of one step, for one trace or for several ranks."""
+    """Options for the analysis of one step, of a single trace or of several ranks."""
 
     step: int | None
     what_if: tuple[str, ...]
@@ -202,11 +202,11 @@ class StepOptions(TypedDict):
 
 
 class StepAnalysis(NamedTuple):
-    """Result of an analysis of one step."""
+    """Result of the analysis of one step."""
 
     view: View
     processes: Callable[[], Iterable[Process]]
-    """Function that returns the processes of the timeline file."""
+    """Function that returns the processes to write to the timeline file."""
     what_if: Sequence[WhatIf | JobChange]
     plan: ReplayPlan | None = None
     """Ops that were predicted, if any."""
@@ -244,7 +244,7 @@ def _step(
 def _job(
     traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: StepOptions, *, everything: bool, all_rows: bool
 ) -> StepAnalysis:
-    """Analyse one step of several ranks of one job."""
+    """Analyse one step of several ranks of the same job."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import open_ranks
@@ -267,9 +267,9 @@ def _of_captured(
     what_if: tuple[str, ...],
     format_: str,
 ) -> int:
-    """Show the step of a captured plan, which has no recorded times.
+    """Print the analysis of the step of a captured plan, which has no recorded times.
 
-    `host` is the host scale and a file of host times.
+    `host` is (factor for CPU times, file of CPU times or None).
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan

@@ -78,7 +78,7 @@ def command(
 
 
 def _between(text: str, path: str, limits: object) -> tuple[int, int]:
-    """Parse --between to (start, end) in ns of the file's clock. Raises UsageError for invalid text."""
+    """Parse --between to (start, end) in nanoseconds of the trace's clock. Raises UsageError for invalid text."""
     from opreplay.cli.options.types import Duration
     from opreplay.traces.errors import UsageError
     from opreplay.traces.limits import Limits

@@ -87,9 +87,9 @@ Kind = Literal["transfers", "calls", "kernels"]
 
 
 def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
-    """Return what the tables hold: transfers, calls or kernels.
+    """Return what the tables contain: transfers, calls or kernels.
 
-    Raises UsageError for tables of several kinds, and for kernels without a device name.
+    Raises UsageError for tables of different kinds, and for kernels without a device name.
     """
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.replay.ascend.measured.communication import is_communication
@@ -109,7 +109,7 @@ def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
 
 
 def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None) -> Validation:
-    """Validate tables of calls, on the device that each row names or on --soc."""
+    """Validate tables of calls; each row is predicted for the SoC that it names, or otherwise for --soc."""
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
 

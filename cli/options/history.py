@@ -27,7 +27,7 @@ _OPTIONS = [
     ),
 ]
 GIT_S = 10.0
-"""Time limit of a call of git, in seconds."""
+"""Timeout of a git command, in seconds."""
 
 
 def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +36,7 @@ def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool) -> None:
-    """Raise UsageError, before anything is measured, for a history file that cannot be extended."""
+    """Raise UsageError, before anything is measured, if no run can be added to the history file."""
     if history is None:
         if label is not None:
             from opreplay.traces.errors import UsageError

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options for a run of many traces: number of workers, engine and machines."""
+"""Options for a run of many traces: number of workers, engine, address of the cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_ONE_TRACE = {
     "rows": "To write all results of many traces, use --output.",
     "notes": "`opreplay show FILE --notes` prints the notes of a file of results.",
 }
-"""Parameter of `opreplay run` that does not work with many traces → what to do instead."""
+"""Parameter of `opreplay run` that works with only one trace → what to do instead."""
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,9 +66,9 @@ _OPTIONS = [
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Return whether several traces are given: several arguments, a folder, or a glob that matches several files.
+    """Return whether to run many traces: there are several arguments, a folder, or a glob that matches several files.
 
-    --engine or --workers have the same effect. Raises TraceError for a glob that matches none.
+    --engine and --workers also select a run of many. Raises TraceError for a glob that matches no file.
     """
     if is_given("engine") or is_given("workers"):
         return True
@@ -78,6 +78,6 @@ def is_many(traces: Sequence[str]) -> bool:
 
 
 def refuse_options_of_one() -> None:
-    """Raise UsageError for a command-line option that is for a single trace."""
+    """Raise UsageError if an option that works with only one trace is given on the command line."""
     for name, hint in OF_ONE_TRACE.items():
         refuse_given([name], "{} works with only one trace", hint)

@@ -138,13 +138,13 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_option(what: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --quick; `what` completes its help text."""
+    """Return a decorator that adds --quick; `what` ends its help text."""
     return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
 
 
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 QUICK_LIMIT_S = 10.0
-"""Timeout of one op with --quick, in seconds, including set-up; huge ops would otherwise take a minute each."""
+"""Timeout per op with --quick, in seconds, including setup; huge ops would otherwise take a minute each."""
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
@@ -156,7 +156,7 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
 
 
 def quick_times(measuring: RunOptions) -> RunOptions:
-    """Apply the part of --quick that concerns times, not the selection of ops."""
+    """Apply the times of --quick, but not its selection of ops."""
     import msgspec
 
     if not is_default("op_time"):
@@ -168,13 +168,13 @@ def quick_times(measuring: RunOptions) -> RunOptions:
 dry_run_option = click.option(
     "--dry-run", is_flag=True, hidden=True, help="Show what would run, without running anything."
 )
-"""--dry-run: show what `opreplay plan` shows."""
+"""--dry-run: print what `opreplay plan` would print; run nothing."""
 
 
 max_failed_option = click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more ops are skipped or failed."
 )
-"""--max-failed: number of skipped or failed ops that a build tolerates."""
+"""--max-failed: maximum number of skipped or failed ops for exit code 0."""
 
 
 stop_on_error_option = setting(
@@ -198,7 +198,7 @@ CHECKS = ("work", "kernels", "values")
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --check, which compares replayed ops with recorded ones; `measuring` gets the chosen checks."""
+    """Add --check, which compares replayed ops with recorded ones; its choices are stored in `measuring`."""
 
     @wraps(command)
     def taking_checks(
@@ -239,7 +239,7 @@ _CHECKING = [
 def lock_devices(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
     """Lock the devices while ops are measured; yield whether another job is measuring on one of them.
 
-    With `shared`, nothing is locked. Otherwise raises EnvironmentRefused for an accelerator in use.
+    With `shared`, lock nothing and yield False. Otherwise raises EnvironmentRefused for an accelerator in use.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.host.device_lock import hold_locks
@@ -256,7 +256,7 @@ def lock_devices(devices: Sequence[str], *, shared: bool) -> Generator[bool, Non
 
 
 def tell_threads(event: Event) -> None:
-    """Report on stderr, before anything is measured, if ops get fewer threads than torch would use."""
+    """Report on stderr, before anything is measured, if ops get fewer threads than torch would use by default."""
     from opreplay.cli.terminal import console
     from opreplay.replay.job.events import Started
     from opreplay.replay.report.doubts import busy_notes

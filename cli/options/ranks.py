@@ -1,5 +1,5 @@
 # pyright: strict
-"""--ranks and the settings backend and no_check: collectives on real process groups."""
+"""--ranks and the settings backend and no_check, for running collectives on real process groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options for the number of ranks that replay collectives and their backend; they extend `measuring`."""
+    """Add options for the number of ranks that replay collectives and for their backend, stored in `measuring`."""
 
     @wraps(command)
     def taking_ranks(
@@ -59,10 +59,9 @@ _OPTIONS = [
 
 
 def served_as_rank(ranks: int) -> bool:
-    """Serve as a rank if a launcher started this process as a rank other than 0; return True when rank 0 is done.
+    """If a launcher started this process as rank 1 or higher, serve as that rank and return True when rank 0 is done.
 
-    Returns False in any other process. Raises UsageError if another number of ranks was started, EnvironmentRefused if
-    rank 0 is lost.
+    Returns False otherwise. Raises UsageError for another number of ranks, EnvironmentRefused if rank 0 is lost.
     """
     from opreplay.replay.execute.ranks.launched import launcher_settings
     from opreplay.traces.errors import UsageError

@@ -1,5 +1,5 @@
 # pyright: strict
-"""--mode and related options: replay the calls of a step in order instead of each unique op."""
+"""--mode and related options: replay the calls of a step in order, instead of each unique op once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MEANINGLESS = {
     "check_values": "only single ops are checked",
     "check_work": "only single ops are checked",
 }
-"""Parameter of `run` → why it has no meaning with --mode sequence."""
+"""Parameter of `run` → why it has no effect with --mode sequence."""
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --mode and the setting max_live_memory; `measuring` gets their values."""
+    """Add --mode and the setting max_live_memory, whose values are stored in `measuring`."""
 
     @wraps(command)
     def taking_mode(
@@ -62,7 +62,7 @@ _OPTIONS = [
 
 
 def check_mode(mode: str, max_live_memory: int | None) -> None:
-    """Raise UsageError for options that have no meaning in this mode."""
+    """Raise UsageError for options that have no effect in this mode."""
     from opreplay.traces.errors import UsageError
 
     if mode == "unique":

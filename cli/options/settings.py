@@ -1,8 +1,8 @@
 # pyright: strict
 """Settings: options that are rarely changed, given as `--set NAME=VALUE` and listed in a separate section of --help.
 
-For its command and for an options file, a setting is an ordinary option. Its former flag still works for one version,
-with a line on stderr.
+A command or an options file sees a setting as an ordinary option. Its former flag works for one more version, with a
+message on stderr.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ GROUPS = {
     "Plugins": ("plugin", "allow_import", "with_plugins"),
     "Output": ("output", "history", "force", "format_", "rows", "all_rows", "notes", "timeline_file"),
 }
-"""Section of --help → parameters in it.
+"""Section of --help → its parameters.
 
-Other parameters come last; if there are few parameters, there are no sections.
+Parameters not listed here come last. A command with few parameters has no sections.
 """
 UNGROUPED = 12
 _CHOSEN = "opreplay.settings"
@@ -44,7 +44,7 @@ _CHOSEN = "opreplay.settings"
 
 
 class Named(click.Option):
-    """Option that also accepts its `former` flags, which --help does not show."""
+    """Option that also accepts `former` flags, which --help does not list."""
 
     def __init__(self, *names: Any, former: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -52,7 +52,7 @@ class Named(click.Option):
         self.opts += former
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the flags, without former ones, and the description."""
+        """Return the current flags and the description; former flags are left out."""
         opts, self.opts = self.opts, self.shown
         try:
             return super().get_help_record(ctx)
@@ -61,7 +61,7 @@ class Named(click.Option):
 
 
 class Renamed(Named):
-    """Former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
+    """Hidden former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
 
     def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)
@@ -70,7 +70,7 @@ class Renamed(Named):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Parse like click, and report the flag's new spelling on stderr."""
+        """Parse like click; if the flag has a new spelling, report it on stderr."""
         value, args = super().handle_parse_result(ctx, opts, args)
         assert self.name is not None
         if self.now and ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
@@ -79,7 +79,7 @@ class Renamed(Named):
 
 
 class Setting(Renamed):
-    """Option that --help lists as NAME=VALUE; its flag counts as a former one, unless `flag_stays`."""
+    """Option listed as NAME=VALUE in --help; its flag is deprecated, unless `flag_stays`."""
 
     def __init__(self, *names: Any, flag_stays: bool = False, **attributes: Any) -> None:
         super().__init__(*names, **attributes, now="")
@@ -90,14 +90,14 @@ class Setting(Renamed):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Parse like click; a value from --set counts as given on the command line."""
+        """Parse like click; a value from --set counts as given by a flag."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if self.name in ctx.meta.get(_CHOSEN, ()):
             ctx.set_parameter_source(self.name, ParameterSource.COMMANDLINE)
         return value, args
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return NAME=VALUE and the description for --help."""
+        """Return ("NAME=VALUE", description) for --help."""
         self.hidden = False
         shown = self.get_help_record(ctx)
         self.hidden = True
@@ -107,7 +107,7 @@ class Setting(Renamed):
 
 
 def say_renamed(old: str, new: str) -> None:
-    """Report the new spelling of a former name on stderr."""
+    """Report on stderr that a name has changed from `old` to `new`."""
     click.echo(f"opreplay: {old} is now {new}", err=True)
 
 
@@ -131,9 +131,9 @@ def is_default(name: str) -> bool:
 
 
 def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out.", *, environment: bool = False) -> None:
-    """Raise UsageError for the first of these options or arguments that is given.
+    """Raise UsageError for the first of these options or arguments that the user has given.
 
-    `message` contains {} in place of its name.
+    In `message`, {} stands for the name of the option.
     """
     from opreplay.traces.errors import UsageError
 

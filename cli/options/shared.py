@@ -1,5 +1,5 @@
 # pyright: strict
-"""Option types and groups of options that several commands share; values arrive parsed, in library units."""
+"""Option types and groups of options that several commands share; commands get parsed values in the library's units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"#\d+|[0-9a-f]{6,32}")
-"""Beginning of an op's id, or its rank in the list of ops."""
+"""Matches an op's rank in the list of ops, e.g. #3, or the first digits of its id."""
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -36,7 +36,7 @@ execution_trace_option = setting(
     metavar="FILE",
     help="Take shapes missing in TRACE from this ExecutionTrace of the same run.",
 )
-"""--execution-trace: ExecutionTrace that provides the arguments of a trace without shapes."""
+"""--execution-trace: ExecutionTrace with the arguments of ops, for a trace recorded without shapes."""
 
 
 execution_traces_option = setting(
@@ -47,7 +47,7 @@ execution_traces_option = setting(
     metavar="FILE|GLOB|FOLDER",
     help=("Take shapes missing in a trace from the ExecutionTrace with its name or rank among these. Repeatable."),
 )
-"""--execution-trace for many traces; files are assigned to traces by names and ranks."""
+"""--execution-trace for many traces; files are assigned to traces by file name and rank."""
 
 
 kernel_details_option = setting(
@@ -56,11 +56,11 @@ kernel_details_option = setting(
     metavar="FILE",
     help=("torch_npu's kernel table for TRACE.  [default: kernel_details.csv or op_summary*.csv next to it]"),
 )
-"""kernel_details: kernel table of the NPU's profiler."""
+"""kernel_details: kernel table written by the NPU's profiler."""
 
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
-"""--notes: print all notes on the numbers, not only notes that may change a decision."""
+"""--notes: print all notes on the numbers; by default only those that may change a decision."""
 
 
 all_option = click.option(
@@ -77,7 +77,7 @@ cache_option = setting(
         "$XDG_CACHE_HOME/opreplay or ~/.cache/opreplay."
     ),
 )
-"""no_cache: neither use the plan of an earlier run nor store one for the next run."""
+"""no_cache: neither reuse the stored plan of an earlier run nor store the plan."""
 
 
 capture_option = setting(
@@ -89,7 +89,7 @@ capture_option = setting(
         "files next to it with capture in their name]"
     ),
 )
-"""capture: recording of the ops from which CUDA graphs were captured."""
+"""capture: profile of the capture of CUDA graphs, used to assign their kernels to ops."""
 
 
 process_option = setting(
@@ -98,7 +98,7 @@ process_option = setting(
     metavar="NAME",
     help=("Select one process of a TRACE merged from several processes, by its name in `inspect`."),
 )
-"""--process: process to use of a merged file."""
+"""--process: name of the process to use in a trace merged from several."""
 
 
 limit_option = setting(
@@ -246,7 +246,7 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fused_option(help_: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --fused: replace calls of a captured plan by the kernels that servers run."""
+    """Return a decorator that adds --fused: replace calls in a captured plan by the fused kernels that servers run."""
     return click.option("--fused", type=click.Choice(["ascend", "none"]), help=help_)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """File that a command reads, and the files that complete it."""
+    """File that a command reads, and the files that add data to it."""
 
     trace: str
     execution_trace: str | None
@@ -43,7 +43,7 @@ class Source:
     """Whether to use only the busiest process of a merged trace."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
-        """Open the file with `opreplay.cli.opening.open_input`; `activity` adds all timing and collectives."""
+        """Open the file with `opreplay.cli.opening.open_input`; `activity` also reads event times and collectives."""
         from opreplay.cli.opening import busiest_of, open_input
         from opreplay.traces.model import Trace
 
@@ -60,7 +60,7 @@ class Source:
 
 
 def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:
-    """Return a decorator that adds TRACE, the files that complete it, and the limits of its reader.
+    """Return a decorator that adds TRACE, the options for files that add data to it, and the limits of the reader.
 
     The command receives them as `source`, a `Source`.
     """
@@ -96,10 +96,10 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
 
 
 def sources_options(command: Command) -> Command:
-    """Add TRACE..., the files that complete it, and the limits of the reader.
+    """Add TRACE..., the options for files that add data to them, and the limits of the reader.
 
-    For a single trace, the command receives them as `source`, a `Source`. For many traces, `source` is None and it
-    receives `traces`, `execution_trace`, `process` and `limit`.
+    For a single trace, the command receives them as `source`, a `Source`. For many traces, `source` is None and the
+    command receives `traces`, `execution_trace`, `process` and `limit`.
     """
 
     @wraps(command)

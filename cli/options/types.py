@@ -1,4 +1,4 @@
-"""Types of option values: sizes, durations, shares, assignments."""
+"""Types of option values: sizes, durations, fractions, assignments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _scaled(text: str, units: dict[str, Any]) -> float | None:
 
 
 class ByteSize(click.ParamType):
-    """Size in bytes: "1GB", "512MiB", "800k" or a plain number → int."""
+    """Converts a size, "1GB", "512MiB", "800k" or a plain number, to bytes (int)."""
 
     name = "size"
 
@@ -43,7 +43,7 @@ class ByteSize(click.ParamType):
 
 
 class Count(click.IntRange):
-    """Count: "4096", "4k" or "2^12", as in --vary → int."""
+    """Converts a count, "4096", "4k" or "2^12" as in --vary, to int."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float) and not value.is_integer():  # of a file of options
@@ -60,10 +60,9 @@ class Count(click.IntRange):
 
 
 class Duration(click.ParamType):
-    """Duration: "0.2s", "200ms", "2min" → seconds, above 0.
+    """Converts a duration, "0.2s", "200ms" or "2min", to seconds; it must be above 0.
 
-    A number without a unit means seconds and is reported on stderr; with the hint `without_unit`, it is rejected
-    instead.
+    A number without a unit means seconds, which is reported on stderr, or is rejected with the hint `without_unit`.
     """
 
     name = "time"
@@ -86,7 +85,7 @@ class Duration(click.ParamType):
 
 
 class Share(click.ParamType):
-    """Share: "0.1%" or "0.001" → number from 0 to 1."""
+    """Converts a fraction, "0.1%" or "0.001", to a number from 0 to 1."""
 
     name = "share"
 
@@ -100,7 +99,7 @@ class Share(click.ParamType):
 
 
 class Names(click.ParamType):
-    """List of allowed names: "work,values" → ("work", "values")."""
+    """Converts a list of allowed names, "work,values", to ("work", "values")."""
 
     name = "names"
 
@@ -117,7 +116,7 @@ class Names(click.ParamType):
 
 
 class Assignments(click.ParamType):
-    """One "NAME=VALUE" of a repeatable option → (name, value); both must match their patterns."""
+    """Converts one "NAME=VALUE" of a repeatable option to (name, value); both must match their patterns."""
 
     name = "name=value"
 

@@ -1,8 +1,8 @@
 # pyright: strict
 """Consoles for results and messages, created on demand.
 
-All output goes through here. Characters that a terminal interprets are escaped, so texts of a trace may be passed
-unchanged. Colours are added after that.
+All output goes through this module. It escapes characters that a terminal interprets, so texts of a trace may be passed
+unchanged, and adds colours afterwards.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def naming_stdout() -> Generator[None, None, None]:
-    """Set the file name of an OSError of a stream to "stdout"; errors of files already name their file."""
+    """Set the file name of an OSError that names no file to "stdout", inside the context."""
     try:
         yield
     except OSError as error:
@@ -121,7 +121,7 @@ def show_line(text: str, style: str = "bold") -> None:
 
 
 def show_view(view: View, form: str) -> None:
-    """Print a view to stdout: its lines and table for "table", or the text of another format as it is."""
+    """Print a view to stdout: its lines and table if `form` is "table", otherwise its text in that format."""
     if form != "table":
         write(view.text(form, command_line()))
         return
@@ -155,7 +155,7 @@ def narrate(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Write data to stdout with its lines unchanged."""
+    """Write text to stdout; line breaks are kept, other control characters are escaped."""
     from opreplay.traces.names import escape_controls
 
     with naming_stdout():

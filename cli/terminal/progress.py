@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import OpResult
 
 EVERY_S = 5.0
-"""Seconds between two plain lines."""
+"""Minimum seconds between two plain progress lines."""
 NAME_WIDTH = 28
 LINE_WIDTH = 100
 """Maximum width of a line if stderr is not a terminal."""
@@ -122,7 +122,7 @@ class SizesProgress(_Bar):
 
 
 class CheckProgress(_Bar):
-    """Progress of a check, in trials, with the current point."""
+    """Progress of a check: the point that is being checked, and the number of trials."""
 
     def __enter__(self) -> Callable[[str, int, int], None]:
         super().__enter__()
@@ -167,7 +167,7 @@ class RunProgress(_Bar):
     def show(self, result: OpResult) -> None:
         """Show one finished op.
 
-        An op that lost its process is always reported, because the run continues without it.
+        An op whose process died is always reported, because the run continues without it.
         """
         from opreplay.replay.results.outcome import is_lost
 

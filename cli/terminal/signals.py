@@ -16,11 +16,11 @@ from types import FrameType
 from opreplay.cli.exit_codes import ExitCode
 
 AGAIN_S = 0.01
-"""Delay in seconds before a swallowed interrupt is raised again, and between further attempts."""
+"""Delay in seconds before an interrupt that Python swallowed is raised again, and between further attempts."""
 FLAG = "opreplay.replay.host.interrupts"
-"""Module with the flag that loops check; if it is not imported, no loop is running, and --help does not need it."""
+"""Module with the flag that tells loops to end. No loop runs before it is imported, so --help need not import it."""
 PATIENCE = 3
-"""Count of signals at which the process ends at once, without clean-up; its child processes die with it."""
+"""Number of signals after which the process ends immediately, without clean-up; its child processes die with it."""
 
 
 class Interrupts:
@@ -52,8 +52,8 @@ class Interrupts:
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
         """Raise KeyboardInterrupt again shortly after Python swallowed it.
 
-        Python does so in `__del__`, in a weak reference's callback and in a fork hook. Other exceptions are reported as
-        usual.
+        Python swallows exceptions in `__del__`, in callbacks of weak references and in fork hooks. Other exceptions are
+        reported as usual.
         """
         if lost.exc_type is not KeyboardInterrupt:
             self._report(lost)
@@ -86,7 +86,7 @@ class Interrupts:
 def _raise_again(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, unless the hook for swallowed exceptions is still running.
 
-    Python would drop the exception there; the timer calls this function again.
+    Python would drop an exception raised inside the hook; the timer calls this function again.
     """
     while frame is not None:
         if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,7 @@ _DECIDES = re.compile(r"seq|len|table|indptr|offs|idx|index|indices|expert|slot|
 
 
 def decides_work(name: str) -> bool:
-    """Return whether an integer argument of this name (lengths, tables) determines how much work is done, or where."""
+    """Return whether an integer argument of this name (lengths, tables) determines which or how much data is used."""
     return _DECIDES.search(name) is not None
 
 
@@ -34,7 +34,7 @@ CUMULATIVE_NEW = ("query_start_loc", "cu_seqlens_q", "cu_query_lens", "qo_indptr
 CUMULATIVE_SEEN = ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens", "cu_seqlens_k_padded")
 LONGEST = ("max_seq_len", "max_seqlen_k", "max_context_len", "max_seqlen_kv")
 CACHES = ("key_cache", "k_cache", "kv_cache", "src_cache", "K", "kv_c_and_k_pe_cache", "key", "k")
-"""Names of cache arguments, the most reliable first."""
+"""Names of arguments that hold the KV cache; the most reliable names come first."""
 LISTS = (
     "block_tables",
     "block_table",
@@ -45,7 +45,7 @@ LISTS = (
     "indices",
     "out_loc",
 )
-"""Arguments that list pages or slots; a call without any of them does not use paged keys."""
+"""Names of arguments that list pages or slots; a call without any of them does not use a paged cache."""
 
 
 def page_size(role: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:

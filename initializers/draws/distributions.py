@@ -19,9 +19,9 @@ from opreplay.traces.folders import read_regular
 
 HISTOGRAM_BYTES = 1 << 20
 SIGMA = 1.0
-"""Standard deviation of the logarithm of log-normal lengths; prompts in public serving traces have about this one."""
+"""Standard deviation of the logarithm of log-normal lengths; close to that of prompts in public serving traces."""
 _MULTIPLIER = 2_654_435_761
-"""Prime (Knuth's hash multiplier) that scatters popular indices over the whole table, as in real ids."""
+"""Prime (Knuth's hash multiplier) that scatters popular indices over the whole table, as real ids are."""
 
 LENGTH_OPTIONS = (
     Option(
@@ -54,7 +54,7 @@ INDEX_OPTIONS = (
 
 
 class LengthRule(CustomInit):
-    """Base class of rules that draw lengths, with their options and a check of the histogram file."""
+    """Base class of initializers that draw lengths; has their options and checks the histogram file."""
 
     options = LENGTH_OPTIONS
 
@@ -63,7 +63,7 @@ class LengthRule(CustomInit):
 
 
 class IndexRule(CustomInit):
-    """Base class of rules that draw indices, with their options and a check of the histogram file."""
+    """Base class of initializers that draw indices; has their options and checks the histogram file."""
 
     options = INDEX_OPTIONS
 
@@ -77,7 +77,7 @@ class LengthDistribution:
 
     kind: str = "max"
     lengths: tuple[int, ...] = ()
-    """Measured lengths, for "histogram"."""
+    """Measured lengths; used if `kind` is "histogram"."""
     counts: tuple[float, ...] = ()
 
     def draw(self, count: int, longest: int, generator: torch.Generator) -> torch.Tensor:
@@ -96,7 +96,7 @@ class LengthDistribution:
 
 
 def length_distribution(context: InitContext) -> LengthDistribution:
-    """Return the distribution given by a rule's `LENGTH_OPTIONS`. Raises InitializerError for an invalid file."""
+    """Return the distribution set by an initializer's `LENGTH_OPTIONS`. Raises InitializerError for an invalid file."""
     kind = str(context.options.get("distribution", "max"))
     if kind != "histogram":
         return LengthDistribution(kind=kind)
@@ -107,9 +107,9 @@ def length_distribution(context: InitContext) -> LengthDistribution:
 
 
 def check_histogram(options: Mapping[str, OptionValue], read: Callable[[str], object]) -> None:
-    """Read the file for `distribution=histogram`.
+    """Check the histogram file with `read` if the options set `distribution=histogram`.
 
-    Raises InitializerError if the file is missing or invalid, or if another distribution is chosen with a file.
+    Raises InitializerError if the file is missing or invalid, or if a file is given with another distribution.
     """
     path = str(options.get("histogram") or "")
     if options.get("distribution") == "histogram":
@@ -170,7 +170,7 @@ def _read(path: str) -> Any:
 
 
 def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] indices, where rank r has a probability of about r^-exponent.
+    """Return int64 [count] indices; the index with popularity rank r has a probability of about r^-exponent.
 
     Ranks are drawn by inverting the continuous distribution, and then scattered over the range.
     """

@@ -1,4 +1,4 @@
-"""Draw experts of tokens without replacement from a distribution, and sort them as MoE kernels expect.
+"""Draw each token's experts without replacement from a distribution, and sort the tokens as MoE kernels expect.
 
 Sampling and layouts run on the CPU, so that every device gets the same routing.
 """
@@ -15,23 +15,23 @@ from opreplay.initializers.draws.distributions import read_histogram
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 DISTINCT_ROWS = 8_191
-"""Number of tokens whose experts are drawn before they repeat; a prime, so that blocks of common sizes differ."""
+"""Number of tokens for which experts are drawn before they repeat; a prime, so that blocks of common sizes differ."""
 MAX_TOP_K = 512
 """Maximum number of experts per token.
 
 Each slot is compared with all earlier ones, so the time grows with the square of this number.
 """
 REDRAWS = 8
-"""Number of redraws for rows that contain an expert twice.
+"""Number of redraws for tokens that have the same expert twice.
 
-Rows that still do are then drawn exactly, from perturbed logarithms of the probabilities.
+If an expert still repeats, it is drawn exactly, from perturbed logarithms of the probabilities.
 """
 
 
 def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
     """Return float64 [experts] probabilities that add up to 1; with "zipf" the first expert is the most popular.
 
-    `histogram` is a JSON file with one count per expert. Raises InitializerError if it does not match.
+    `histogram` is a JSON file with one count per expert. Raises InitializerError if it has another number of counts.
     """
     if distribution == "zipf":
         weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent
@@ -47,8 +47,8 @@ def probabilities(experts: int, distribution: str, exponent: float, histogram: s
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return int64 [tokens, topk] experts, drawn one by one without replacement.
 
-    `chance` holds float64 [experts] probabilities. The result is empty without tokens or slots. Raises InitializerError
-    if fewer than topk experts have a probability above 0, or if topk exceeds `MAX_TOP_K`.
+    `chance` holds float64 [experts] probabilities. If `tokens` or `topk` is 0, the result is empty. Raises
+    InitializerError if fewer than topk experts have a probability above 0, or if topk exceeds `MAX_TOP_K`.
     """
     if topk > MAX_TOP_K:
         raise InitializerError(f"{topk} experts per token exceed the limit of {MAX_TOP_K}")
@@ -116,20 +116,20 @@ def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sorted:
-    """Flat positions token · topk + slot, sorted by expert, with each expert padded to whole blocks."""
+    """Routed (token, slot) pairs, as token · topk + slot, sorted by expert; each expert is padded to whole blocks."""
 
     positions: torch.Tensor
-    """int64 [length]: the sorted positions; the padding contains `filler`."""
+    """int64 [length]: the sorted pairs; the padding contains `filler`."""
     owners: torch.Tensor
     """int64 [blocks]: the expert of each block, or −1 if the block has none."""
     valid: int
-    """Number of positions in use, including padding."""
+    """Number of entries of `positions` in use, including padding."""
     dropped: int
-    """Number of routed slots that did not fit."""
+    """Number of routed (token, slot) pairs that did not fit."""
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blocks: int, filler: int) -> Sorted:
-    """Sort the positions of ids [tokens, topk] by expert, for a kernel whose blocks each process one expert."""
+    """Sort (token, slot) pairs of ids [tokens, topk] by expert, for a kernel whose blocks each process one expert."""
     flat = ids.reshape(-1)
     counts = torch.bincount(flat, minlength=experts)
     # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.

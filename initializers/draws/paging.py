@@ -24,7 +24,7 @@ class Pool:
 
     @property
     def key(self) -> str:
-        """Return a key that is the same for all ops on the same cache."""
+        """Return a key that is the same for all ops on the same cache: the cache's number of slots."""
         return f"{self.blocks * self.page}"
 
 
@@ -41,7 +41,7 @@ def find_pool(context: InitContext) -> Pool | None:
 
 
 def shared_generator(context: InitContext, purpose: str) -> torch.Generator:
-    """Return a CPU generator whose state is the same for all ops of a run with the same purpose."""
+    """Return a CPU generator that draws the same values for all ops of a run that pass the same purpose."""
     digest = blake2b(f"{context.run_seed}:{purpose}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
@@ -53,7 +53,7 @@ def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tenso
 
 
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [new tokens]: the slot of each new token, in batch order; new tokens end their sequences."""
+    """Return int64 [new tokens]: the slot of each new token, in batch order; sequences end with their new tokens."""
     counts = (batch.kv + pool.page - 1) // pool.page
     pages = page_list(pool, int(counts.sum()), generator).numpy()
     query, kv, first = batch.query.numpy(), batch.kv.numpy(), (counts.cumsum(0) - counts).numpy()

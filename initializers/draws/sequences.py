@@ -17,14 +17,14 @@ from opreplay.initializers.fill import elements
 from opreplay.traces.links.annotations import BatchContext
 
 IMPOSSIBLE = "impossible in this call"
-"""Text in notes on annotated values that the call's own arguments cannot hold."""
+"""Text of notes on annotated lengths that do not fit into the call's arguments."""
 UNRECORDED = "context lengths are not recorded"
-"""Start of the notes on sequences whose number of cached tokens is given by neither an annotation nor an argument."""
+"""Start of the notes on sequences whose number of cached tokens neither an annotation nor an argument gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Limits set by the shapes of a call."""
+    """Limits on a batch that follow from the shapes of a call."""
 
     sequences: int
     tokens: int | None
@@ -32,19 +32,19 @@ class Room:
     longest: int
     """Maximum number of tokens that one sequence may attend to."""
     cached: bool = True
-    """Whether keys may come from earlier iterations; without a cache, kv equals the new tokens."""
+    """Whether keys may come from earlier iterations; without a cache, a sequence has as many keys as new tokens."""
     hidden: bool = False
     """Whether the op uses a cache that is not among its arguments, so that its size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Lengths of all sequences, decode first as in vLLM, and the assumptions behind them."""
+    """Lengths of all sequences, and the assumptions behind them; decode sequences come first, as in vLLM."""
 
     query: torch.Tensor
     """int64 [sequences]: number of new tokens; 0 for padding."""
     kv: torch.Tensor
-    """int64 [sequences]: number of keys, of the cache and of new tokens; at least `query`."""
+    """int64 [sequences]: number of keys, both cached and new; at least `query`."""
     assumed: str
 
     def lengths(self) -> BatchLengths:
@@ -92,7 +92,7 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
-    """Totals over the sequences of one phase; None if unknown."""
+    """Totals over the sequences of one phase (decode or prefill); unknown ones are None."""
 
     sequences: int
     new: int | None
@@ -102,7 +102,7 @@ class _Phase:
 
 
 def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
-    """Return the phases (decode, prefill) of the call's sequences; None if no phases have that number of sequences."""
+    """Return the phases (decode, prefill) that fit the call's number of sequences; None if none fit."""
     decode = _Phase(
         sequences=context.decode_sequences,
         new=context.decode_tokens,
@@ -136,7 +136,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 def _phase(
     phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Return the new tokens and the attended tokens of each sequence, and the assumptions."""
+    """Return the new tokens and the attended tokens of each sequence of a phase, and the assumptions as text."""
     count = phase.sequences
     new = count if phase.new is None or room.tokens is None else phase.new
     query = _split(new, count, phase.new_squared, room.longest)
@@ -222,7 +222,7 @@ def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
 
 
 def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
-    """Return a batch without any context: queries of even length, keys drawn from the distribution."""
+    """Return a batch without a batch context: new tokens divided evenly, keys drawn from the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:

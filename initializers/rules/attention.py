@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp that match query, key and value.
+"""Initializers for dense attention: cumulative lengths, and a saved output and logsumexp that match query, key, value.
 
 `paged_attention` handles paged attention and its block tables.
 """
@@ -20,7 +20,7 @@ HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_att
 
 
 class CumulativeLengthsInit(CustomInit):
-    """Fills cumulative sequence lengths that divide the tokens into sequences of even length."""
+    """Fills cumulative sequence lengths that divide the tokens into sequences of equal length."""
 
     name = "cumulative_lengths"
     priority = 1
@@ -92,7 +92,7 @@ _LENGTHS = {
 
 
 def _cut_evenly(context: InitContext) -> str:
-    """Fill the call's cumulative lengths evenly and return a description; "" if it has none."""
+    """Fill the call's cumulative lengths with sequences of equal length and return a description; "" if it has none."""
     done: list[str] = []
     for name, source in _LENGTHS.items():
         cuts = context.tensor(name)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for ops whose float arguments must lie in a domain: logarithms, divisors, probabilities, saved outputs."""
+"""Initializers for float arguments that must lie in a domain: logarithms, divisors, probabilities, saved outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Fill function with values uniform in [low, high), well inside a domain."""
+    """Function that fills a tensor uniformly from [low, high), a range well inside the domain of the op."""
 
     low: float
     high: float
@@ -30,9 +30,9 @@ class Between:
             fill.integers(tensor, generator, max(1, round(self.low)), max(9, round(self.high)))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Check whether all values lie strictly between the integers around the domain: 0 and 1 for [0.05, 0.95).
+        """Check whether all values lie strictly between the integers around [low, high): 0 and 1 for [0.05, 0.95).
 
-        Denormals near 0 and NaN fail. A domain that ends above 1 has no upper bound.
+        Denormals near 0 and NaN fail. There is no upper bound if `high` exceeds 1.
         """
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return True
@@ -92,7 +92,7 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
 )  # fmt: skip
 """Ops and how to fill arguments for which N(0, 1) would give nan, inf or an error, or drift when repeated in place.
 
-If an op has two rules, the later one applies.
+If an op is listed twice, the later entry applies.
 """
 
 DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}
@@ -169,10 +169,7 @@ class UnpoolIndicesInit(CustomInit):
 
 
 class WellConditionedInit(CustomInit):
-    """Makes square matrices for factorisations and solvers symmetric and diagonally dominant.
-
-    They are thus positive definite.
-    """
+    """Makes square matrices for factorisations and solvers positive definite: symmetric and diagonally dominant."""
 
     name = "well_conditioned"
 
@@ -189,7 +186,7 @@ class WellConditionedInit(CustomInit):
 
 
 def _pooled_indices(context: InitContext, source: torch.Tensor) -> torch.Tensor | None:
-    """Run the forward pooling and return its indices; None if its arguments do not allow that here."""
+    """Run the forward pooling and return its indices; None if pooling fails with the call's arguments."""
     forward: Any = getattr(torch.ops.aten, context.op.removeprefix("aten::").removesuffix("_backward"))
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     values = [context.args[name] for name in names if name in context.args]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for fbgemm's table-batched embeddings: table offsets, widths, and indices within each table.
+"""Initializer for fbgemm's table-batched embeddings: table offsets, widths, and indices within each table.
 
 `indices` handles lookups in a single table.
 """
@@ -14,13 +14,13 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 WIDTH_STEP = 4
-"""Row widths of fbgemm tables are multiples of four elements."""
+"""Row widths of fbgemm tables are multiples of this number of elements."""
 MAX_COLUMNS = 1 << 40
 NO_POOLING = 2
 """Value of `pooling_mode` with which the op returns a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
-"""Names of the n-th optimizer state, which has one element per row or one per weight."""
+"""Arguments with the n-th optimizer state, one per kind of memory; it has one element per row or one per weight."""
 
 
 class TableBatchedInit(CustomInit):
@@ -67,7 +67,7 @@ class TableBatchedInit(CustomInit):
 
 
 def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> torch.Tensor | None:
-    """Return the largest of the arguments with these names; a lookup has one per memory, all but one of them empty."""
+    """Return the largest of these arguments; a lookup has one per kind of memory, and only one is not empty."""
     tensors = (context.tensor(name.format(number)) for name in names)
     return max((t for t in tensors if t is not None), key=torch.numel, default=None)
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for values that linear algebra ops pass on: pivots of a factorisation, error codes, triangular factors.
+"""Initializers for values that linear algebra ops pass on to others: pivots, error codes, triangular factors.
 
-`domains` makes matrices that only need to be well conditioned.
+`domains` fills matrices that only need to be well conditioned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FACTORS = ("LU", "LU_data", "LD", "self")
 
 
 class PivotsInit(CustomInit):
-    """Fills LAPACK pivots: row i is swapped with row i or a later one, counted from 1.
+    """Fills LAPACK pivots: row i is swapped with itself or a later row; rows are counted from 1.
 
     Factors get diagonals without zeros.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for indices, targets, offsets and lengths: in range and never all equal."""
+"""Initializers for indices, targets, offsets and lengths: values are in range and never all equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _size(argument: str, dim: int) -> Bound:
 
 
 def _along(argument: str) -> Bound:
-    """Return a bound: the size of `argument` along the op's `dim`."""
+    """Return a function that gives the bound of an index: the size of `argument` along the op's `dim`."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get("dim")
@@ -57,7 +57,7 @@ def _classes(context: InitContext) -> int:
 
 
 def _along_recorded(argument: str) -> Bound:
-    """Return a bound: the entry of `argument`, a list of sizes, at the op's `dim`."""
+    """Return a function that gives the bound of an index: entry `dim` of `argument`, a list of sizes."""
 
     def bound(context: InitContext) -> int:
         listed, dim = context.args.get(argument), context.args.get("dim")
@@ -102,7 +102,7 @@ RANGES: dict[str, tuple[str, Bound]] = {
 
 
 def index_of(context: InitContext) -> tuple[str, Bound]:
-    """Return the index argument of a call and its bound; a vendor op's role is "index argument,table,dimension"."""
+    """Return a call's index argument and its bound; a vendor op's role is "index argument,table,dimension"."""
     if not context.role:
         return RANGES[context.op]
     argument, table, dim = context.role.split(",")
@@ -110,7 +110,7 @@ def index_of(context: InitContext) -> tuple[str, Bound]:
 
 
 class IndexInit(IndexRule):
-    """Fills indices in range, uniform or with some indices more popular than others."""
+    """Fills indices in range, either uniform or with some indices more popular than others."""
 
     name = "index"
 
@@ -135,7 +135,7 @@ def index_list(context: InitContext) -> list[torch.Tensor | None]:
 
 
 class IndexListInit(IndexRule):
-    """Fills the index tensors of `x[i, :, j]`: the n-th one indexes dimension n; a mask indexes as many as it has."""
+    """Fills index tensors of `x[i, :, j]`: the n-th indexes dimension n; a mask covers as many dimensions as it has."""
 
     name = "index_list"
 
@@ -161,7 +161,7 @@ class IndexListInit(IndexRule):
 
 
 def _fill_saved_bags(context: InitContext) -> None:
-    """Fill the bag of each index and the size of each bag, which a forward pass saves, using equal sizes."""
+    """Fill `offset2bag` and `bag_size`, which an embedding bag's forward pass saves, with bags of equal size."""
     grad, bags = context.tensor("grad"), context.tensor("offset2bag")
     if bags is None or not bags.numel() or grad is None:
         return
@@ -173,9 +173,9 @@ def _fill_saved_bags(context: InitContext) -> None:
 
 
 class BagInit(IndexRule):
-    """Fills embedding bags: indices in range and offsets ascending from 0.
+    """Fills embedding bags: indices in range, and offsets that ascend from 0.
 
-    Values saved for the backward pass match both.
+    Values saved for the backward pass match the indices and offsets.
     """
 
     name = "embedding_bag"
@@ -201,7 +201,7 @@ class BagInit(IndexRule):
 
 
 class SortedInit(CustomInit):
-    """Sorts the boundaries of searches in ascending order."""
+    """Sorts the boundaries in which an op searches, in ascending order."""
 
     name = "sorted"
     arguments: ClassVar[tuple[str, ...]] = ("sorted_sequence", "boundaries")
@@ -214,7 +214,7 @@ class SortedInit(CustomInit):
 
 
 class FewTiesInit(CustomInit):
-    """Fills integers that are to be sorted or ranked with many distinct values, so that ties are rare."""
+    """Fills integers for sorting or ranking, with so many distinct values that ties are rare."""
 
     name = "few_ties"
 
@@ -226,7 +226,7 @@ class FewTiesInit(CustomInit):
 
 
 class RepeatsInit(CustomInit):
-    """Fills repeats that add up to the recorded output size or, if it is unknown, average two."""
+    """Fills repeat counts that add up to the recorded output size or, if it is unknown, average two."""
 
     name = "repeats"
 
@@ -244,7 +244,7 @@ class RepeatsInit(CustomInit):
 
 
 class CtcInit(CustomInit):
-    """Fills CTC targets without the blank; lengths are as long as the shapes allow."""
+    """Fills CTC targets without the blank; sequences are as long as the shapes allow."""
 
     name = "ctc"
 
@@ -262,7 +262,7 @@ class CtcInit(CustomInit):
 
 
 class PackInit(CustomInit):
-    """Fills the lengths of a padded batch in descending order, starting from the longest."""
+    """Fills the lengths of a padded batch, descending evenly from the full length."""
 
     name = "packed_lengths"
 
@@ -275,7 +275,7 @@ class PackInit(CustomInit):
 
 
 def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> InitReport:
-    """Fill with integers in [0, bound); an empty range is an error unless the tensor is empty."""
+    """Fill with integers in [0, bound). Raises InitializerError if `bound` is below 1 and the tensor has elements."""
     if bound < 1 and tensor.numel():
         raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements, but there is nothing to index")
     how = draw_indices(context, tensor, bound)
@@ -293,7 +293,7 @@ def _sortable(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
-    """Fill a mask that selects as many elements as there are values to write, or half of the elements."""
+    """Fill a mask so that it selects as many elements as there are values to write; half of them if this is unknown."""
     count = mask.numel() // 2
     values = context.tensor("values")
     if values is not None and values.dim() and values.shape[0] != 1:

@@ -1,4 +1,4 @@
-"""Rules for fbgemm's jagged and sparse-feature ops.
+"""Initializers for fbgemm's jagged and sparse-feature ops.
 
 They fill lengths and offsets consistent with the values, permutations and buckets. `embedding_tables` handles embedding
 lookups; `paged_attention` handles attention over packed sequences.
@@ -18,7 +18,7 @@ OFFSETS = ("offsets", "x_offsets", "a_offsets", "csr_seg", "input_offset", "outp
 MAX_TOTAL = 1 << 48
 """Exclusive upper bound of the total number of rows; no tensor has that many."""
 TABLE_ROWS = 100_000
-"""Rows of a table if the number of rows is itself an argument."""
+"""Number of rows assumed for a table if the op takes table sizes as an argument."""
 
 
 class JaggedInit(CustomInit):
@@ -46,8 +46,8 @@ class JaggedInit(CustomInit):
 def _row_count(context: InitContext) -> int:
     """Return the number of rows of the values.
 
-    It is an integer argument or the size of the values. If neither is known, it is half of the rows that `dense` can
-    hold, or 0 without `dense`.
+    It is an integer argument or the size of the values tensor. Without both, it is half of the rows that fit into
+    `dense`, or 0 without `dense`.
     """
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
@@ -60,9 +60,9 @@ def _row_count(context: InitContext) -> int:
 
 
 def _sum_of_lengths(context: InitContext, count: int, total: int) -> int:
-    """Return the sum of the lengths: all values or, with a maximum for truncation or padding, at most that maximum.
+    """Return the sum of the lengths: the number of values or, with truncation or padding, at most what that allows.
 
-    Without values, it is half of what the maximum allows, or one row per length if there is no maximum.
+    Without values, it is half of what the maximum length allows, or one row per length if there is no maximum.
     """
     limit = next(
         (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
@@ -83,7 +83,7 @@ def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
-    """Fill offsets from 0 to the number of values; if there are several levels, each divides the rows of the next."""
+    """Fill offsets from 0 to the number of values; with several levels, each level divides the rows of the next."""
     argument = context.args[name]
     levels = [
         t
@@ -101,7 +101,7 @@ def _offsets(context: InitContext, name: str, total: int, generator: torch.Gener
 
 
 def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:
-    """Fill random permutations, their inverses, and the offsets of the blocks that they move."""
+    """Fill random permutations, their inverses, and the offsets of the permuted blocks."""
     assumed: dict[str, str] = {}
     lengths = context.first(LENGTHS, dims=1)
     for name in ("permute", "permute_list"):
@@ -170,7 +170,7 @@ def _widths_of_ranks(context: InitContext) -> dict[str, str]:
 
 
 def _short_sums(context: InitContext) -> dict[str, str]:
-    """Fill lengths that are so small that their sum fits their dtype."""
+    """Fill lengths that are so small that their sum fits into their dtype."""
     lengths = context.need("t_in")
     if not fill.is_integer(lengths.dtype) or not lengths.numel():
         return {}

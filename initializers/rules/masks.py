@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for boolean masks: their density, and masks in which every row keeps at least one element."""
+"""Initializers for boolean masks: their density, and masks in which every row keeps at least one element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DENSITY = 0.5
 
 
 class DropoutMaskInit(CustomInit):
-    """Fills the saved mask of a dropout so that it keeps the share of elements implied by the scale."""
+    """Fills the mask saved by a dropout; the share of True elements is 1 / scale, or 0.9 without a scale above 1."""
 
     name = "dropout_mask"
 
@@ -44,7 +44,7 @@ class MaskInit(CustomInit):
 
 
 class PaddingMaskInit(CustomInit):
-    """Fills masks of padded sequences, True up to a random length for each one; the first has full length."""
+    """Fills padding masks: True up to a random length per sequence; the first sequence has full length."""
 
     name = "padding_mask"
 
@@ -62,7 +62,7 @@ class PaddingMaskInit(CustomInit):
 
 
 class SelectedInit(CustomInit):
-    """Fills a mask that selects as many elements as the gradient of the selection has."""
+    """Fills the mask of a selection's backward op so that it selects as many elements as the gradient has."""
 
     name = "selected"
 
@@ -118,9 +118,9 @@ class AttentionMaskInit(CustomInit):
 
 
 def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how many target elements each mask element applies to.
+    """Return the number of target elements to which each mask element applies.
 
-    Raises InitializerError if the shapes do not fit.
+    Raises InitializerError if the shapes cannot be broadcast.
     """
     if not fill.broadcastable(mask.shape, target.shape):
         raise InitializerError(
@@ -132,7 +132,7 @@ def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
 
 
 def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
-    """Set exactly `count` elements of a mask, at random positions, and clear the others."""
+    """Set exactly `count` elements of a mask at random positions, and clear all other elements."""
     flat = torch.zeros(mask.numel(), dtype=mask.dtype, device=mask.device)
     flat[torch.randperm(mask.numel(), generator=generator, device=mask.device)[:count]] = 1
     fill.assign(mask, flat.view(mask.shape))

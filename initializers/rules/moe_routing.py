@@ -1,4 +1,4 @@
-"""Rules for mixture-of-experts ops: router scores, chosen experts, sorted tokens and sizes of expert groups.
+"""Initializer for mixture-of-experts ops: router scores, chosen experts, sorted tokens and sizes of expert groups.
 
 `expert_choice` draws and sorts experts.
 """
@@ -29,9 +29,9 @@ MAX_EXPERTS = 1 << 16
 MAX_NUMBER = 1 << 31
 """Largest number of tokens, slots or rows accepted from an argument."""
 DISTINCT_SCORES = 1 << 18
-"""Number of router scores drawn before their rows repeat."""
+"""Maximum number of router scores drawn; further rows of scores repeat them."""
 TOKEN_BITS = 24
-"""Bits of the token number where aiter packs slot << 24 | token; padding is topk << 24 | tokens."""
+"""Number of bits of the token in aiter's packed entry slot << 24 | token; padding is topk << 24 | tokens."""
 SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")
 CHOSEN = ("topk_ids", "topk_indices", "expert_idx", "indices", "export_for_source_row", "expert_for_source_row")
 CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
@@ -42,9 +42,9 @@ HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "se
 class MoeRoutingInit(CustomInit):
     """Routes every token to different experts, by the chosen distribution, in the layout that the op expects.
 
-    Roles: a router chooses experts from scores; `chosen` gets the experts of each token; `sorted` and `stage` get
-    tokens sorted by expert (a stage has slot and token in one number); `groups` gets the sizes of the experts' groups;
-    `returned` moves rows back from the experts' order.
+    Roles of ops: `router` chooses experts from scores; `chosen` gets the experts of each token; `sorted` and `stage`
+    get tokens sorted by expert (for `stage`, one number holds slot and token); `groups` gets the number of rows per
+    expert; `returned` moves rows from the order of the experts back to the order of the tokens.
     """
 
     name = "moe_routing"
@@ -115,7 +115,7 @@ def number(context: InitContext, *names: str) -> int | None:
 
 
 def expert_count(context: InitContext) -> int:
-    """Return the number of experts, from an argument or otherwise from the number of weights."""
+    """Return the number of experts from an argument, or from the shape of a map, mask or weight."""
     said = number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
         # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
@@ -130,7 +130,7 @@ def expert_count(context: InitContext) -> int:
 
 
 def _count_of_weights(context: InitContext) -> int | None:
-    """Return the number of experts whose weights are arguments, as one tensor or a list; None if there are none."""
+    """Return the number of experts whose weights are arguments, in one tensor or a list; None without weights."""
     weights = context.first(FIRST_WEIGHTS, elements=True)
     if weights is not None and weights.dim() >= 3:
         return weights.shape[0]
@@ -143,7 +143,7 @@ def _count_of_weights(context: InitContext) -> int | None:
 
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill scores with log probability plus Gumbel noise, so that top-k is a draw without replacement."""
+    """Fill router scores with log probability plus Gumbel noise, so that top-k draws experts without replacement."""
     scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
         raise InitializerError(f"{context.op}: no router scores among its arguments")
@@ -164,7 +164,7 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _local(context: InitContext, experts: int) -> None:
-    """Fill the maps from global to local experts; the local ones come first."""
+    """Fill the maps from global to local expert numbers; the first experts are local."""
     weights = context.first(("w1",), elements=True)
     local = min(experts, weights.shape[0]) if weights is not None and weights.dim() == 3 else experts
     for name in ("expert_map", "maybe_expert_map"):
@@ -178,7 +178,7 @@ def _local(context: InitContext, experts: int) -> None:
 
 
 def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill the chosen experts and their weights, both [tokens, topk]."""
+    """Fill the expert numbers chosen for each token, and their weights; both are [tokens, topk]."""
     ids = context.first(CHOSEN, elements=True)
     if ids is None:
         if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
@@ -204,7 +204,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill tokens sorted by expert: aiter packs slot and token into one number, vLLM uses token · topk + slot."""
+    """Fill tokens sorted by expert, in aiter's format (slot << 24 | token) or in vLLM's (token · topk + slot)."""
     order = context.need("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
@@ -240,7 +240,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
-    """Return the numbers of tokens and of experts per token, from the weights or the rows of the layer's input."""
+    """Return the numbers of tokens and of experts per token, from routing weights or the rows of the layer's input."""
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
@@ -258,9 +258,9 @@ def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
 
 
 def rows_of_groups(context: InitContext) -> int | None:
-    """Return the number of rows that are split into groups; None if the call has no such tensor.
+    """Return the number of rows that are split into groups; None if the call has no tensor to split.
 
-    Of a list of tensors, the first one counts.
+    For a list of tensors, it is the number of rows of the first one.
     """
     listed = context.args.get("x")
     several = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
@@ -299,7 +299,7 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _return(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill the permutation that restores the order of rows, and the weights for adding them up."""
+    """Fill the permutation that restores the order of rows, and the weights with which rows are added up."""
     for name in ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"):
         if (order := context.tensor(name)) is not None:
             values = torch.randperm(order.numel(), generator=generator)

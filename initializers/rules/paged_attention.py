@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for attention over packed and paged sequences: lengths, block tables, page lists and cache slots.
+"""Initializers for attention over packed and paged sequences: lengths, block tables, page lists and cache slots.
 
 `sequences` splits a batch into sequences; `attention` handles dense attention.
 """
@@ -34,12 +34,12 @@ SCALES = (
 )
 
 UNIFIED = "::unified_"
-"""Part of the names of ops that get lengths from a layer's context instead of an argument."""
+"""Part of the names of ops that read lengths from a layer's context instead of an argument."""
 
 
 class PagedAttentionInit(LengthRule):
-    """Fills sequence lengths of the iteration's batch, and cache blocks in random order, unshared if there
-    are enough.
+    """Fills sequence lengths from the iteration's batch, and cache blocks in random order; sequences share blocks only
+    if there are too few.
     """
 
     name = "paged_attention"
@@ -108,7 +108,7 @@ class CacheSlotsInit(LengthRule):
 
 
 def _sequences(context: InitContext) -> int | None:
-    """Return the number of sequences according to the arguments; None if they do not tell."""
+    """Return the number of sequences according to the arguments; None if no argument gives it."""
     for name in (*CUMULATIVE_NEW, *CUMULATIVE_SEEN, "kv_indptr"):
         if (edges := context.tensor(name)) is not None and edges.numel():
             return edges.numel() - 1
@@ -138,7 +138,7 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
 
 
 def _room_of_layer(context: InitContext, rows: int) -> Room:
-    """Return the limits for ops without length arguments, with as many sequences as the batch has."""
+    """Return the limits for ops without length arguments; there are as many sequences as in the recorded batch."""
     batch = context.batch
     if batch is None:
         return Room(sequences=1, tokens=rows, longest=rows, cached=False, hidden=True)
@@ -149,7 +149,7 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
 
 
 def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, *, packed: bool) -> list[int]:
-    """Return upper bounds of the number of tokens per sequence, one for each relevant shape."""
+    """Return upper bounds on the number of tokens per sequence, one for each shape that limits it."""
     limits: list[int] = []
     if pool is not None:
         limits.append(pool.blocks * pool.page)
@@ -165,7 +165,7 @@ def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, 
 
 
 def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
-    """Return int64 [count] context lengths recorded as a list of numbers; None if there is no such list."""
+    """Return int64 [count] context lengths that the trace records as a list of numbers; None without such a list."""
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
@@ -177,8 +177,8 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     """Return the batch with lengths that fit the arguments.
 
-    Context lengths that are recorded as a list are used as they are; if they are not, the number of keys is adjusted to
-    the tokens and pages that the arguments hold.
+    Context lengths recorded as a list are kept unchanged. Without such a list, the number of keys is adjusted to the
+    tokens and pages that the arguments hold.
     """
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
@@ -208,7 +208,7 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
-    """Fill every argument that holds lengths, plain or cumulative; return the names of these arguments."""
+    """Fill every argument that holds lengths, whether cumulative or not; return the names of these arguments."""
     filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):

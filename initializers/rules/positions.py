@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for positions: rows of a sine/cosine table that new tokens look up, and values that determine positions.
+"""Initializers for positions: rows of a sine/cosine table that new tokens look up, and numbers that give positions.
 
 `sequences` splits a batch into sequences.
 """
@@ -53,7 +53,7 @@ class PositionsInit(LengthRule):
 
 
 class NewTokensInit(CustomInit):
-    """Fills the cached and new tokens of each sequence, according to the batch of the iteration."""
+    """Fills the number of cached and of new tokens of each sequence, according to the batch of the iteration."""
 
     name = "new_tokens"
 
@@ -76,7 +76,7 @@ class NewTokensInit(CustomInit):
 
 
 def table_rows(context: InitContext) -> int:
-    """Return the number of positions in the sine/cosine table. Raises InitializerError without one."""
+    """Return the number of positions in the sine/cosine table. Raises InitializerError if there is no table."""
     table = next((t for name in TABLES if (t := context.tensor(name)) is not None and t.dim() and t.shape[0]), None)
     if table is None:
         raise InitializerError(f"{context.op}: no sine/cosine table among its arguments")

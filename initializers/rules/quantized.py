@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for quantised operands: packed weights with all codes, symmetric int8, matching scales and zero points.
+"""Initializers for quantised operands: packed weights with all codes, symmetric int8, matching scales, zero points.
 
-Scales of fp8 operands, whose values are N(0, 1), are plain values; see `dense`.
+Scales of fp8 operands, whose values are N(0, 1), get default values; see `dense`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 ROW_SCALES = {"fp8_rows": 1.0, "byte_rows": 1 / 255}
-"""Role of an op → scale of its rows, which end in 8 bytes: the scale (first four) and the bias."""
+"""Role of an op → scale of its rows. A row ends in 8 bytes: 4 for the scale and 4 for the bias."""
 ZEROS = (
     "zero_point",
     "zero_points",
@@ -30,14 +30,14 @@ ORDERS = ("perm", "perm_or_none", "g_idx", "g_idx_or_none", "b_g_idx", "q_perm")
 COUNTERS = ("workspace", "c_tmp")
 """Arguments that a kernel requires to be zero."""
 SCALE_SIZE = 1 / 64
-"""Scale of int8 operands, whose root mean square is about 73.
+"""Mean scale of int8 operands. Their root mean square is about 73.
 
-Sums of thousands of their products stay within fp16.
+Sums of thousands of scaled products stay within fp16.
 """
 
 
 class QuantizedInit(CustomInit):
-    """Fills codes over the full range, scales small enough for products, and valid permutations."""
+    """Fills codes over the full range, scales so small that products do not overflow, and valid permutations."""
 
     name = "quantized"
 
@@ -82,7 +82,7 @@ def _holds_codes(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _codes(context: InitContext, tensor: torch.Tensor) -> str:
-    """Fill with all values of the dtype, equally likely; int8 excludes -128, whose negative does not exist."""
+    """Fill with all values of the dtype, equally likely; for int8 without -128, because 128 does not fit into int8."""
     info = torch.iinfo(tensor.dtype)
     low = -info.max if tensor.dtype is torch.int8 else info.min
     fill.integers(tensor, context.generator, low, info.max + 1)
@@ -90,7 +90,7 @@ def _codes(context: InitContext, tensor: torch.Tensor) -> str:
 
 
 def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
-    """Fill with a random permutation of the columns; group numbers are filled in ascending order instead."""
+    """Fill with a random permutation of the columns, or with ascending group numbers if the argument holds these."""
     count = tensor.numel()
     if "g_idx" in name:
         scales = next((t for n, t in context.tensors() if "scales" in n and t.dim() > 1), None)
@@ -129,7 +129,7 @@ def _row_scales(context: InitContext) -> str:
 def _fake(context: InitContext) -> InitReport:
     """Fill scales and zero points of fake quantisation, and enable it.
 
-    Scales map N(0, 1) to a few codes on either side; zero points are in the middle of the range.
+    Scales map N(0, 1) to a few codes on either side of the zero point, which is in the middle of the range.
     """
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)

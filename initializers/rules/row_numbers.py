@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for row numbers, counts and boundaries of vendor ops that only need valid values, by role and argument.
+"""Initializer for row numbers, counts and boundaries of vendor ops that only need valid values, by role and argument.
 
-These lists only say which rows are read or written, how many rows each group has, or where each sequence ends.
+The arguments only say which rows are read or written, how many rows each group has, or where each sequence ends.
 `paged_attention` handles batches of requests, and `moe_routing` chooses experts.
 """
 
@@ -21,7 +21,7 @@ Bound = Callable[[InitContext], int]
 
 
 def _size(argument: str, dim: int = 0) -> Bound:
-    """Return a bound: the size of an argument, or of the first tensor of a list, along a dimension; 0 if missing."""
+    """Return a function that gives a bound: the size of an argument (of a list: its first tensor) along `dim`, or 0."""
 
     def bound(context: InitContext) -> int:
         table = next((tensor for name, tensor in context.tensors() if name == argument), None)
@@ -33,7 +33,7 @@ def _size(argument: str, dim: int = 0) -> Bound:
 
 
 def _slots(argument: str) -> Bound:
-    """Return a bound: the number of cache blocks times the tokens per block."""
+    """Return a function that gives a bound: the number of cache blocks times the tokens per block."""
 
     def bound(context: InitContext) -> int:
         return _size(argument)(context) * max(1, _size(argument, 1)(context))
@@ -42,7 +42,7 @@ def _slots(argument: str) -> Bound:
 
 
 def _along(argument: str, name: str) -> Bound:
-    """Return a bound: the size of `argument` along the dimension given by the argument `name`."""
+    """Return a function that gives a bound: the size of `argument` along the dimension in the argument `name`."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get(name)
@@ -52,7 +52,7 @@ def _along(argument: str, name: str) -> Bound:
 
 
 def _given(name: str, at: str | int | None = None) -> Bound:
-    """Return a bound: a numeric argument, or an entry of a list argument.
+    """Return a function that gives a bound: a numeric argument, or an entry of a list argument.
 
     `at` is the index of the entry, or the name of the argument that holds the index.
     """
@@ -80,9 +80,9 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Return a filler for one of several lists, each of which indexes the table at the same position in `tables`.
+    """Return a filler for one list of several; the list's numbers index the table at the same position in `tables`.
 
-    The rows are drawn uniformly.
+    The numbers are drawn uniformly.
     """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
@@ -99,7 +99,7 @@ def rows_of_each(tables: str, lists: str) -> Kind:
 def distinct(bound: Bound) -> Kind:
     """Return a filler with distinct numbers in [0, bound), so that no row is written twice.
 
-    Numbers repeat if there are too few.
+    Numbers repeat if the tensor has more than `bound` elements.
     """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
@@ -113,7 +113,7 @@ def distinct(bound: Bound) -> Kind:
 
 
 def counts(total: Bound) -> Kind:
-    """Return a filler with equal shares that add up to the total."""
+    """Return a filler that divides the total into equal integer shares, which add up to it."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -154,7 +154,7 @@ def in_order(context: InitContext, tensor: torch.Tensor) -> str:
 
 
 def sorted_below(bound: Bound) -> Kind:
-    """Return a filler with ascending numbers in [0, bound), all equally frequent."""
+    """Return a filler with ascending numbers in [0, bound), each equally frequent."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high, count = max(1, bound(context)), tensor.numel()
@@ -166,9 +166,9 @@ def sorted_below(bound: Bound) -> Kind:
 
 
 def block_pairs(caches: str) -> Kind:
-    """Return a filler of [n, 2] with source and destination blocks of a cache.
+    """Return a filler of [n, 2] with a source and a destination block of a cache per row.
 
-    Sources lie in the first half and destinations in the second, so that no block is both.
+    Sources lie in the first half of the cache and destinations in the second, so that no block is both.
     """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
@@ -181,7 +181,7 @@ def block_pairs(caches: str) -> Kind:
 
 
 def places_in(argument: str) -> Kind:
-    """Return a filler of [*, k] with positions in the first k dimensions of an argument."""
+    """Return a filler of [*, k] with index tuples for the first k dimensions of an argument."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         shape = context.need(argument).shape
@@ -288,7 +288,7 @@ ROLES: dict[str, dict[str, Kind]] = {
 
 
 class RowNumbersInit(CustomInit):
-    """Fills row numbers in range, counts, boundaries, and probabilities that add up to 1."""
+    """Fills row numbers in range, counts, boundaries, and probabilities that add up to 1, as set in `ROLES`."""
 
     name = "row_numbers"
 

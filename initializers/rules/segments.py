@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for rows that belong to sequences or segments of several lengths, packed one after another.
+"""Initializers for rows that belong to sequences or segments of different lengths, packed one after another.
 
-These are packed sequences of recurrent networks, segment reductions, and row pointers of compressed matrices. `jagged`
+Examples: packed sequences of recurrent networks, segment reductions, row pointers of compressed matrices. `jagged`
 handles jagged tensors of recommendation models, `sequences` handles batches of tokens.
 """
 
@@ -17,9 +17,9 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 
 class BatchSizesInit(CustomInit):
-    """Fills the number of sequences still running at each step of a packed batch.
+    """Fills the batch size of each step of a packed sequence: the number of sequences that still run.
 
-    The numbers descend, and add up to the rows of the data.
+    The sizes descend, and add up to the rows of the data.
     """
 
     name = "batch_sizes"
@@ -42,7 +42,7 @@ class BatchSizesInit(CustomInit):
 def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
     """Return int64 [steps] batch sizes in descending order, with sum `rows` and first entry `sequences`.
 
-    If `sequences` is None, it is as small as possible. Raises InitializerError if no such packing exists.
+    If `sequences` is None, the first entry is as small as possible. Raises InitializerError if no such packing exists.
     """
     count = -(-rows // steps) if sequences is None else sequences
     others = rows - steps
@@ -59,7 +59,7 @@ def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
 
 
 def _sequences(context: InitContext) -> int | None:
-    """Return the number of sequences in the batch, from the shape of their states."""
+    """Return the number of sequences in the batch, from the shape of the states or the recorded input size."""
     states = context.args.get("hx")
     if isinstance(states, (list, tuple)):
         several = cast("Sequence[Any]", states)

@@ -1,4 +1,4 @@
-"""Rules for list arguments of serving kernels: adapters of tokens, state slots, row limits, group sizes, regroups.
+"""Initializers for list arguments of serving kernels: LoRA adapters, state slots, row limits, group sizes, regroups.
 
 `moe_routing` handles routing, `paged_attention` handles paged caches.
 """
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 def _one(context: InitContext, *names: str) -> torch.Tensor:
-    """Return the first of these arguments that is a tensor. Raises InitializerError if none is."""
+    """Return the first tensor argument with one of these names. Raises InitializerError if there is none."""
     tensor = context.first(names)
     if tensor is None:
         raise InitializerError(f"{context.op}: none of {', '.join(names)} is among its arguments")
@@ -24,7 +24,7 @@ def _one(context: InitContext, *names: str) -> torch.Tensor:
 
 
 class AdaptersInit(CustomInit):
-    """Assigns every token an adapter, drawn uniformly; sequences have even lengths."""
+    """Assigns every token a LoRA adapter, drawn uniformly; sequences have equal lengths."""
 
     name = "lora_adapters"
 
@@ -49,7 +49,7 @@ class AdaptersInit(CustomInit):
 
 
 def _adapters(context: InitContext) -> int:
-    """Return the number of adapters with weights, in one tensor or in the first tensor of a list.
+    """Return the number of LoRA adapters: the first dimension of the weights (of a list: its first tensor).
 
     Raises InitializerError if no argument holds weights.
     """
@@ -62,7 +62,7 @@ def _adapters(context: InitContext) -> int:
 
 
 class StateSlotsInit(CustomInit):
-    """Fills sequences of even length, each with its own slot that already holds a state."""
+    """Fills sequences of equal length; each has its own slot, which already holds a state."""
 
     name = "state_slots"
 
@@ -110,7 +110,7 @@ class RowLimitsInit(CustomInit):
 
 
 class GroupSizesInit(CustomInit):
-    """Spreads rows evenly over the experts of a grouped matmul, with matching offsets and sizes."""
+    """Divides rows equally among the experts of a grouped matmul, and fills matching offsets and sizes."""
 
     name = "group_sizes"
 
@@ -129,7 +129,7 @@ class GroupSizesInit(CustomInit):
 
 
 class RegroupInit(CustomInit):
-    """Fills permutes that copy columns of pooled embeddings to their new tensors in order, one piece per permute."""
+    """Fills permutes that copy the columns of pooled embeddings in order to new tensors, one piece per permute."""
 
     name = "regroup"
 
@@ -153,10 +153,10 @@ def _all_of(kind: type[Item], values: object) -> list[Item] | None:
 
 
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
-    """Return `count` pieces that cover both lists, as (from, to, first column, to column, width).
+    """Return `count` pieces as (source tensor, target tensor, source column, target column, width).
 
-    Empty pieces come last. The last piece is as wide as the tensors allow; if there are few permutes, some columns are
-    left out.
+    They cover the columns of both lists in order; empty pieces come last. The last non-empty one is as wide as the
+    tensors allow. If `count` is small, some columns are left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

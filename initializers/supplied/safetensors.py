@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADER_BYTES = 16 << 20
-"""Maximum size of a header; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
+"""Maximum header size in bytes; the format's limit, 100 MB, is for files of hundreds of thousands of tensors."""
 _LENGTH_BYTES = 8
 
 DTYPES: dict[str, tuple[str, int]] = {
@@ -85,7 +85,7 @@ class SafetensorsFile:
         return data
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor with memory of its own. Raises FormatError as `read` does."""
+        """Return a tensor with its own memory. Raises FormatError if the file has changed since it was opened."""
         import torch
 
         stored = self.tensors[name]
@@ -170,7 +170,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTensor:
-    """Return one tensor of the header after checking that offsets, shape, dtype and the file agree."""
+    """Return one tensor of the header. Raises FormatError if offsets, shape, dtype and file size do not match."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{name!r} has no dtype, shape and data_offsets")
     spelled, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -188,12 +188,12 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
 
 
 def _naturals(value: Any) -> bool:
-    """Check for a list of integers from 0 to 2**63 - 1; JSON's true does not count as an integer."""
+    """Return whether a value is a list of integers from 0 to 2**63 - 1; JSON's true does not count as an integer."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _check_layout(path: Path, stored_tensors: dict[str, StoredTensor], start: int, total: int) -> None:
-    """Check that the tensors fill the file without overlap or gap, as the format requires."""
+    """Raise FormatError unless the tensors fill the file without overlap or gap, as the format requires."""
     at = start
     for stored in sorted(stored_tensors.values(), key=lambda one: (one.begin, one.size_bytes)):
         if stored.begin != at:

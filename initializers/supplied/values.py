@@ -21,12 +21,12 @@ from opreplay.initializers.supplied.safetensors import SafetensorsFile, StoredTe
 from opreplay.traces.errors import EnvironmentRefused, FormatError
 
 RECORDED = "recorded values"
-"""Description of a supplied argument in results."""
+"""Description of arguments with supplied values in results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Argument that one tensor of the file is for."""
+    """Argument that a tensor of the file is copied to."""
 
     key: str
     """Name of the tensor in the file."""
@@ -43,13 +43,13 @@ class Place:
 
 
 class RecordedValues:
-    """Tensors of a file and the arguments they are for."""
+    """The tensors of a file, and the arguments to which they are copied."""
 
     def __init__(self, path: str | Path) -> None:
         """Read names, shapes and dtypes from the file.
 
-        Raises FormatError for an invalid file and for names of another form, EnvironmentRefused on a big-endian
-        machine.
+        Raises FormatError for an invalid file and for names other than `OP.ARGUMENT`, EnvironmentRefused on a
+        big-endian machine.
         """
         if sys.byteorder != "little":
             raise EnvironmentRefused("--set values needs a little-endian machine, because the format is little-endian")
@@ -62,11 +62,11 @@ class RecordedValues:
             )
 
     def stored(self, place: Place) -> StoredTensor:
-        """Return the shape and dtype of the tensor stored for a place."""
+        """Return the shape and dtype of the tensor stored for an argument."""
         return self._file.tensors[place.key]
 
     def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
-        """Return the places of one op; a tensor for the op's id takes precedence over a tensor for its name."""
+        """Return the arguments of an op that have a supplied tensor; a tensor for its id precedes one for its name."""
         chosen = {place.shown: place for place in self.places if place.op == name}
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
@@ -74,7 +74,7 @@ class RecordedValues:
     def write(
         self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
     ) -> dict[str, str]:
-        """Copy the values of one op into its tensors; return argument → description for the report.
+        """Copy the supplied values of one op into its tensors; return argument → description for the report.
 
         Only tensors for which `only` returns True are filled. Raises InitializerError if an argument is missing or has
         another shape.
@@ -104,7 +104,7 @@ def _target(place: Place, args: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _place(path: Path, key: str) -> Place:
-    """Parse "aten::index.indices.0" to op, argument and element."""
+    """Parse a tensor name, e.g. "aten::index.indices.0", to op, argument and list index."""
     rest, _, last = key.rpartition(".")
     index = None
     if last.isascii() and last.isdigit() and len(last) <= 4:

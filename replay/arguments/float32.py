@@ -1,5 +1,5 @@
 # pyright: strict
-"""Widen 16-bit matrix products to float32 on CPUs that cannot multiply 16-bit numbers.
+"""Replay 16-bit matrix products in float32 on CPUs that cannot multiply 16-bit numbers.
 
 Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, about 300 times slower
 than those for float32. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says
@@ -24,22 +24,22 @@ from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 PATIENCE_S = 0.5
-"""Products with a longer estimated time per call are widened; somewhat more than the default measuring time
-of an op.
+"""Products with a longer estimated time per call, in seconds, run in float32; somewhat more than the default time for
+measuring an op.
 """
 PLAIN_LOOP_FLOPS = 0.4e9
 """Floating-point operations per second of torch 2.13's bfloat16 matmul on an AVX2 CPU, from timing one call of
 512x512x512.
 """
 WORTH_COUNTING = 1 << 18
-"""Minimum elements of the largest argument for a product to take `PATIENCE_S`; below it, FLOPs are not counted."""
+"""Minimum elements of the largest argument for which FLOPs are counted; a smaller product cannot take `PATIENCE_S`."""
 
 
 def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
-    """Return (the op, what to report), with 16-bit tensors as float32 if it is a product that is too slow otherwise.
+    """Return (op with float32 instead of 16-bit tensors, what to report) for a product that would be too slow.
 
-    Every other op is returned unchanged, also vendor references, which widen block by block themselves, and users'
-    executors, which run as they are written.
+    Every other op is returned unchanged with None. This includes vendor references, which widen block by block
+    themselves, and users' executors, which run as they are written.
     """
     halves = narrow_types(op)
     if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
@@ -64,9 +64,7 @@ def _native(dtype: str) -> bool:
 
 
 def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
-    """Return the floating-point operations of the products in one call, as torch counts them on meta tensors; 0 if it
-    cannot.
-    """
+    """Return the FLOPs of the products in one call, as torch counts them on meta tensors; 0 if it cannot."""
     try:
         args = tensors.arguments(op, device=torch.device("meta"))
     except (RuntimeError, ValueError):  # torch refuses what was recorded
@@ -97,7 +95,7 @@ def narrow_types(op: ReplayOp) -> tuple[str, ...]:
 
 
 def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption] | None:
-    """Return the op in float32, and what to report, if it failed because torch has no kernel for its 16-bit type;
+    """Return (op in float32, what to report) if the error says that torch has no kernel for the op's 16-bit type;
     otherwise None.
     """
     types = narrow_types(op)

@@ -38,12 +38,12 @@ def _trilinear(
 
 
 def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of x [M, K] times the rows of weight [N, K]."""
+    """Return the FLOPs of x [M, K] times the transpose of weight [N, K]."""
     return 2 * x.numel() * weight.shape[0]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of all pairs of queries and keys, including masked pairs, as torch counts on a GPU."""
+    """Return the FLOPs of attention over all pairs of queries and keys, also masked ones, as torch does on a GPU."""
     return flops.attention_flops(query.shape, key.shape, value.shape)
 
 
@@ -52,9 +52,9 @@ def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
-    """Return `formula` for tensors [batch, tokens, heads, width], which start at argument `at`.
+    """Adapt `formula` to tensors [batch, tokens, heads, width], which start at argument number `at`.
 
-    Calls that pass argument `starts`, for sequences of different lengths, use torch's own formula.
+    Calls that pass argument number `starts`, for sequences of different lengths, use torch's own formula.
     """
 
     def count(*args: Any, **kwargs: Any) -> int:
@@ -67,7 +67,7 @@ def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int
 
 
 def _convolution(at: int | None) -> Callable[..., int]:
-    """Return the formula of a convolution. Argument `at` tells whether it is transposed; None means that it is not."""
+    """Return the formula of a convolution. Argument number `at` says whether it is transposed; None: it never is."""
 
     def count(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> int:
         transposed = at is not None and bool(rest[at - 2])
@@ -83,7 +83,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, *
 
 
 def _recurrent(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of the two products of each time step; x has shape [T, B, I]."""
+    """Return the FLOPs of a recurrent layer: two products per time step; x has shape [T, B, I]."""
     return 2 * prod(x.shape[:2]) * (weight.numel() + hidden_weight.numel())
 
 
@@ -94,8 +94,8 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
 def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
 
-    If the weight has no group dimension, either its columns are divided among the groups of x, or its rows among the
-    columns of x.
+    If the weight has no group dimension, either its columns are divided among the groups of a 3-dimensional x, or its
+    rows among the columns of x.
     """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
@@ -103,8 +103,8 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Return formulas by overload packet, called with the op's arguments and `out_val`; includes torch's own formulas,
-    unless replaced.
+    """Return overload packet → formula, called with the op's arguments and `out_val`; torch's own formulas unless
+    replaced here.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -154,7 +154,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _counting_complex(formula: Callable[..., int]) -> Callable[..., int]:
-    """Return the formula, multiplied by the operations per complex number if an argument is complex."""
+    """Wrap a formula: multiply by the operations per complex number if an argument is complex."""
 
     def count(*args: Any, **kwargs: Any) -> int:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

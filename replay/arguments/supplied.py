@@ -39,7 +39,7 @@ def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
 
 
 def check_values_file(plan: ReplayPlan, path: str) -> None:
-    """Open a .safetensors file and check it against a plan; raises as `check_values` does, or FormatError."""
+    """Open a .safetensors file and check it against a plan. Raises what `check_values` does, or FormatError."""
     from opreplay.initializers.supplied.values import RecordedValues
 
     check_values(plan, RecordedValues(path))
@@ -58,7 +58,7 @@ def _check_one(values: RecordedValues, place: Place, op: ReplayOp) -> None:
 
 
 def _recorded(place: Place, op: ReplayOp, path: str) -> TensorMeta:
-    """Return the recorded metadata of the tensor at a place. Raises UsageError if the op has no such tensor."""
+    """Return the recorded metadata of the tensor that `place` names. Raises UsageError if the op has no such tensor."""
     arg = next((arg for arg in op.args if arg.name == place.argument), None)
     if arg is None or not arg.tensors:
         raise UsageError(

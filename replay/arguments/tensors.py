@@ -31,9 +31,7 @@ NAMED_VALUES: dict[str, Any] = {
     **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
     **{f"torch.{name}": getattr(torch, name) for name in (*_LAYOUTS, *_MEMORY_FORMATS)},
 }
-"""Names of torch objects allowed in a plan: dtypes, layouts and memory formats. Other names are refused, never looked
-up.
-"""
+"""Torch objects that a plan may name: dtypes, layouts and memory formats. Other names are refused, never looked up."""
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -65,8 +63,8 @@ def allocate(
 
 
 def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of an op by name; tensors are uninitialised. Arguments that share memory in the plan share
-    it.
+    """Return the arguments of an op by name, with uninitialised tensors. Arguments that share memory in the plan share
+    it here.
 
     Raises NotReplayable.
     """
@@ -76,7 +74,7 @@ def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
 
 
 def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Allocate one storage for each memory that several arguments share, large enough for the argument that extends
+    """Allocate one storage per memory that several arguments share, large enough for the argument that reaches
     furthest.
 
     Raises NotReplayable for impossible metadata.
@@ -108,7 +106,7 @@ def _argument(
 
 
 def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
-    """Return the Python number that an op takes as a zero-dimensional tensor, with its recorded type."""
+    """Return the Python number, in its recorded type, that an op takes as a zero-dimensional tensor."""
     meta = arg.tensors[0] if arg.tensors else None
     kinds: dict[str, Any] = {"bool": bool, "int64": int, "float64": float}
     return kinds.get("" if meta is None else meta.dtype, complex)(arg.value)
@@ -117,8 +115,8 @@ def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
     """Return the Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 
-    Devices become the replay device, except "cpu", so that a copy to the host remains one. Raises NotReplayable for a
-    name that is not in `NAMED_VALUES`.
+    Devices become the replay device, except "cpu": a copy to the host stays a copy to the host. Raises NotReplayable
+    for a name that is not in `NAMED_VALUES`.
     """
     kind = arg.type.removesuffix("[]")
     if isinstance(arg.value, tuple):
@@ -143,7 +141,7 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
 
 
 def _number_of(kind: str, name: str, value: str) -> float | complex:
-    """Return a number that JSON cannot represent (infinity, NaN, complex)."""
+    """Parse a number that JSON cannot represent (infinity, NaN, complex). Raises NotReplayable."""
     if value in NON_FINITE:
         return NON_FINITE[value]
     try:
@@ -155,7 +153,7 @@ def _number_of(kind: str, name: str, value: str) -> float | complex:
 
 
 def arg_kind(kind: str) -> str:
-    """Return the name of a schema type for messages."""
+    """Return a schema type's name as messages show it."""
     return {"Scalar": "number", "int": "whole number", "float": "number"}.get(kind, kind)
 
 
@@ -172,14 +170,14 @@ def _check(meta: TensorMeta) -> None:
 
 
 def seed_of(op: ReplayOp, seed: int) -> int:
-    """Return the seed of one op, which depends on the run's seed and the op's id, but not on the rest of the plan."""
+    """Return the seed of one op; it depends on the run's seed and the op's id, but not on the rest of the plan."""
     return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
 
 
 def init_context(
     op: ReplayOp, args: Mapping[str, Any], seed: int, *, name: str, device: torch.device | None = None
 ) -> InitContext:
-    """Return the context that initializers get for a call.
+    """Return the context that an initializer gets for a call.
 
     `seed` is the run's seed, `name` the op's name, `device` the device of the tensors.
     """
@@ -198,7 +196,7 @@ def init_context(
 
 
 def flattened(returned: Any) -> Iterable[Any]:
-    """Yield the results of a call one by one, expanding lists and tuples and skipping None."""
+    """Yield the results of a call one by one; expands lists and tuples and skips None."""
     if isinstance(returned, list | tuple):
         items = cast("Sequence[Any]", returned)
         for item in items:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Simulates Ascend devices: lowers ops to CANN kernels and predicts kernel times in microseconds; needs no torch and
-executes nothing.
+"""Predict the time of ops on Ascend devices: lower ops to CANN kernels and predict each kernel's time in microseconds.
 
-Names are imported on first use, because importing any module in this folder imports this one.
+Needs no torch and executes nothing. Names are imported on first use, because importing any module in this folder
+imports this one.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowers an op call to the kernels that it launches on the device: by a user's rule, the op's family, or its bytes."""
+"""Lowers an op call to the kernels that it launches on the device: by a user's rule, a built-in rule, or its bytes."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Notes on what was assumed or left out."""
     assumed: bool = False
-    """Whether sizes that decide the time are in no argument and were assumed; `notes` lists them."""
+    """Whether sizes that determine the time were assumed because no argument gives them; `notes` lists them."""
     invented: bool = False
-    """Whether these sizes were derived only from a bound set by the recorded time."""
+    """Whether the assumed sizes were derived only from a bound set by the recorded time."""
     unbounded: str = ""
-    """Why nothing determines or bounds these sizes, so that there is no prediction; "" otherwise."""
+    """Why nothing determines or bounds the assumed sizes, so that there is no prediction; "" otherwise."""
     near: str = ""
     """Op with a similar name whose rule was used; "" if none."""
     fills_nothing: bool = False
-    """Whether no result has an element, so that no kernel is launched."""
+    """Whether all results are empty, so that no kernel is launched."""
     known: bool = True
-    """Whether a rule exists; otherwise the cost of the op is based on its bytes."""
+    """Whether a lowering rule exists; otherwise the cost of the op is based on its bytes."""
     source: str = ""
-    """Place of the user's rule, as "function (file.py:line)"."""
+    """The user's rule as "function (file.py:line)"; "" if no user's rule was used."""
     placed: tuple[tuple[str, int], ...] = ()
-    """(name, position): argument names that a user's rule requested and the op lacks, and the position of the argument
-    used instead.
+    """(name, position): an argument name that a user's rule requested but the op does not have, and the position of the
+    argument used instead.
     """
 
 
 def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
-    """Register a user's rule for ops by name ("aten::mm"; "aten::add" also applies to "aten::add_").
+    """Register a user's rule for the ops with these names ("aten::mm"; "aten::add" also applies to "aten::add_").
 
     The rule takes precedence over built-in rules. Raises ValueError for a name that has a built-in rule, unless
     `override` is set.
@@ -71,10 +71,9 @@ def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
 
 
 def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Register a user's rule for all ops whose name starts with a match of a regular expression; exact names take
-    precedence.
+    """Register a user's rule for all ops whose name starts with a match of one of the regular expressions.
 
-    Raises ValueError for a pattern that already has a rule.
+    Rules for exact names take precedence. Raises ValueError for a pattern that already has a rule.
     """
 
     def register(rule: Cost) -> Cost:
@@ -122,17 +121,17 @@ def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[Tensor
 
 
 OPAQUE = frozenset({"label, not an op", "triton kernel"})
-"""Reasons for names that may cover any kind of work: neither the name nor the bytes of the arguments identify it."""
+"""Reasons for ops whose name and argument bytes do not say what work they do."""
 COLLECTIVE = "record_param_comms"
-"""Name whose rule is used for every op that is known to be a collective."""
+"""Op name whose rule is used for all collectives."""
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
-    """Return the kernels of one call of `op`, for arguments with these contents.
+    """Return the kernels of one call of `op`; `contents` describes the values of its arguments.
 
     Without contents, lengths follow from the batch of the op's iteration, and routing is assumed to be even. If a rule
-    cannot interpret the arguments, the cost of the op is based on its bytes, and a note says so. A failing user's rule
-    raises CustomOpError, a failing built-in rule InternalError.
+    cannot interpret the arguments, the cost of the op is based on its bytes, and a note says so. Raises CustomOpError
+    if a user's rule fails, InternalError if a built-in rule fails.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("runs on the host: it counts an optimizer's steps",))
@@ -181,7 +180,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
 
 def _fills_nothing(op: ReplayOp) -> bool:
-    """Check whether an op produces and writes only empty tensors: libraries then return before they launch a kernel.
+    """Check whether an op produces and writes only empty tensors, for which libraries launch no kernel.
 
     False if the sizes of the results are unknown, and for collectives.
     """
@@ -191,9 +190,7 @@ def _fills_nothing(op: ReplayOp) -> bool:
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
-    """Return the lowering of an op by a user's rule. Raises CustomOpError if the rule fails or returns anything but
-    kernels.
-    """
+    """Lower an op by a user's rule. Raises CustomOpError if the rule fails or returns anything but kernels."""
     view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
     try:
         kernels = list(users.function(view))
@@ -215,7 +212,7 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
 
 
 def _argument_names(op: ReplayOp) -> list[str]:
-    """Return all argument names of an op over all its overloads; none if torch does not have the op here."""
+    """Return the argument names of an op over all its overloads; empty if the installed torch does not have the op."""
     from opreplay.replay.resolve.schema import specs_of
 
     name = op.called.partition(".")[0]

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The values that cost functions use: a device flattened to plain floats, with its cost table by kernel type.
+"""The values that cost functions use: a device as plain floats, with its cost constants by kernel type.
 
-Owns the compiled form only; `devices.file` reads and checks the source files.
+Contains only the compiled form; `devices.file` reads and checks the source files.
 """
 
 from __future__ import annotations
@@ -39,31 +39,29 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Rates and floors shared by all kernel types of one device. Units are in the field names, sources in the files."""
 
     launch_one_us: float
-    """Time of a kernel on one vector core that does almost nothing."""
+    """Time of a kernel that does almost nothing, on one vector core."""
     launch_full_us: float
-    """Time of the same kernel on 40 vector cores."""
+    """Time of a kernel that does almost nothing, on 40 vector cores."""
     launch_exponent: float
-    """Exponent of the interpolation between the two: ((blocks - 1) / 39) ** exponent."""
+    """Exponent of the interpolation between `launch_one_us` and `launch_full_us`: ((blocks - 1) / 39) ** exponent."""
     cube_launch_us: float
     mix_launch_us: float
     """Launch time of kernels that use cube and vector cores together."""
     aicpu_us: float
     block_bytes: float
-    """Bytes of the largest tensor per vector core used."""
+    """Bytes of a kernel's largest tensor for each vector core that it uses."""
     hbm_efficiency: float
     """Share of the HBM peak that vector kernels reach, for reads and writes together."""
     hbm_mixed_cost: float
-    """Relative increase of the HBM time per byte if half of the bytes are reads and half writes, compared with reads or
-    writes only.
-    """
+    """Relative increase of the HBM time per byte if half of the bytes are reads and half are writes."""
     loop_vector_share: float
-    """Share of a vector kernel's launch time beyond one core's that remains if its code is in the instruction caches
-    and no other kernel runs, as in a loop.
+    """Factor on the part of a vector kernel's launch time beyond one core's, if the kernel runs in a loop. Its code is
+    then in the instruction caches, and no other kernel runs.
     """
     kept_vector_share: float
-    """The same share in a network, for a kernel whose code ran shortly before."""
+    """Factor like `loop_vector_share`, for a kernel in a network whose code ran shortly before."""
     loop_cube_share: float
-    """The same share as `loop_vector_share`, for kernels that use cube cores."""
+    """Factor like `loop_vector_share`, for kernels that use cube cores."""
     hbm_cube_efficiency: float
     """Share of the HBM peak that cube kernels reach."""
     core_hbm_bytes_per_cycle: float
@@ -71,13 +69,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cube_core_hbm_bytes_per_cycle: float
     """Bytes per cycle that one cube core can read from HBM."""
     l2_bytes_per_cycle: float
-    """Bytes per cycle that one vector core reads and writes if the data stays in L2."""
+    """Bytes per cycle that one vector core reads and writes if the data is in L2."""
     vector_overlap: float
-    """Norm by which computing and data movement of a vector kernel overlap: 1 adds them."""
+    """Exponent of the norm that combines computing and data movement of a vector kernel; 1 means no overlap."""
     resident_share: float
     """Share of a small kernel's bytes found in L2 if the state of the cache is unknown."""
     resident_reach: float
-    """Working set, as a multiple of the L2 size, at which `resident_share` has halved."""
+    """Working set, as a multiple of the L2 size, at which the share found in L2 is half of `resident_share`."""
     resident_sharpness: float
     weight_resident_share: float
     """Share of a product's second operand found in L2 if the state of the cache is unknown.
@@ -89,13 +87,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sequence_sharpness: float
     mac_efficiency: float
     l1_fill_bytes_per_cycle: float
-    """Rate from GM to L1 per cube core, for rows of 512 bytes or more and data in L2."""
+    """Bytes per cycle from GM to L1 per cube core, for rows of 512 bytes or more and data in L2."""
     l1_fill_hbm_bytes_per_cycle: float
-    """The same rate if the working set exceeds L2."""
+    """Bytes per cycle from GM to L1 per cube core if the working set exceeds L2."""
     l1_narrow_exponent: float
-    """Exponent by which that rate falls with (row bytes / 512)."""
+    """Exponent by which the rate from GM to L1 falls with (row bytes / 512)."""
     overlap_p: float
-    """Norm by which the cube's pipes overlap: 1 adds their times, infinity takes the longest."""
+    """Exponent of the norm that combines the cube's pipes; 1 means no overlap, infinity full overlap."""
     fixpipe_bytes_per_cycle: float
     wave_us: float
     """Start-up time of one wave of tiles."""
@@ -107,9 +105,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Neighbour = tuple[float, float, float, float]
-"""A measured kernel that corrects kernels of similar sizes (see `nearby`): (rows, columns, depth, pull).
+"""A measured kernel that corrects kernels of similar sizes (see `nearby`): (rows, columns, depth, weight).
 
-Sizes are octaves above 1, divided by the octaves over which similarity reaches. The pull is the neighbour's
+Sizes are base-2 logarithms, divided by the octaves over which similarity reaches. The weight is the neighbour's
 contribution to the log time of a kernel of its own sizes; contributions of neighbours add up.
 """
 
@@ -117,7 +115,7 @@ contribution to the log time of a kernel of its own sizes; contributions of neig
 class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memories, paths and start costs of a core, for tile programs (see `replay.tile`); sources in `_pipes.toml`.
 
-    Paths are in bytes per cycle and core; latencies and start costs in cycles unless the name says microseconds.
+    Paths are in bytes per cycle and core; latencies and start costs are in cycles unless the name says microseconds.
     """
 
     ub_bytes: float
@@ -125,10 +123,10 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     l0a_bytes: float
     l0b_bytes: float
     gm_to_ub: float
-    """GM to UB for data in L2."""
+    """Rate from GM to UB for data in L2."""
     ub_to_gm: float
     gm_to_ub_miss: float
-    """GM to UB for data in HBM, one core alone."""
+    """Rate from GM to UB for data in HBM if only one core is active."""
     gm_to_l1: float
     l0c_to_gm: float
     l0c_to_l1: float
@@ -146,7 +144,7 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Latency of a read from GM that goes to HBM."""
     write_latency: float
     burst: float
-    """Cost of each run of a copy with gaps."""
+    """Cost of each contiguous run of a copy with gaps."""
     l1_row: float
     """Minimum cost of each row of a matrix loaded into L1."""
     flag: float
@@ -154,13 +152,13 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     it.
     """
     core_flag: float
-    """The same latency between cores of a group."""
+    """Latency like `flag`, but between cores of a group."""
     issue: float
     """Issue cost of each instruction on the scalar unit."""
     start_us: float
-    """Start of a kernel on one core."""
+    """Start time of a kernel on one core."""
     start_core_us: float
-    """Additional start time per further core, of either kind."""
+    """Start time added by each further core, cube or vector."""
 
 
 class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,9 +181,9 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     fixed_alone_us: float = 0.0
     """`fixed_us` of isolated calls, before the factor for such calls; 0 uses `fixed_us`."""
     launch_factor: float = 1.0
-    """Factor on the launch time added by more blocks: larger programs start more slowly."""
+    """Factor on the launch time that additional blocks add: larger programs start more slowly."""
     scale: float = 1.0
-    """Correction fitted for this SoC."""
+    """Correction factor on the time, fitted for this SoC's generation."""
     memory_factor: float = 1.0
     """Factor on the time to move bytes from and to HBM, for access patterns that HBM handles badly."""
     row_block: float = 1.0
@@ -193,13 +191,13 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     passes: float = 1.0
     """How often a row that does not fit into a core's memory is read."""
     spreads: bool = False
-    """Whether a copy repeats what it reads, so that its runs are those of its output."""
+    """Whether a copy repeats its input, so that the runs of its output count."""
     native_half: bool = False
-    """Whether float16 is computed natively, two elements in place of one float32; otherwise it is widened first."""
+    """Whether vector cores compute float16 without widening it first, two elements in place of one float32."""
     hf32: bool = False
     """Whether float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
-    """Kernels measured on this SoC, by kind."""
+    """Kind → neighbours: kernels measured on this SoC's generation, which correct predictions for similar kernels."""
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
@@ -213,12 +211,12 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     there are none.
     """
     dtypes: tuple[str, ...] = ()
-    """Dtypes of these largest operands; "half" is float16 and bfloat16."""
+    """Dtypes of the largest operands of these measured kernels; "half" stands for float16 and bfloat16."""
     states: tuple[str, ...] = ()
     """Cache states in which kernels of the family were measured on this SoC."""
     band: float = 2.0
-    """Factor of the 80 % band, up and down, for families without evidence cells: collectives, host copies, unknown
-    kernels.
+    """Factor of the 80 % band, up and down; used for families whose band does not follow from evidence: collectives,
+    host copies, unknown kernels.
     """
 
 
@@ -247,21 +245,21 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     confidence: Trust
     factor: float = 1.0
-    """For "factor": factor on the whole time."""
+    """Factor on the whole time, if `how` is "factor"."""
     cycles: float = 0.0
-    """Cycles per element: of one core's share ("lines", "steps"), or of all results ("serial", "dealt")."""
+    """Cycles per element; by `how`: of one core's share ("lines", "steps") or of all results ("serial", "dealt")."""
     row_cycles: float = 0.0
-    """Cycles per line of the inner dimensions ("lines"), or per step along the dimension ("steps")."""
+    """Cycles per line of the inner dimensions if `how` is "lines", per step along the dimension if it is "steps"."""
     start_us: float = 0.0
-    """For "lines" and "steps": start time before the first one."""
+    """Start time before the first line or step, if `how` is "lines" or "steps"."""
     dtype: str = ""
-    """For "like": dtype of the first operand."""
+    """Dtype of the first operand, if `when` is "like"."""
     elements: tuple[float, float] = (0.0, 0.0)
-    """For "like": minimum and maximum elements of the first operand."""
+    """Minimum and maximum elements of the first operand, if `when` is "like"."""
     lengths: tuple[float, float] = (0.0, 0.0)
     """Minimum and maximum length of the dimension at which the path was measured; 0 if the length does not matter."""
     vector_bytes: float = 0.0
-    """Vector instruction width in bytes of the devices that have this path; 0 if it is not known to depend on the
+    """Vector instruction width in bytes of the devices that have this path; 0 if the path is not known to depend on the
     width.
     """
 
@@ -275,17 +273,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Links of one level of a described cluster."""
+    """Links of one network level of a described cluster."""
 
     transport: str
     bytes_per_s: float
-    """Bytes per second: in a mesh, from a die to each other die; without a mesh, in total per die."""
+    """Bytes per second: in a mesh, from a die to each other die; otherwise, in total per die."""
     latency_us: float
     mesh: bool = False
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers with a fixed number of dies each; links that are not given are those of the SoC."""
+    """Servers with a fixed number of dies each; links that the cluster file omits are those of the SoC."""
 
     name: str
     servers: int
@@ -297,13 +295,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call that a user measured on the device, and its prediction without any of the user's measurements.
 
-    Times are in microseconds, of one call.
+    Times are in microseconds per call.
     """
 
     call: str
     """The call in opreplay's notation."""
     op: str
-    """For an aten op, the kernel types that it runs; for any other op, its name."""
+    """Kernel types that the op runs, for an aten op; otherwise the name of the op."""
     family: str
     """Kernel family with the largest share of the time."""
     l2: Literal["cold", "loop", "warm"]
@@ -327,7 +325,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 LEAST_MEASURED_US, MOST_MEASURED_US, MOST_BAND = 1e-3, 1e12, 1e6
-"""Limits on the numbers of a measured call in a device file, so that logarithms of their ratios stay small."""
+"""Limits on the times and bands of measured calls in a device file, so that logarithms of their ratios stay small."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -357,18 +355,18 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     slow_paths: dict[str, tuple[SlowPath, ...]] = {}
     """CANN kernel type → slow paths of the library that it may take."""
     own_slow_paths: tuple[SlowPath, ...] = ()
-    """Slow paths given in the device's own file."""
+    """Slow paths given in the device file."""
     is_own_fit: bool = False
-    """Whether a user's file gives its own constants; then measured calls of others do not correct predictions."""
+    """Whether a user's file gives its own constants; if so, shipped measured calls do not correct predictions."""
     measured: tuple[OwnMeasurement, ...] = ()
     """Calls that the user measured on the device; they adjust all other predictions."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
-    """Group of devices that differ only in numbers of cores, clock and memory; they share fitted constants."""
+    """Group of devices that share fitted constants, because they differ only in numbers of cores, clock and memory."""
     vector_width: float = 1.0
     """Width of a vector core's instructions, relative to the 128 bytes per cycle of the devices used for the fit."""
     plain_convolution: float | None = None
-    """Factor on the time of a convolution that reads plain layouts itself; None if layouts are converted for it."""
+    """Factor on the time of a convolution that reads plain layouts; None if layouts are converted first."""
     server_dies: int = 8
     """Number of dies that `link` connects."""
     peer_bytes_per_s: float | None = None
@@ -378,17 +376,15 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     far_link: Link | None = None
     """Link between servers; None if `link` also connects servers."""
     cluster: Cluster | None = None
-    """Cluster that the device is a die of; None if not given: servers then have `server_dies` dies, and there are as
-    many as needed.
-    """
+    """Cluster that contains the device; if None, there are as many servers of `server_dies` dies as needed."""
 
     def __repr__(self) -> str:
-        """Return only the name, because all numbers would fill pages."""
+        """Return only the name and version, because all numbers would fill pages."""
         return f"DeviceProfile(name={self.name!r}, version={self.version!r})"
 
     @property
     def kind(self) -> str:
-        """Return the group of devices on which isolated calls behave alike: "910", or "950" with its wider vectors."""
+        """Return the group of devices that share constants for isolated calls: "910", or "950" with wider vectors."""
         return "910" if self.vector_width == 1.0 else "950"
 
     def family(self, kernel_type: str) -> FamilyCost:
@@ -397,8 +393,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Trust = Literal["datasheet", "measured", "fitted", "assumed"]
-"""Source of a number: "datasheet", a vendor's configuration or datasheet; "measured", measured directly and quoted;
-"fitted", fitted to kernel measurements by this project's calibration; "assumed", by analogy or judgement.
+"""Source of a number: "datasheet" or configuration of a vendor; "measured" directly and quoted; "fitted" to kernel
+measurements by this project's calibration; "assumed" by analogy or judgement.
 """
 
 

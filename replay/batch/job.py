@@ -21,9 +21,9 @@ from opreplay.traces import Limits
 from opreplay.traces.errors import TraceError, UsageError
 
 Tell = Callable[[str], None]
-"""Prints a line for the user."""
+"""Function that prints a line for the user."""
 NAMED = 3
-"""Maximum number of files named in one line."""
+"""Maximum number of files named in one line of output."""
 
 
 def _ignored(done: int, files: int) -> None:
@@ -42,13 +42,13 @@ class Traces:
         tell: Tell = lambda line: None,
         progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = lambda: nullcontext(_ignored),
     ) -> None:
-        """`lanes`, `engine` and `address` are as in `read_batch`; `progress` returns a context with the function that
-        gets progress.
+        """`lanes`, `engine` and `address` are as in `read_batch`. `progress` returns a context with a function that
+        gets (files done, all files).
         """
         self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
         self._files: list[BatchFile] = []
         self.store: PlanStore | None = None
-        """Plans of an earlier run, if they are kept."""
+        """Store of plans from earlier runs; None if plans are not kept."""
         self.batch = Batch()
         self.refused: list[Unreadable] = []
 
@@ -61,7 +61,7 @@ class Traces:
         limits: Limits,
         process: str | None = None,
     ) -> None:
-        """Find the files, which are read when the job needs them. Raises as `find_and_pair` does."""
+        """Find the files; `make_plan` reads them. Raises what `find_and_pair` raises."""
         self._files, self.how = find_and_pair(
             patterns,
             donors,
@@ -93,7 +93,7 @@ class Traces:
         return self.batch.plan()
 
     def leaves_out(self, op: ReplayOp) -> bool:
-        """Return False, because every op is predicted."""
+        """Return False: no op is excluded from prediction."""
         return False
 
     def facts(self) -> dict[str, object]:
@@ -114,7 +114,7 @@ def find_and_pair(
     process: str | None,
     tell: Tell,
 ) -> tuple[list[BatchFile], HowToRead]:
-    """Return the files to read and how to read them; an ExecutionTrace that belongs to a trace is not read as a trace.
+    """Return (files to read, how to read them). An ExecutionTrace that belongs to a trace is not read as a trace.
 
     Raises UsageError if no trace has an ExecutionTrace, and what `find_files` and `pair` raise.
     """
@@ -136,7 +136,7 @@ def find_and_pair(
 
 
 def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[str, str]:
-    """Map each trace to its ExecutionTrace, and report traces without one. Raises UsageError if no trace has one."""
+    """Map each trace to its ExecutionTrace, and report files without a match. Raises UsageError if none matches."""
     pairs = pair(traces, donors, rank_at_start)
     if not pairs:
         raise UsageError(
@@ -151,7 +151,7 @@ def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[st
 
 
 def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[BatchFile]:
-    """Return the files to read and report the skipped ones. Raises UsageError if no file remains."""
+    """Report the files that are skipped, and return the others. Raises UsageError if no file remains."""
     for file in files:
         if file.left_out:
             tell(f"left out: {file.path}: {file.left_out}")
@@ -174,7 +174,7 @@ def read_batch(
     tell: Tell,
     progress: Callable[[int, int], None],
 ) -> tuple[Batch, list[Unreadable]]:
-    """Return all readable files, merged, and the refused files: files named by the user, or damaged files in a folder.
+    """Return (merged batch of all readable files, refused files). A refused file was named by the user, or is damaged.
 
     Unchanged files with a plan in the store are not read again; other plans are added to the store. Files in a folder
     that are valid JSON but not traces, and copies, are reported and skipped. If no file can be read, raises the error
@@ -265,11 +265,11 @@ KINDS = frozenset(
         "gz",
     )
 )
-"""Words in file names for the kind of file, which do not identify the run or rank."""
+"""Words in file names for the kind of file; ignored when names are matched."""
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the donors with the trace's name; if there are none, those with its rank."""
+    """Return the ExecutionTraces with the trace's name; if there are none, those with its rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 
@@ -277,12 +277,12 @@ def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None])
 def pair(
     traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
 ) -> dict[str, str]:
-    """Map each trace to its ExecutionTrace, for the traces that have one.
+    """Map each trace to its ExecutionTrace (`donors`), for the traces that have one.
 
-    Candidates have the trace's name (ignoring words such as "kineto" and "et"), otherwise its rank; the nearest one in
-    the folder tree is chosen. The rank is in the path or comes from `rank_of`. A single donor always belongs to a
-    single trace. Raises UsageError if two donors fit a trace equally well, or if one donor is the only choice of two
-    traces.
+    Candidates have the trace's name (ignoring words such as "kineto" and "et"), otherwise its rank; the nearest
+    candidate in the folder tree is chosen. The rank is in the path or comes from `rank_of`. A single ExecutionTrace
+    always belongs to a single trace. Raises UsageError if two ExecutionTraces fit a trace equally well, or if two
+    traces get the same one.
     """
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}
@@ -308,12 +308,12 @@ def _may_be(rank: int | None, other_rank: int | None) -> bool:
 
 
 def _bare(path: str) -> tuple[str, ...]:
-    """Return the words and numbers of a file name, without words for the kind of file."""
+    """Return the words and numbers of a file name, without the words in `KINDS`."""
     return tuple(word for word in _WORDS.findall(PurePath(path).name.lower()) if word not in KINDS)
 
 
 def _nearest(trace: str, donors: Sequence[str]) -> str:
-    """Return the donor whose folder has most in common with the trace's. Raises UsageError if two are equally near."""
+    """Return the `donors` file whose folder is nearest to the trace's. Raises UsageError if two are equally near."""
     common = {donor: _in_common(PurePath(trace).parent.parts, PurePath(donor).parent.parts) for donor in donors}
     best = max(common.values())
     nearest = [donor for donor in donors if common[donor] == best]
@@ -326,7 +326,7 @@ def _nearest(trace: str, donors: Sequence[str]) -> str:
 
 
 def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many folders two paths share from the top and from the bottom, so that `et/run1` is nearest to
+    """Return how many folders two paths share (from the top, then from the bottom), so that `et/run1` is nearest to
     `kineto/run1`.
     """
     top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))

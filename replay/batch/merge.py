@@ -1,8 +1,8 @@
 # pyright: strict
-"""Merge many traces into one plan: ops that traces share are replayed once, with sums for each trace, each job and the
-batch.
+"""Merge many traces into one plan: ops that several traces contain are replayed once, with sums for each trace, each
+job and the batch.
 
-This module merges and sums. The caller reads, `run` executes, and `ranks` recognises which traces are ranks of a job.
+This module merges and sums. The caller reads, `run` replays, and `ranks` recognises which traces are ranks of a job.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """The plan of one trace, with the trace's recorded rank and world size."""
 
     path: str
-    """Printable path of the trace; messages are printable, too."""
+    """Path of the trace as printable text; messages in the plan are printable, too."""
     plan: ReplayPlan
     rank: int | None = None
     world_size: int | None = None
     sources: tuple[Stamp, ...] = ()
-    """All files from which the plan was made, with their state; empty if they changed during reading or are not regular
-    files.
+    """All files from which the plan was made, with their state; empty if a file changed during reading or is not a
+    regular file.
     """
     notes: tuple[str, ...] = ()
     """Notes for the user on how the trace was read."""
     calls: tuple[RankCall, ...] = ()
     """The trace's collectives, if it was read with its timing."""
     base_ns: int = 0
-    """Time origin of the calls."""
+    """Time origin of `calls`, in ns."""
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
 
 MOST_DISAGREEMENTS = 100
 MAX_CALLS = 500_000
-"""Maximum number of collectives of all traces that are kept for matching, about 200 MB."""
+"""Maximum number of collectives, over all traces, that are kept for matching; they take about 200 MB."""
 
 
 class _Uses:
@@ -74,13 +74,13 @@ class _Uses:
         self.count = array("q")
         self.recorded_us = array("d")
         self.total = passes.total_of(plan)
-        """Total that the trace's shares refer to: recorded time, or bytes if it was captured."""
+        """Total from which the trace's shares are computed: recorded time, or bytes for a captured step."""
         self.clock: passes.Clock | None = passes.clock_of(plan)
         self.losses = plan.losses
 
 
 class Batch:
-    """Plans added one after the other; `plan` is the merged plan and `close` computes the sums from its results."""
+    """Merges plans that are added one after the other; `plan` returns the merged plan and `close` sums its results."""
 
     def __init__(self) -> None:
         self._ops: list[ReplayOp] = []
@@ -94,8 +94,8 @@ class Batch:
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
-        """Time of kernels without an op, for traces with device time (True) and without, because a share refers only to
-        traces with it.
+        """Time of kernels without an op: of traces with device time (True) and of others (False), because shares use
+        only the former.
         """
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
@@ -113,7 +113,7 @@ class Batch:
 
     @property
     def rank_ops(self) -> int:
-        """Return the total number of ops of all traces, which would run without merging."""
+        """Return the number of ops summed over all traces, i.e. how many would be replayed without merging."""
         return sum(len(uses.op) for uses in self._uses)
 
     def add(self, trace: TracePlan) -> None:
@@ -148,7 +148,7 @@ class Batch:
         self._uses.append(uses)
 
     def record_unread(self, path: str, why: str, *, refused: bool) -> None:
-        """Record for the report that a file was not read."""
+        """Record that a file was not read, and why, for the report."""
         self._not_read.append((printable(path), printable(why), refused))
 
     @property
@@ -161,7 +161,7 @@ class Batch:
         ]
 
     def plan(self) -> ReplayPlan:
-        """Return one op for each distinct call, with counts and times summed over all traces, heaviest first."""
+        """Return the merged plan: one op per distinct call, with counts and times of all traces, heaviest first."""
         merged = ReplayPlan(
             source=plural(len(self), "trace"),
             selection=self._first.selection if self._first is not None else "owner",
@@ -209,14 +209,14 @@ class Batch:
         return [path for path, uses in zip(self._paths, self._uses, strict=True) if without_copies(uses.losses)]
 
     def _losses(self) -> dict[str, int]:
-        """Return the losses of all traces, added by kind."""
+        """Return kind of loss → number, summed over all traces."""
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
         return assign_jobs(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
 
     def _named(self) -> list[ReplayOp]:
-        """Return the ops in the order found; calls that share a signature but differ otherwise get new ids."""
+        """Return the merged ops in the order found; later ops with an id that is already taken get new ids."""
         taken: set[str] = set()
         out: list[ReplayOp] = []
         for op, key in zip(self._ops, self._index, strict=True):
@@ -280,13 +280,13 @@ class Batch:
         )
 
     def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
-        """Return the replayed share of the recorded time of several traces that have the same kind of times."""
+        """Return which share of several traces' recorded time was replayed; all must have one kind of times."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         return round_to_one(covered / total) if total else 0.0
 
     def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
-        """Match the collectives of a job's ranks; return None if no two ranks share one."""
+        """Match the collectives of a job's ranks; None if no two ranks share one."""
         return _collectives_of(
             [
                 RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
@@ -297,12 +297,12 @@ class Batch:
 
 
 def _added(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sum of times by SoC."""
+    """Return SoC → sum of its times."""
     return summed((soc, time_us) for of_soc in times for soc, time_us in of_soc.items())
 
 
 class _Sums:
-    """Times of one trace's ops, summed over calls, in microseconds."""
+    """Sums over one trace's ops, each multiplied by its number of calls, in µs."""
 
     def __init__(self) -> None:
         self.replayed = 0
@@ -324,24 +324,24 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
     def unpredicted_share(self) -> dict[str, float]:
-        """Return, by SoC, the share of the recorded time in ops without a prediction; empty if no time was recorded."""
+        """Return SoC → share of the recorded time in ops without a prediction; empty if no time was recorded."""
         if not self.recorded_us:
             return {}
         return {soc: 1.0 - round_to_one(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
-    """Return a key that is equal for ops that are called in the same way.
+    """Return a key under which ops are merged: it is equal for ops that are called in the same way.
 
-    Keys differ if missing arguments of one signature were inferred differently, and between traces with and without
-    device time, because a mean over both would describe neither.
+    Keys differ if missing arguments were inferred differently, and between traces with and without device time, because
+    a mean over both would be meaningless.
     """
     what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))
 
 
 def _collectives_of(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
-    """Match the collectives of several ranks; return None if no two ranks share one."""
+    """Match the collectives of several ranks; None if no two ranks share one."""
     if len({rank.rank for rank in ranks}) < 2:
         return None
     base = ranks[0].origin_ns

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Plans of a batch's files in the user's cache, so that a continued batch does not read unchanged files again."""
+"""Plans of a batch's files in the user's cache, so that a resumed batch does not read unchanged files again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from opreplay.traces.names import printable
 
 
 class PlanStore:
-    """Loads and keeps plans of files. Plans of changed files, or made with other settings, are not found."""
+    """Loads and stores plans of files; a plan is found only for unchanged files and the same settings."""
 
     def __init__(self, settings: str) -> None:
-        """`settings` is a text that differs if plans of the same files would differ."""
+        """`settings` is a text that differs whenever the same files would give other plans."""
         self._settings = settings
         self._added: dict[str, str] = {}
-        """Key → path of each plan that this run kept."""
+        """Key → path of each plan that this run stored."""
         self._loaded = 0
 
     def load(self, path: str, files: Sequence[str]) -> TracePlan | None:
-        """Return the plan of a file, made from exactly these files; None if there is none."""
+        """Return the stored plan of a file if these files are unchanged since it was made; otherwise None."""
         stamps = stamps_of(files)
         body = None if stamps is None else kept.load(self._key(path, stamps))
         if body is None:
@@ -38,14 +38,14 @@ class PlanStore:
         return plan
 
     def add(self, plan: TracePlan) -> None:
-        """Keep a plan, unless its files changed while they were read."""
+        """Store a plan, unless its files changed while they were read."""
         if plan.sources:
             key = self._key(plan.path, plan.sources)
             kept.store(key, msgspec.msgpack.encode(plan))
             self._added[key] = plan.path
 
     def undo(self) -> list[str]:
-        """Remove the added plans; return their paths if plans of an earlier run were loaded."""
+        """Remove the plans stored by this run; return their paths if plans of an earlier run were loaded."""
         for key in self._added:
             kept.remove(key)
         return list(self._added.values()) if self._loaded else []

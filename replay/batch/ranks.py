@@ -1,6 +1,5 @@
 # pyright: strict
-"""Recognise which traces are ranks of one job, by recorded rank and world size, or by file names if these are not
-recorded.
+"""Recognise which traces are ranks of one job: by recorded rank and world size or, if not recorded, by file names.
 
 Does not use plans and reads no files.
 """
@@ -21,20 +20,20 @@ from opreplay.traces.reading.source import open_binary
 
 _NAMED = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=worker)\d+|(?<=node)\d+|(?<=host)\d+|(?<=gpu)\d+")
-"""A separate number, or the number of a machine; the 8 of "llama8b" is part of the model's name."""
+"""A separate number, or the number of a machine; not the 8 of "llama8b", which is part of the model's name."""
 ENOUGH_OPS = 5
 """Minimum number of ops that identify a model."""
 LEAST_IN_COMMON = 0.1
-"""Minimum share of the smaller trace's ops that another trace must have for both to be ranks of one model."""
+"""Minimum share of the smaller trace's ops that the other trace must also have, if both are ranks of one model."""
 _Key = tuple[str, int | None, int]
-"""(path with a star instead of the rank, world size, number of earlier recordings with the same names)."""
+"""Job: (path with a star for the rank, world size, number of earlier recordings with the same names)."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace and the job that it belongs to."""
+    """A trace and the job that it belongs to."""
 
     job: str
-    """Name of the job's files with `*` for the rank; the trace's own name if it is the only trace."""
+    """Name of the job: its file name with `*` for the rank; for a job of one trace, the trace's name."""
     rank: int | None
     world_size: int | None
     rank_from: str
@@ -42,7 +41,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
-    """Return the rank of a trace and its source; "" as the source if the rank is unknown."""
+    """Return (rank of a trace or None, source of the rank or "")."""
     if recorded is not None:
         return recorded, "metadata"
     rank = rank_in_name(path)
@@ -54,11 +53,11 @@ def assign_jobs(
 ) -> list[Member]:
     """Return the job of each trace, from its path, recorded (rank, world size), and ops (given as numbers).
 
-    Traces belong to one job if they are in one folder, have the same world size, have names that differ only in the
-    rank, and have different ranks. If the names do not contain the rank, all their numbers may differ, except numbers
-    in words (llama8b). A repeated rank starts another job, since a second recording with the same names cannot be
-    merged with the first. A trace that has hardly any op in common with the job also starts another job, since it is
-    another model. A job of one trace has the trace's own name.
+    Traces belong to one job if they have the same folder and world size, different ranks, and names that differ only in
+    the rank. If the names do not contain the rank, all their numbers may differ, except numbers in words (llama8b). A
+    repeated rank starts another job, since a second recording with the same names cannot be merged with the first. A
+    trace that has hardly any op in common with the job also starts another job, since it is another model. A job of one
+    trace has the trace's own name.
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
@@ -90,7 +89,7 @@ def assign_jobs(
 
 
 def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | None) -> bool:
-    """Check, from their common ops, whether a trace may belong to the same model as the first of the other traces."""
+    """Check whether a trace has enough ops in common with the first of the other traces to belong to the same model."""
     first = next(iter(others), None)
     if ops is None or first is None or min(len(ops[number]), len(ops[first])) < ENOUGH_OPS:
         return True
@@ -99,7 +98,7 @@ def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | N
 
 
 def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
-    """Return a unique name for each job: file, folders, world size and recording number, as far as needed."""
+    """Return a unique name for each job: file and, where needed, folders, world size and recording number."""
     known = list(keys)
     masked = list(dict.fromkeys(path for path, _, _ in known))
     short = dict(zip(masked, _with_star(masked), strict=True))
@@ -116,7 +115,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
 
 
 def _with_star(paths: Sequence[str]) -> list[str]:
-    """Return labels that are long enough to include the star of the rank."""
+    """Return the shortest unique labels of the paths that include the star of the rank."""
     out: list[str] = []
     for path, label in zip(paths, labels(paths), strict=True):
         parts = PurePath(path).parts
@@ -126,7 +125,7 @@ def _with_star(paths: Sequence[str]) -> list[str]:
 
 
 def rank_in_name(path: str) -> int | None:
-    """Return the number after the last "rank" of a path, or None."""
+    """Return the number after the last "rank" in a path; None if there is none."""
     numbers = _NAMED.findall(path)
     return int(numbers[-1]) if numbers else None
 
@@ -134,8 +133,8 @@ def rank_in_name(path: str) -> int | None:
 def without_rank(path: str, rank: int) -> str:
     """Replace the rank in a path by `*`.
 
-    The replaced number is the one after the last "rank" if it is the rank; or else the last number equal to the rank.
-    If no number is equal to it, every number is replaced.
+    The replaced number is the one after the last "rank" if it is the rank, otherwise the last number in the file name
+    that equals the rank. If none does, every number in the file name is replaced.
     """
     named = list(_NAMED.finditer(path))
     if named and int(named[-1][1]) == rank:
@@ -168,7 +167,7 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 PEEK_BYTES = 64 << 10
-"""Bytes to read from the start of a file, and to search after decompression; PyTorch writes distributedInfo before the
+"""Bytes to read from the start of a file, and to search after decompression; PyTorch writes distributedInfo before
 events.
 """
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')

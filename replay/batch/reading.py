@@ -1,7 +1,7 @@
 # pyright: strict
 """Find the files of a batch in folders and read several at a time; an unreadable file does not affect the others.
 
-This module contains the search, the reading processes, and the rank of each file in its job.
+Contains the search, the processes that read, and the choice of each file's rank.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SUFFIXES = (".json", ".json.gz")
 SPECIAL = "not a regular file (to read a pipe, name it explicitly)"
 """Reason why a pipe, a socket or a device in a folder is skipped."""
 POOL_FROM_BYTES = 100_000_000
-"""Minimum total size of files to start reading processes, because each process first loads torch, which takes
+"""Minimum total size, in bytes, for which processes are started to read files: each first loads torch, which takes
 seconds.
 """
 GZIP_RATIO = 10
 """Assumed ratio of the size of a trace to its compressed size."""
 AHEAD = 2
-"""Number of files handed out per process, limited so that finished plans do not pile up."""
+"""Number of files sent to each process in advance; a limit, so that finished plans do not pile up in memory."""
 PIECE_BYTES = 16 << 20
 MODULE = "batch.reading"
 
@@ -57,7 +57,7 @@ ReadOne = Callable[[str], bytes]
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
-    """A file of the batch that could not be read, with the error."""
+    """A file of the batch that could not be read, and why."""
 
     path: str
     message: str
@@ -69,19 +69,19 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
 
 
 class ToRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A file sent to a process for reading."""
+    """Message that tells a reading process which file to read."""
 
     path: str
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
-    """A part of a plan sent by a reading process; large plans exceed one frame."""
+    """Part of an encoded plan, sent by a reading process; a large plan exceeds one frame."""
 
     data: bytes
 
 
 class AllRead(msgspec.Struct, frozen=True, kw_only=True, tag="all read"):
-    """Marks the end of the pieces of a file."""
+    """Message after the last `Piece` of a file."""
 
 
 class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 def find_files(patterns: Sequence[str]) -> list[BatchFile]:
     """Return the files for paths, globs and folders (searched recursively); copies are marked.
 
-    Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
+    Raises TraceError for a glob that matches nothing, UsageError for "-" and for a folder without .json or .json.gz.
     """
     files: dict[str, BatchFile] = {}
     for pattern in patterns:
@@ -132,9 +132,7 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
-    """Yield the plan of each file in order, read by `processes` processes, or by this process if there is little to
-    read.
-    """
+    """Yield the plan of each file in order; `processes` processes read, or this process if there is little to read."""
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
         for path in paths:
             yield decoded(_read(path, how=how))
@@ -174,8 +172,8 @@ class _Reader(Workers):
         )
 
     def plan(self, path: str) -> bytes | None:
-        """Return the complete message of the process; None until it is complete. Raises OpReplayError if the process
-        has died.
+        """Return the process's encoded reply once it is complete, None before. Raises OpReplayError if the process
+        died.
         """
         answer = self.take()
         if isinstance(answer, Death):
@@ -220,18 +218,18 @@ def encoded(plan: TracePlan | Unreadable) -> bytes:
 
 
 class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings, apart from the file itself, that determine its plan."""
+    """Settings that, together with the contents of a file, determine its plan."""
 
     selection: Selection
     device: str
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
     execution_traces: Mapping[str, str] = {}
-    """Trace → its ExecutionTrace."""
+    """Path of a trace → path of its ExecutionTrace."""
     children: bool = False
-    """Whether plans have the ops recorded below each op."""
+    """Whether plans include the child ops recorded below each op."""
     timed: bool = False
-    """Whether traces whose start contains a rank are read with their timing, to match collectives."""
+    """Whether traces that record a rank near their start are read with their timing, to match collectives."""
     process: str | None = None
     """The process to read from each file, which must then be a merged file of several processes."""
 
@@ -240,7 +238,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         return partial(_read, how=self)
 
     def settings(self) -> str:
-        """Return a text that is equal only if the same files give the same plans, from options, user code and package
+        """Return a digest of everything besides the files that determines plans: options, user code and package
         versions.
         """
         installed = sorted(f"{package.metadata['Name']} {package.version}" for package in distributions())
@@ -250,7 +248,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
 
     def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
-        """Return the file and all files read with it. `tables` caches what was found in each folder, for many files."""
+        """Return the file and all files read with it. `tables` caches the table found in each folder."""
         folder = os.path.dirname(path)
         known = {} if tables is None else tables
         if folder not in known:
@@ -266,7 +264,7 @@ def _table_beside(path: str) -> str | None:
 
 
 def _read(path: str, *, how: HowToRead) -> bytes:
-    """Return a TracePlan as msgpack, or Unreadable for a file that is refused."""
+    """Read a file; return its TracePlan as msgpack, or Unreadable if it is refused."""
     before = stamps_of(how.files(path))
     try:
         load_plugins(how.plugins)
@@ -323,7 +321,7 @@ def _merged_notes(read: Trace) -> list[str]:
 def open_ranks(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> list[tuple[int, Trace]]:
-    """Return (rank, trace) of each file for paths, globs and folders, by rank; each process of a merged file counts.
+    """Return (rank, trace), by rank, for paths, globs and folders; each process of a merged file is a trace.
 
     A file in a folder that is not a trace is skipped with a note. The rank is the recorded one, otherwise the one in
     the file's name; if no file has one, it is the file's position, with a note. Raises UsageError for fewer than two
@@ -342,7 +340,7 @@ def open_ranks(
 
 
 def _parts(trace: Trace) -> list[Trace]:
-    """Return the processes of a merged trace; for any other trace, the trace itself."""
+    """Return one trace per process of a merged trace; any other trace unchanged."""
     return [part for _, part in split_processes(trace)] or [trace]
 
 
@@ -370,7 +368,7 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
 def readable_traces(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> Iterator[tuple[str, Trace]]:
-    """Yield (path, trace) of each file that is a trace."""
+    """Yield (path, trace) for each file that is a trace; report the others."""
     for file in find_files(patterns):
         if file.left_out:
             tell(f"{file.path} left out: {file.left_out}")
@@ -384,7 +382,7 @@ def readable_traces(
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
-    """Raise UsageError for a folder with recordings of several jobs; files that were named one by one are not
+    """Raise UsageError if the files of a folder belong to several jobs; files that the user named one by one are not
     checked.
     """
     if len(patterns) == len(paths):
@@ -403,11 +401,11 @@ CHUNK_BYTES = 1 << 20
 
 
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
-    """Map each file with the same contents as another file to that file.
+    """Map each file that has the same contents as another one to that original.
 
-    The original is preferably a regular file instead of a link, then the less deeply nested, then the older, then the
-    first file. Only files with the same unpacked size (for gzip, from the last four bytes) are read. Files that are not
-    regular, are empty or cannot be read are never copies.
+    The original is preferably a regular file rather than a link, then the less deeply nested, then the older, then the
+    first file. Only files whose unpacked size (for gzip, from the last four bytes) occurs twice are read. Files that
+    are not regular, are empty or cannot be read are never copies.
     """
     sizes: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:
@@ -449,7 +447,7 @@ def _unpacked_bytes(path: str) -> int | None:
 
 
 def _content(path: str, size: int) -> bytes | None:
-    """Return a digest of the (unpacked) bytes of a file of `size` bytes; never reads more than that."""
+    """Return a digest of a file's unpacked bytes; None if unreadable or not `size` bytes. Reads no more than that."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == GZIP
@@ -468,7 +466,7 @@ def _content(path: str, size: int) -> bytes | None:
 
 
 def _digest(file: BinaryIO | gzip.GzipFile, size: int) -> bytes | None:
-    """Return the digest of a stream of `size` bytes; None if it has fewer or more."""
+    """Return a digest of a stream; None if it does not have exactly `size` bytes."""
     hasher, seen = blake2b(digest_size=16), 0
     while chunk := file.read(CHUNK_BYTES):
         seen += len(chunk)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Check without reading a whole file whether it is unchanged: by size, modification time, start and end.
+"""Check whether a file is unchanged without reading all of it: by size, modification time, start and end.
 
-This module only compares files on disk; what they are used for is not relevant here.
+This module only compares files on disk.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 from opreplay.traces.names import printable
 
 END_BYTES = 64 << 10
-"""Bytes to check at the start and at the end; the end of a gzip file contains a checksum of all data."""
+"""Bytes that are checked at the start and at the end; a gzip file ends with a checksum of all data."""
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one file at one moment; equal stamps mean that the file is unchanged."""
 
     path: str
-    """Printable path."""
+    """Path of the file as printable text."""
     size_bytes: int
     mtime_ns: int
     ends: str
-    """Digest of the first and last `END_BYTES`, because some tools reset times and some file systems have
-    coarse ones.
+    """Digest of the first and last `END_BYTES`: some tools reset modification times, and some file systems store coarse
+    ones.
     """
 
 

@@ -46,10 +46,10 @@ def capture(
         optimizer: with a module: an Optimizer, or a factory that takes the parameters, e.g. torch.optim.AdamW; trains
             one step.
         loss: with a module: computes the loss from its output.
-        world_size: number of ranks of a job without communication, of which this process runs one.
+        world_size: number of ranks of a simulated job, of which this process runs one, without communication.
         rank: the rank of this process.
-        device: device whose torch defaults apply, where they are known to differ: optimizers use lists on "cuda" and
-            "npu".
+        device: device whose torch defaults apply, where they are known to differ: on "cuda" and "npu", optimizers
+            use foreach.
         kwargs: keyword arguments.
 
     Raises UsageError, with the user's line, for a step that cannot be captured.
@@ -67,7 +67,7 @@ def capture_made(
     options: CaptureOptions = DEFAULTS,
     notes: tuple[str, ...] = (),
 ) -> ReplayPlan:
-    """Return the plan of the step from `make()`, which is called with fake tensors enabled.
+    """Return the plan of the step that `make()` returns; `make` is called with fake tensors enabled.
 
     `notes` are the assumptions made. Raises UsageError.
     """
@@ -89,8 +89,8 @@ def capture_made(
 
 
 def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> ReplayPlan:
-    """Return the plan of the command line's target. Raises UsageError if the number of ranks contradicts the target's
-    splits.
+    """Return the plan of the step that the command line names. Raises UsageError if the number of ranks contradicts the
+    number over which the target is split.
     """
     if target.world_size is not None and options.world_size not in (None, target.world_size):
         raise UsageError(
@@ -107,7 +107,7 @@ def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> Replay
 
 
 def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, device: LikeDevice = "cpu") -> Check:
-    """Check whether a captured plan computes the same as the step from `make()`. Raises UsageError."""
+    """Check whether a captured plan computes the same results as the step that `make()` returns. Raises UsageError."""
     from opreplay.replay.capture.check import check
 
     assert plan.capture is not None
@@ -120,7 +120,7 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, devi
 
 
 def step_maker(make: Callable[[], Any]) -> Make:
-    """Wrap `make` so that it returns a parsed step."""
+    """Wrap `make` so that its result, the user's description of a step, is parsed into a Step."""
 
     def step() -> Step:
         description = make()

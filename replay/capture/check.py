@@ -1,8 +1,8 @@
 # pyright: strict
 """Checks whether a captured plan computes the same as the model: replays it on real values and compares every result.
 
-Three runs with one seed: the model alone; the model under the recorder, which shows what each storage held before its
-first use; and the plan, which gets those storages. The plan is the one captured on fake tensors.
+The step is run three times with one seed: the model without the recorder; the model with the recorder, which copies
+each external storage before its first use; and the plan, on these copies. The plan was captured on fake tensors.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SEED = 0
 
 
 def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
-    """Replay `plan`, which was captured from the step of `make`, and compare all results.
+    """Replay `plan`, which was captured from the step that `make` returns, and compare all results.
 
     `make` and the step run twice more, each time after `torch.manual_seed(seed)`. Raises UsageError for a step whose
-    two runs differ, e.g. because it uses random numbers that do not depend on the seed.
+    two runs differ, e.g. because of random numbers that do not depend on the seed.
     """
     if plan.sequence is None or plan.sequence.cut:
         raise UsageError("the plan does not contain all calls of the step", hint="Check a smaller model.")
@@ -143,8 +143,8 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes of a contiguous tensor, by `as_strided` because a single element may have a stride that a view
-    rejects.
+    """Return all bytes of a contiguous tensor. Uses `as_strided`, because the stride of a single element may be one
+    that `view` rejects.
     """
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -160,13 +160,13 @@ def digest(value: Any) -> bytes:
 
 
 class _Snapshots:
-    """Contents of external storages before the step, and the results of each call."""
+    """Copies of external storages before their first use, and a hash of each call's results."""
 
     def __init__(self) -> None:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.digests: list[bytes | None] = []
         self.generators: dict[int, torch.Tensor] = {}
-        """State of the random number generator before each call whose step changed it after the previous call."""
+        """By call: random generator's state before the call, if Python code changed it since the previous one."""
         self._generator: torch.Tensor | None = None
         self._names: list[str] = []
 
@@ -192,7 +192,7 @@ class _Snapshots:
 
 
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """Run the step without the recorder; return its result, and the parameters and buffers by their names in plans."""
+    """Run the step without the recorder; return its result, and parameters and buffers with their names in plans."""
     tracker = ModuleTracker(Storages())
     forget_cached_tensors()
     with explained(None, real=True):
@@ -230,7 +230,7 @@ def _names(plan: ReplayPlan) -> list[str]:
 
 
 def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
-    """Return why the plan cannot use the model's storages: their external storages differ; "" if it can use them."""
+    """Return why the plan cannot use the model's storages, i.e. sizes of external storages differ; "" if it can."""
     assert plan.capture is not None
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
@@ -243,7 +243,7 @@ def _at(names: Sequence[str], at: int) -> str:
 
 
 def _outside_in_order(plan: ReplayPlan) -> list[int]:
-    """Return the external storages in the order of first use by calls."""
+    """Return the numbers of the plan's external storages, in the order in which its calls first use them."""
     assert plan.sequence is not None
     assert plan.capture is not None
     known = {storage.storage for storage in plan.capture.storages}
@@ -253,13 +253,13 @@ def _outside_in_order(plan: ReplayPlan) -> list[int]:
 
 
 def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a view of `memory` at the position that the tensor has in its own storage."""
+    """Return a view of `memory` with the tensor's offset, shape, strides and dtype."""
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Return the largest difference of two elements; two NaNs, or two equal infinities, do not differ."""
+    """Return the largest difference between corresponding elements; two NaNs or equal infinities do not differ."""
     if not expected.numel():
         return 0.0
     wide = torch.complex128 if expected.is_complex() else torch.float64

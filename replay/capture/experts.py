@@ -1,8 +1,7 @@
-"""Expert parallelism: experts are distributed over the ranks of a group, and tokens go to the ranks of their experts
-and back.
+"""Expert parallelism: distributes experts over ranks, and sends tokens to the ranks of their experts and back.
 
-Applies to transformers models, whose experts are modules of stacked weights that are called with tokens, chosen experts
-and weights. Routing is assumed to be balanced: each rank sends the same number of tokens to every rank, rounded up.
+Applies to transformers models, whose modules hold all experts in stacked weights and are called with tokens, the chosen
+experts and their weights. Routing is assumed to be balanced: each rank sends as many tokens to every rank, rounded up.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ NOTE = "routing is assumed to be balanced: each rank receives as many tokens as 
 
 
 def spread_experts(model: Any, ranks: int) -> None:
-    """Reduce each module of experts to this rank's share of them, and make it exchange tokens.
+    """Reduce each module of experts to this rank's experts, and make it exchange tokens with the other ranks.
 
-    Raises UsageError for a model without such modules, and if the number of experts is not divisible by the number of
+    Raises UsageError for a model without such modules, or if the number of experts is not divisible by the number of
     ranks.
     """
     expert_modules = [module for module in model.modules() if is_experts(module)]
@@ -34,8 +33,8 @@ def spread_experts(model: Any, ranks: int) -> None:
 
 
 def keep_share(experts: Any, ranks: int) -> None:
-    """Reduce a module to its share of the experts. Raises UsageError if their number is not divisible by the number of
-    ranks.
+    """Reduce a module to this rank's experts. Raises UsageError if the number of experts is not divisible by the number
+    of ranks.
     """
     count = int(experts.num_experts)
     if count % ranks:
@@ -51,7 +50,7 @@ def keep_share(experts: Any, ranks: int) -> None:
 
 
 def share_experts(experts: Any, ranks: int) -> None:
-    """Reduce a module to its share of the experts, where each rank has all tokens and results are summed afterwards."""
+    """Reduce a module to this rank's experts, for ranks that all have all tokens and sum the results afterwards."""
     keep_share(experts, ranks)
 
     def forward(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ _NO_GROUP = (
 
 
 class _Tensors(NamedTuple):
-    """A kind of tensor that cannot be fake, recognized by torch's error message."""
+    """A kind of tensor that fake tensors do not support, recognized by torch's error message."""
 
     words: tuple[str, ...]
     kind: str
@@ -157,12 +157,12 @@ def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
 
 
 def is_of_fakes(error: Exception) -> bool:
-    """Check whether a step failed because fake tensors have no values or an op has no fake kernel."""
+    """Check whether a step failed because fake tensors have no values or because an op has no fake kernel."""
     return _cause(error, (*_DATA_DEPENDENT, *_MISSING)) is not None or bool(_missing_kernel(error, None))
 
 
 def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
-    """Return the error itself or one of its causes that has one of these types; None if there is none."""
+    """Return the error or the first of its causes that is of one of these types; None if there is none."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, kinds):
@@ -172,7 +172,7 @@ def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> Base
 
 
 def _missing_kernel(error: BaseException, running: Any) -> str:
-    """Return the op whose missing fake kernel caused an error; "" for another error."""
+    """Return the name of the op whose missing fake kernel caused an error; "" for another error."""
     if isinstance(error, _MISSING):
         return _name(getattr(error, "func", running))
     text = str(error)

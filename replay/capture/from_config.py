@@ -33,27 +33,27 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a model's inputs, and its split over ranks."""
+    """The sizes of a model's inputs, and how the model is split over ranks."""
 
     phase: ModelPhase = "prefill"
     batch: int = 1
     """Number of sequences."""
     context: int = 1024
-    """Tokens per sequence: new ones for prefill and train; for decode, those in the cache before one more."""
+    """Tokens per sequence: the new tokens for prefill and training, the tokens already in the cache for decode."""
     dtype: str = "bfloat16"
     """Dtype of the parameters."""
     expert_parallel: int = 1
     """Number of ranks over which experts are distributed."""
     tensor_parallel: int = 1
-    """Number of ranks over which heads, widths and the vocabulary are split."""
+    """Number of ranks over which attention heads, layer widths and the vocabulary are split."""
     pipeline_parallel: int = 1
     """Number of stages over which the layers are split."""
     mla: Mla = "absorbed"
-    """Form of decode attention to a cache of latents."""
+    """Form in which decode attends to a cache of latents (MLA)."""
 
     @property
     def spreads(self) -> bool:
-        """Whether each expert rank has its own tokens, which the ranks exchange."""
+        """Whether each rank that holds experts has its own tokens, so that ranks exchange tokens."""
         return self.expert_parallel > 1 and self.tensor_parallel == 1
 
     @property
@@ -73,7 +73,7 @@ class Shape:
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
-    """Return a function that creates the step of a model's config file.
+    """Return a function that creates the step for a model's config file.
 
     Raises UsageError for an invalid file, EnvironmentRefused if transformers is not installed.
     """
@@ -88,7 +88,7 @@ def has_context(path_text: str) -> bool:
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
-    """Return notes on details of transformers' computation that affect times."""
+    """Return notes on details of transformers' code that affect times."""
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
@@ -121,7 +121,7 @@ def config_of(path: Path) -> Any:
 
 
 _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
-"""Config fields of models with rotary positions, which are angles and support any length."""
+"""Config fields of models with rotary positions. These positions are angles, so they support any length."""
 
 
 def _check_positions(config: Any, shape: Shape) -> None:
@@ -162,7 +162,7 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def class_of(config: Any) -> Any:
-    """Return the transformers class that the config names, or else the text generation class of its model type."""
+    """Return the transformers class that the config names, or the text generation class of its model type."""
     transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
@@ -212,7 +212,7 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def takes_tokens(model_class: Any, config: Any) -> bool:
-    """Check whether a model reads text; inputs of other models have sizes from the config, independent of the
+    """Check whether a model reads text. Inputs of other models have sizes that the config gives, independent of the
     context.
     """
     reads = "input_ids" in signature(model_class.forward).parameters
@@ -220,14 +220,14 @@ def takes_tokens(model_class: Any, config: Any) -> bool:
 
 
 SAMPLES = 16000
-"""Number of audio samples: one second at the rate on which speech models are trained."""
+"""Number of audio samples: one second at the sampling rate with which speech models are trained."""
 IMAGE = 224
-"""Height and width of images if the config gives none: a convolutional model accepts any size."""
+"""Height and width of images, in pixels, if the config gives none: a convolutional model accepts any size."""
 _BY_HAND = "Write it as FILE.py:make, with its inputs."
 
 
 def _image(config: Any) -> tuple[int, ...] | None:
-    """Return [channels, height, width], with frames first for a video."""
+    """Return the shape [channels, height, width], with the number of frames first for a video."""
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or IMAGE
     height, width = (size, size) if isinstance(size, int) else size
@@ -236,7 +236,7 @@ def _image(config: Any) -> tuple[int, ...] | None:
 
 
 def _spectrogram(config: Any) -> tuple[int, ...] | None:
-    """Return [bins, frames]."""
+    """Return the shape [mel bins, frames]; None if the config does not give it."""
     positions, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
     if positions is None or bins is None:
         return None
@@ -244,7 +244,7 @@ def _spectrogram(config: Any) -> tuple[int, ...] | None:
 
 
 def _sound(config: Any) -> tuple[int, ...] | None:
-    """Return [samples], with channels first if there are several, or [frames, bins] of a spectrogram."""
+    """Return the shape [samples], [channels, samples], or, for a spectrogram, [frames, mel bins]."""
     bins, channels = getattr(config, "num_mel_bins", None), getattr(config, "audio_channels", None)
     if bins is not None and getattr(config, "max_length", None):
         return int(config.max_length), int(bins)
@@ -252,7 +252,7 @@ def _sound(config: Any) -> tuple[int, ...] | None:
 
 
 def _series(config: Any) -> tuple[int, ...] | None:
-    """Return [times, channels]."""
+    """Return the shape [times, channels]; None if the config does not give it."""
     times, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
     return None if times is None or channels is None else (int(times), int(channels))
 
@@ -279,7 +279,7 @@ def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Ten
 
 
 def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Replace the first tokens of each sequence with placeholders for the model's image features.
+    """Replace the first tokens of each sequence with placeholders for the image features.
 
     Raises UsageError if there are too few tokens.
     """
@@ -377,11 +377,11 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
-    """Return how many tokens of each sequence a prefill puts into a cache before the captured step.
+    """Return how many tokens of each sequence a prefill writes to a cache before the captured step.
 
-    On fake tensors the step makes the same calls after one token as after all tokens, because the cache has its final
-    size from the start. Exceptions are a sliding window, which may be full or not, and positions that are rows of a
-    table. A prefill of all tokens may take most of the time of a capture.
+    On fake tensors, the step makes the same calls after one token as after all tokens, because the cache has its final
+    size from the start. Exceptions are a sliding window, which may or may not be full, and positions read from a table.
+    A prefill of all tokens may take most of a capture's time.
     """
     text = getattr(config, "text_config", config)
     turns = any(getattr(text, name, None) is not None for name in _TURNED)
@@ -390,13 +390,13 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
-    """Return arguments with which a model fills a cache and returns only the last logits; newer transformers name it
-    `cache`.
+    """Return arguments that make a model fill a cache and return only the last logits; newer transformers name the
+    argument `cache`.
     """
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     return {name: cache, "use_cache": True, "logits_to_keep": 1}
 
 
 def _cache(config: Any, tokens: int) -> Any:
-    """Return a cache of fixed size, as servers use; a growing cache would be copied for each token."""
+    """Return a cache of fixed size, as servers use it; a growing cache would be copied for each token."""
     return transformers_library().StaticCache(config=config, max_cache_len=tokens)

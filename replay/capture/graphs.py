@@ -25,11 +25,11 @@ from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError
 
 _LOCAL = re.compile(r"^L\['\w+'\]\.?")
-"""Prefix with which dynamo writes the variable that holds the model."""
+"""Dynamo's prefix for the variable that holds the model."""
 
 
 class _Counted:
-    """Runs a composite op and counts its FLOPs by the formulas of the ops it is composed of."""
+    """Runs a composite op and counts its FLOPs with the formulas of the ops that it calls."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -71,7 +71,7 @@ class _Recorded(torch.fx.Interpreter):
 def run_exported(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, decompose: bool
 ) -> Any:
-    """Export the step and run its graph; with `decompose`, after torch's decompositions to core ops."""
+    """Export the step and run its graph; with `decompose`, first decompose the graph to torch's core ops."""
     if step.trains or step.call is None:
         raise UsageError("torch.export supports a forward pass, not a training step", hint="Remove optimizer and loss.")
     module = step.call if isinstance(step.call, torch.nn.Module) else _Wrapped(step.call)
@@ -106,8 +106,8 @@ def step_of_file(path: str) -> Callable[[], Step]:
     """Return a function that creates the step of a file from `torch.export.save`: its graph on its example inputs.
 
     Loading a file executes its contents: pickles of inputs, weights and constants, conditions on sizes, names of
-    modules. Use it only for files that the user trusts. Raises UsageError if torch cannot load the file, or if it
-    contains no example inputs.
+    modules. Use it only for files that the user trusts. Raises UsageError if torch cannot load the file or it has no
+    example inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level
@@ -133,7 +133,7 @@ def step_of_file(path: str) -> Callable[[], Step]:
 
 
 class Compiled:
-    """A step as torch.compile runs it, with its graphs recorded. Code outside the graphs runs but is not recorded."""
+    """Runs a step with torch.compile and records its graphs. Code outside the graphs runs but is not recorded."""
 
     def __init__(self, recorder: Recorder, tracker: ModuleTracker) -> None:
         self._recorder, self._tracker = recorder, tracker
@@ -172,7 +172,7 @@ class Compiled:
 
 
 class _Wrapped(torch.nn.Module):
-    """A function wrapped as a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class _Wrapped(torch.nn.Module):
 
 
 def _path(node: torch.fx.Node) -> str | None:
-    """Return the path of the innermost module that a node comes from."""
+    """Return the path of the innermost module that a graph node comes from; None if unknown."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return None

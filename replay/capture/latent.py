@@ -1,7 +1,8 @@
-"""Latent attention (MLA) with absorbed projection: queries attend to the latents, which are never expanded.
+"""Latent attention (MLA) with absorbed projection: queries attend to latents that are never expanded to keys and
+values.
 
 Applies to transformers models, whose modules expand a cache of latents by `expand_kv`. Servers use the absorbed form in
-decode: it reads only the latents, which have 1/57 of the bytes of the expanded keys and values of DeepSeek-V3.
+decode: it reads only the latents, which have 1/57 of the bytes of DeepSeek-V3's expanded keys and values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def absorb(model: Any) -> bool:
 
 
 def _split_weight(module: Any) -> None:
-    """Replace the weight that expands latents by its two parts, each contiguous, as servers load it."""
+    """Replace the weight that expands latents by two contiguous weights (keys, values), as servers load it."""
     rank = module.kv_b_proj.weight.shape[-1]
     weight = module.kv_b_proj.weight.detach().view(-1, module.qk_nope_head_dim + module.v_head_dim, rank)
     to_key, to_value = weight.split([module.qk_nope_head_dim, module.v_head_dim], dim=1)

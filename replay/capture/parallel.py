@@ -17,7 +17,7 @@ from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
 _OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
-"""Projections of gated delta nets, which are split by heads."""
+"""Projections of gated delta nets that are split by heads."""
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}) | _OF_RECURRENCE
 ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
@@ -27,7 +27,7 @@ _REDUCE = torch.ops._c10d_functional
 
 @dataclass(slots=True)
 class Stage:
-    """A pipeline stage: consecutive layers of a model between the previous and the next rank."""
+    """A pipeline stage: consecutive layers of a model, which one group of tensor-parallel ranks runs."""
 
     number: int
     stages: int
@@ -42,7 +42,7 @@ class Stage:
         return self.number == self.stages - 1
 
     def forward(self, model: Any, **inputs: Any) -> Any:
-        """Return the model's output, or send the hidden states to the next stage."""
+        """Return the model's output in the last stage; in other stages, send and return the hidden states."""
         if self.is_last:
             return model(**inputs)
         import torch.distributed as dist
@@ -171,8 +171,8 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
 
 
 def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
-    """Reduce a linear layer to this rank's rows, or to one of `column_parts` parts of its columns, depending on its
-    name.
+    """Reduce a linear layer to this rank's rows, or to one of `column_parts` parts of its columns; the layer's name
+    says which.
 
     Raises UsageError if the layer cannot be split.
     """
@@ -209,7 +209,7 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
 
 
 def _split_recurrence(net: Any, ranks: int) -> None:
-    """Give each rank some heads of a gated delta net; its projections are split by columns and by rows."""
+    """Reduce a gated delta net to this rank's heads; its projections are split by columns and by rows."""
     for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
         setattr(net, name, _share(int(getattr(net, name)), ranks, name))
     for name in ("A_log", "dt_bias"):
@@ -219,7 +219,7 @@ def _split_recurrence(net: Any, ranks: int) -> None:
 
 
 def _split_experts(experts: Any, ranks: int) -> None:
-    """Give each rank a part of the inner width of every expert."""
+    """Reduce each expert to this rank's part of its inner width."""
     width_name = next((name for name in ("intermediate_dim", "intermediate_size") if hasattr(experts, name)), None)
     if width_name is None:
         raise UsageError(f"the inner width of {type(experts).__name__} is unknown", hint="Use --expert-parallel.")
@@ -235,7 +235,7 @@ def _split_experts(experts: Any, ranks: int) -> None:
 
 
 def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
-    """Reduce embedding and head to this rank's part of the vocabulary, rounded up, and gather the logits."""
+    """Reduce the embedding and the head to this rank's part of the vocabulary, rounded up, and gather the logits."""
     embedding, head = model.base_model.embed_tokens, model.lm_head
     tied = isinstance(embedding, torch.nn.Embedding) and getattr(head, "weight", None) is embedding.weight
     if isinstance(embedding, torch.nn.Embedding):
@@ -260,7 +260,7 @@ def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
 
 
 def _enter_together(linears: list[Any], group: Any) -> None:
-    """Sum the gradient of an input shared by several projections only once for all of them."""
+    """Sum the gradient of an input that several projections share only once, not once per projection."""
     entered: list[Any] = [lambda: None, lambda: None]
 
     def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -281,7 +281,7 @@ def _summed(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _ReduceForward(torch.autograd.Function):
-    """Sums partial results over the ranks in forward; in backward the gradient is the same on all ranks."""
+    """Sums partial results over the ranks in forward; the gradient in backward is the same on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
@@ -293,7 +293,7 @@ class _ReduceForward(torch.autograd.Function):
 
 
 class _ReduceBackward(torch.autograd.Function):
-    """Passes on a value that is the same on all ranks; in backward the partial gradients are summed."""
+    """Returns its input, which is the same on all ranks, unchanged in forward; sums partial gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Any) -> torch.Tensor:

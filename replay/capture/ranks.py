@@ -1,5 +1,5 @@
-"""Simulates a job of many processes in this process: a process group without communication, so that multi-rank code
-runs.
+"""Simulates one rank of a multi-process job in this process, with a process group without communication, so that
+multi-rank code runs.
 
 Creates and destroys the group. Readers of the plan interpret its collectives.
 """
@@ -66,11 +66,11 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _already_there(*_: Any, **__: Any) -> None:
-    """Replace the user's `init_process_group`."""
+    """Does nothing; replaces `init_process_group`, because the group already exists."""
 
 
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_all_groups", "from_group")
-"""Methods in which a device mesh reads its table of ranks, a tensor that must have values."""
+"""Methods in which a device mesh reads its table of ranks; that tensor must have values."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _real_meshes() -> Iterator[None]:
 
 @contextmanager
 def _no_exchange_of_values() -> Iterator[None]:
-    """Replace values that torch's own wrappers read from other ranks, assuming identical ranks.
+    """Replace values that torch's wrappers read from other ranks, assuming that all ranks are equal.
 
     DistributedDataParallel compares parameters first and waits for its gradients in C++; pipelines vote on whether
     sizes are known.

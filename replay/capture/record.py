@@ -30,12 +30,12 @@ from opreplay.replay.plan.recorded.ops import COUNTER
 Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))
 _cached_functions: WeakSet[Any] = WeakSet()
-"""All cached functions seen so far, because objects that `gc.freeze` has set aside can no longer be listed."""
+"""All cached functions seen so far. They are stored because gc does not list objects that `gc.freeze` has set aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The results of one run."""
+    """The results of running a step under the recorder."""
 
     recorder: Recorder
     storages: Storages
@@ -46,7 +46,7 @@ class Recording:
     notes: tuple[str, ...] = ()
     """Assumptions about values."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Capture` that the run determined."""
+    """Fields of `Capture` (about the step) that the run determined."""
 
 
 def record(
@@ -61,8 +61,8 @@ def record(
 ) -> Recording:
     """Create a step and run it once; on real tensors, both after `torch.manual_seed(seed)`.
 
-    `device` selects the torch defaults for which `without_mode` and `module_tracker` account. Raises UsageError with
-    the user's line if the step cannot be run this way.
+    `device` is the device whose torch defaults `without_mode` and `module_tracker` follow. Raises UsageError with the
+    user's line if the step cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -103,8 +103,8 @@ def record(
 
 
 def forget_cached_tensors() -> None:
-    """Empty the function caches (`functools.lru_cache`) that hold tensors, because tensors of another run are fake or
-    were computed there.
+    """Empty the function caches (`functools.lru_cache`) that hold tensors, because those tensors are fake or were
+    computed in another run.
     """
     _cached_functions.update(each for each in gc.get_referrers(_CachedFunction) if type(each) is _CachedFunction)
     for cached in list(_cached_functions):
@@ -129,7 +129,7 @@ def _holds_tensors(cached: Any) -> bool:
 def _run(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, via: Via, decompose: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Run a step with the method `via`; return its result and the collected facts."""
+    """Run a step as `via` says; return its result and the fields of `Capture` that the run determined."""
     if step.program is not None:
         return graphs.run_program(step.program, step, recorder, tracker, fakes, decompose=decompose), {}
     if via == "export":
@@ -193,7 +193,7 @@ def plan_of_recording(
 
 
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
-    """Mark the ops whose calls all work on an optimizer's counters; return all ops.
+    """Return all ops, marking those whose calls all work on an optimizer's step counters.
 
     On a device, these ops run on the host, as in a trace (`traces.links.optimizer_counters`).
     """
@@ -214,7 +214,7 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
 
 
 def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:
-    """Return the floating-point operations of each phase, counting ops for which torch has a formula."""
+    """Return the FLOPs of each phase; only ops for which torch has a formula are counted."""
     sums: dict[StepPhase, int] = {phase: 0 for phase in PHASES if phase in phases}
     for index, phase in zip(calls, phases, strict=True):
         sums[phase] += ops[index].flops or 0
@@ -222,7 +222,7 @@ def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[Ste
 
 
 def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
-    """Merge ops with the same id, which do not differ in anything that a plan records."""
+    """Merge ops with the same id: nothing that a plan records distinguishes them."""
     by_id: dict[str, ReplayOp] = {}
     for op in ops:
         known = by_id.get(op.id)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Replays the calls of a captured plan in order on given storages: no measurement, no random data, no guesses.
+"""Replays the calls of a captured plan in order on given storages, without measuring or generating data.
 
 `check` compares the results.
 """
@@ -35,7 +35,7 @@ class Replay:
     """The replay of a captured plan."""
 
     def __init__(self, plan: ReplayPlan, storages: Mapping[int, torch.UntypedStorage]) -> None:
-        """`storages` maps numbers in the plan to external storages, to which the calls write."""
+        """`storages` maps storage numbers in the plan to existing storages, to which the calls write."""
         assert plan.sequence is not None
         assert plan.capture is not None
         self._sequence = plan.sequence
@@ -59,7 +59,7 @@ class Replay:
                     on_result(place, returned)
 
     def output(self, output: CapturedOutput) -> torch.Tensor:
-        """Return one output of the step, after the run."""
+        """Return one output of the step; call `run` first."""
         storage, offset = self._sequence.places[output.memory]
         memory = self._of_memory.get(output.memory) or self._storages.get(storage)
         if memory is None:
@@ -119,7 +119,7 @@ class Replay:
         return _view(self._storages[storage], meta, offset)
 
     def _keep(self, place: int, index: int, returned: Any) -> None:
-        """Store the results that a later call uses, and the new storages."""
+        """Store the results and new storages that a later call uses."""
         results = list(tensors_in(returned))
         known = iter(self._sequence.memories[place][1])
         flat = iter(results)
@@ -160,14 +160,14 @@ def _last_uses(linked: Linked) -> _LastUses:
 
 
 def _laid_out(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """Return the result of a kernel's reference implementation with the strides that the plan has for this kernel."""
+    """Return a reference implementation's result with the strides that the plan records for the real kernel."""
     if meta.strides is None or tensor.shape != meta.shape or tensor.stride() == meta.strides:
         return tensor
     return torch.empty_strided(meta.shape, meta.strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _view(memory: torch.UntypedStorage, meta: TensorMeta, offset_bytes: int) -> torch.Tensor:
-    """Return a tensor at an offset of a storage."""
+    """Return a tensor with the metadata `meta` at a byte offset in a storage."""
     itemsize = torch.empty(0, dtype=DTYPES[meta.dtype]).itemsize
     there = TensorMeta(
         shape=meta.shape, dtype=meta.dtype, strides=meta.strides, storage_offset=offset_bytes // itemsize

@@ -16,8 +16,8 @@ HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError like `parse_sizes`, and for a value
-    below 1.
+    """Parse texts such as "batch=1,8" and "context=1k,8k"; return numbers by name. Raises UsageError like
+    `parse_sizes`, for a value below 1, and for a name given twice.
     """
     sizes: dict[str, tuple[int, ...]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):
@@ -30,7 +30,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def check_sizes(target: str, shape: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]) -> None:
-    """Raise UsageError for sizes of a config that are not in `VARIED`, and for a size that `shape` already contains."""
+    """Raise UsageError for a size that hf: models do not have (`VARIED`), or that `shape` already contains."""
     if not target.startswith(PREFIX):
         return
     if other := next((name for name in sizes if name not in VARIED), None):

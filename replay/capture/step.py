@@ -1,4 +1,4 @@
-"""The step to capture: a callable, a module, or a whole training step, from a function in a file or from Python."""
+"""The step to capture: a callable, a module, or a whole training step, described in a file or from Python."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def called_step(
 
 
 def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments."""
+    """Return positional and keyword arguments from a mapping of keyword arguments, a sequence, or a single argument."""
     if isinstance(arguments, Mapping):
         return (), {str(name): value for name, value in arguments.items()}
     return (

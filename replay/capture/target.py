@@ -1,6 +1,6 @@
 # pyright: strict
-"""The target on the command line, usually a function in the user's file. The file is executed, as with `python
-FILE.py`.
+"""The target of a capture as given on the command line, usually a function in the user's file. The file is executed, as
+with `python FILE.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORM = "Write FILE.py:make, where make() returns (callable, args) or (module, in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The target of a capture."""
+    """What a capture runs: a function that makes a step, with facts about it."""
 
     make: Callable[[], Any]
     source: str
@@ -32,11 +32,11 @@ class Target:
     via: Via | None = None
     """The only method by which the target can be captured; None if the user may choose it."""
     of_config: bool = False
-    """Whether a library builds the model from its config; servers have their own kernels for such models."""
+    """Whether a library builds the model from its config; such a model has fused kernels on servers."""
 
 
 def check_target(text: str) -> None:
-    """Raise UsageError if the target's file is missing or is not a config, before torch is loaded."""
+    """Raise UsageError if the target's file is missing or the config is invalid, before torch is loaded."""
     if text.startswith(PREFIX):
         config_fields(config_file(text.removeprefix(PREFIX)))
     elif not Path(path := text if text.endswith(".pt2") else text.rpartition(":")[0] or text).is_file():
@@ -88,7 +88,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
 
 
 def load_function(text: str) -> tuple[Callable[[], Any], str]:
-    """Return the function for "FILE.py:name", and a name for its result; the file is executed.
+    """Return the function for "FILE.py:name", and a readable name for what it returns; the file is executed.
 
     Raises UsageError for a missing file or function, and if running the file fails.
     """

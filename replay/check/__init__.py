@@ -1,4 +1,4 @@
 # pyright: strict
-"""Checks that an op is correct for all kinds of input, and faster than its reference: cases, trials of each point,
-verdicts.
+"""Checks whether an op is correct for all kinds of input and faster than its reference. Each point (checked property)
+has trials: calls of the op, each with a verdict.
 """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Builds an op with its reference and its cases from the setup of a check, and creates the trials of every point."""
+"""Builds the op, reference and test cases of a check from its setup, and creates the trials of every point."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
     "vmap": integration.vmap,
     "ONNX export": integration.onnx_export,
 }
-"""For each point, the function that creates its trials; this module itself creates those of "speed"."""
+"""By point (checked property): function that creates its trials. This module creates the trials of "speed"."""
 
 
 def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
     """Return the op, its reference and its cases in this process, and the assumptions made about the cases.
 
     `trying` is called with the text of each call before the call is made, and with "" after the call. The op has no
-    cases if all given cases are lost. Raises UsageError for names that are not known here, and for calls that match no
-    overload of the op.
+    cases if every given case terminated an earlier process. Raises UsageError for unknown names, and for calls that
+    match no overload of the op.
     """
     options = RunOptions(
         device=setup.device,
@@ -89,7 +89,7 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
 
 
 def _recorded(setup: Setup, target: Target) -> list[Case]:
-    """Return the trace's calls of an overload that is being checked."""
+    """Return the trace's calls whose overload is being checked. Raises UsageError if there are none."""
     cases = [Case(kind="recorded", op=op) for op in setup.recorded if (op.overload or "") in target.functions]
     if not cases:
         overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
@@ -100,11 +100,11 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
 
 
 def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
-    """Return the first of the given calls that the op accepts; a call that only its reference accepts is a failing
-    case.
+    """Return the first given call that the op accepts. If only the reference accepts a call, return that call, recorded
+    as a failing case.
 
-    Raises UsageError if both the op and its reference refuse a call, or if the reference refuses the call whose results
-    it should check.
+    Raises UsageError if both the op and its reference reject the call, or if the reference rejects the call whose
+    results it should check.
     """
     case, error = first_working(bench, cases)
     # A device that an op has broken refuses everything: that is no refusal of the call.
@@ -198,10 +198,11 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
 
 
 def speed_cases(bench: Bench) -> list[Case]:
-    """Return the cases to time: the first call, a large call and a transposed call.
+    """Return the cases to time: the first call, a large call and a transposed call; without a reference, only the
+    first.
 
-    The large call is needed because a small one measures only overhead. It is the largest of the cases, or an enlarged
-    first call if all cases are small. The transposed call is the large call transposed.
+    The large call is needed because a small one measures only overhead. It is the largest case, or an enlarged first
+    call if all cases are small. The transposed call is the large call transposed.
     """
     first = bench.first
     if not bench.has_reference(first):
@@ -216,7 +217,7 @@ def speed_cases(bench: Bench) -> list[Case]:
 
 
 LARGE_ELEMENTS = 1 << 20
-"""Minimum number of elements, over all tensors of a call, for the call's time to be more than its overhead."""
+"""Minimum number of elements in all tensors of a large call; the time of smaller calls is mostly overhead."""
 
 
 def _speed(bench: Bench, setup: Setup, case: Case) -> Timed:

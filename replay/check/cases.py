@@ -60,11 +60,12 @@ Values = Literal[
     "too large",
     "negative",
 ]
-"""Kinds of values, in this order: those of the op's initializers; eight times as large; a hundred times as large, or
-integers too large for float32 or float64; beyond the range of float16; a thousand added; a millionth; below the
-smallest normal number; some zeros of both signs; few distinct values; some NaN and infinities; some NaN in rows; rows
-of -inf; rows of one large negative number, like masked scores; rows of zeros; between 0 and 1; integers of both signs
-without zeros; an index too large for any tensor; a negative index.
+"""Kinds of values: "usual" (from the op's initializers), "wide" (8 times as large), "large" (100 times as large, or
+integers too large for float32), "beyond" float16's range, "far" (a large number added), "small" (about a millionth),
+"denormal" (below the smallest normal number), "zeros" (some of both signs), "ties" (few distinct values), "odd" (some
+NaN and infinities), "rows far below zero" (one large negative number, like masked scores), "positive" (between 0 and
+1), "signed" (integers of both signs without zeros), "too large" (an index beyond any tensor), "negative" (a negative
+index).
 """
 
 
@@ -177,7 +178,7 @@ def _listed_shapes(text: str) -> list[TensorMeta]:
 def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
     """Return arguments built from shapes alone; None if the number of shapes does not fit.
 
-    Tensors are used in order, a single shape is used for all tensors, and other values are generated.
+    Shapes are assigned to tensor arguments in order, a single shape to all of them. Other values are generated.
     """
     tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
@@ -203,7 +204,7 @@ def _usual_dtype(name: str) -> str:
 
 
 def fill_arguments(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments with these tensors, and defaults or otherwise common values for the rest; None if that fails."""
+    """Return arguments with these tensors, defaults, and otherwise common values; None if an argument has no value."""
     args: list[ReplayArg] = []
     for arg in spec.args:
         if arg.name in tensors:
@@ -244,7 +245,7 @@ _USUAL: dict[str, Value] = {
     "Layout": "torch.strided",
     "Device": "cpu",
 }
-"""Values of arguments that have no default and were not given."""
+"""By argument type: value of an argument that has no default and was not given."""
 
 
 def guesses(name: str, spec: OpSpec) -> Iterator[Case]:

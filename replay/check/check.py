@@ -1,5 +1,5 @@
 # pyright: strict
-"""Checks all points of one op, in a separate process or in this one."""
+"""Runs all trials of the check of one op, in a separate process or in this one."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _here(setup: Setup) -> tuple[Listed, Iterator[tuple[str, Finding | Timed]]]:
 def _judged(
     setup: Setup, listed: Listed, trials: Iterator[tuple[str, Finding | Timed]], lost: Mapping[str, str]
 ) -> CheckResult:
-    """Return the result of the trials.
+    """Run the trials and return the check's result.
 
-    `lost` holds cases that terminated a process before its trials; it is filled while the trials run.
+    `lost` holds cases that terminated a process before the first trial; it is filled while the trials run.
     """
     findings: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []

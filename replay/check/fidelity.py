@@ -23,7 +23,7 @@ from opreplay.replay.ops.register import implemented, is_reference, register_op,
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POINTS = ("schema", "shape inference", "correctness")
-"""Points that are tried on a reference implementation."""
+"""Points (properties) that are checked for a reference implementation."""
 LIBRARY = "the stand-in"
 
 Tell = Callable[[str, int, int], None]
@@ -34,7 +34,7 @@ class StandIn(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str
     against: str
-    """The reference of the comparison; "" if no call of the op could be generated."""
+    """Description of the reference that results are compared with; "" if no call of the op could be generated."""
     verdicts: dict[str, Verdict] = {}
     """Name of a point → its verdict."""
     cases: int = 0

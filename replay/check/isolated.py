@@ -22,7 +22,7 @@ MODULE = "check.worker"
 FIRST_S = 15.0
 """Additional seconds for a call before the trials: torch loads parts of itself in a process's first call."""
 TRIES = 2
-"""Maximum number of processes that one call may lose to a signal: the first signal may not have been caused by the
+"""Maximum number of attempts at a call if a signal ends its process: the first signal may not have been caused by the
 call.
 """
 MOST_LOST = 8
@@ -30,18 +30,18 @@ MOST_LOST = 8
 
 
 class End(NamedTuple):
-    """How a process ended that did not reply."""
+    """How a process ended that gave no reply."""
 
     detail: str
     signalled: bool
     """Whether a signal ended or stopped the process; the call may not have caused the signal."""
     lost: bool
-    """Whether the signal was one that no call raises."""
+    """Whether a signal that no call can raise ended the process."""
 
 
 Reply = Ready | Refused | Listed | Trying | Finding | Timed
 Tell = Callable[[str, int, int], None]
-"""Called before each trial with its point, its number among all trials, and the number of trials."""
+"""Called before each trial with its point, the number of earlier trials, and the number of all trials."""
 
 
 class Checker:
@@ -58,7 +58,7 @@ class Checker:
         )
         self._case = ""
         self.lost: dict[str, str] = {}
-        """Calls that terminated the process before the first trial, each with how it ended."""
+        """Text of each call that terminated the process before the first trial → how the process ended."""
         self._signals = Counter[str]()
         """Number of signals that ended the process before the first trial, by the call it was making."""
 

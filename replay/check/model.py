@@ -101,18 +101,18 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
     ratio: float
     """The op's time divided by the reference's; above 1 the op is slower.
 
-    Estimated from the ratios within each pair, so it differs from the ratio of the medians.
+    Estimated from the ratio in each timed pair of calls, so it differs from the ratio of the medians.
     """
     low: float
     high: float
-    """Upper end of the confidence interval of the ratio: at most one check in a hundred misses the true ratio, however
-    often the interval was inspected.
+    """Upper end of the confidence interval of the ratio. The true ratio lies outside the interval in at most one check
+    in a hundred, however often the interval is inspected.
     """
     pairs: int
     """Number of timed pairs; op and reference alternate."""
     op_us: float
     reference_us: float
-    """Median time of the reference, in microseconds per call; `op_us` is that of the op."""
+    """Median time of the reference, in microseconds per call; `op_us` is the op's median time."""
     case: str
     settled: bool = True
     """Whether the interval became as narrow as requested; False if time ran out first."""
@@ -165,10 +165,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(wanted)
 
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
-        """Return points of `require` that failed, are missing or were not reached.
+        """Return the points of `require` that failed, are missing or were not reached.
 
-        None means the points of `REQUIRED`, or if only some points were requested, each of them that failed or was not
-        reached. Raises UsageError for an unknown name.
+        `require=None` means the points of `REQUIRED`. If only some points were checked, it also includes each of them
+        that failed or was not reached. Raises UsageError for an unknown name.
         """
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
@@ -222,8 +222,8 @@ def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
 _MADE_UP = ("prime sizes", "uneven sizes", "multiples")
 _COLUMNS = re.compile(r"\w\[(?:\d+,)*(\d+)\]")
 EVEN = 4
-"""If all tried row lengths have a common divisor of at least this, a note says that no uneven row was tried: some rows,
-and some halves of rows, should leave a remainder.
+"""If all tried row lengths have a common divisor of at least this, a note says that no uneven row was tried. With a
+smaller divisor, some row or half of a row has an odd length.
 """
 
 
@@ -292,15 +292,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """Memory limit for the tensors of one case, in bytes."""
     socs: tuple[str, ...] = ()
     lost: dict[str, str] = {}
-    """Cases to leave out, because they terminated an earlier process before its first trial or hung, each with how it
-    ended.
+    """Cases to leave out, because they crashed or hung an earlier process before its first trial: text of the case →
+    how that process ended.
     """
     notes: tuple[str, ...] = ()
     """Notes about the cases."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
-    """The trials of every point, in order, by name, so that a trial that hangs can be named."""
+    """Names of every point's trials, in order, so that a trial that hangs can be named."""
 
     op: str
     against: str
@@ -329,7 +329,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     """Request to list the trials."""
 
     lost: dict[str, str] = {}
-    """See `Setup.lost`."""
+    """Text of each case to leave out → how it ended an earlier process (see `Setup.lost`)."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):

@@ -1,4 +1,4 @@
-"""Predicted Ascend times of the op and its reference; the op's own kernels are used if the simulator knows them."""
+"""Predicts Ascend times of the op and its reference; the op's own kernels are used if the simulator knows them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CACHE: Literal["warm"] = "warm"
 def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
     """Return predictions by device for the op's case, and for the sequence of ops that the reference calls.
 
-    Of the reference's calls, the outermost for which the simulator has a rule are used, as `plan` and `simulate` count
-    them in a trace; a call without a rule is replaced by the calls inside it. A Python function is predicted like the
-    reference, by the torch ops that it calls; other work in it is not seen. An op without kernels in the simulator has
-    no prediction, nor has a function that calls one.
+    As in `plan` and `simulate`, each outermost call of the reference for which the simulator has a rule is used; a call
+    without a rule is replaced by the calls inside it. A Python function is predicted like the reference, from the torch
+    ops that it calls; its other work is ignored. An op without kernels in the simulator has no prediction, and neither
+    has a function that calls one.
     """
     if not socs:
         return {}, {}
@@ -71,7 +71,7 @@ def _total(calls: Sequence[Simulated]) -> Simulated:
 def _of_op(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: ExpectedContents | None = None
 ) -> dict[str, Simulated]:
-    """Return predictions of an op by device, from rules; with `contents` they equal those of `opreplay op`."""
+    """Return rule-based predictions of an op by device; with `contents` they equal those of `opreplay op`."""
     from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 
@@ -93,7 +93,7 @@ def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
 
 
 class _Calls(TorchDispatchMode):
-    """Predicts the ops that are called while it is active."""
+    """Predicts the ops that are called while this mode is active."""
 
     def __init__(self, devices: dict[str, DeviceProfile]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Outermost(TorchFunctionMode):
 
 
 def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch._ops.OpOverload | None:
-    """Return the overload that a torch function calls if the dispatcher would decompose it; None for anything else."""
+    """Return the aten overload that a torch function calls if the dispatcher would decompose it; None otherwise."""
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None

@@ -1,12 +1,12 @@
 # pyright: strict
-"""Compares the op's time with the reference's: alternating samples, and a confidence interval of the ratio, evaluated
-sequentially.
+"""Compares the op's time with the reference's: alternating samples, and a confidence interval of their ratio, evaluated
+several times.
 
-In each pair a coin decides which of the two runs first. If they are equally fast, the logarithm of the ratio is
-distributed symmetrically around zero, whatever else the machine does and however samples are correlated. So Wilcoxon's
-signed-rank interval applies (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3), which needs
-no other assumption. It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is divided among the
-evaluations (Bonferroni), so that the total stays below one in a hundred.
+In each pair of samples, a coin decides whether op or reference runs first. If they are equally fast, the logarithm of
+the ratio is distributed symmetrically around zero, whatever else the machine does and however samples are correlated.
+So Wilcoxon's signed-rank interval applies, which needs no other assumption (Hollander, Wolfe and Chicken, Nonparametric
+Statistical Methods, 3.1 to 3.3). It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is
+divided among the evaluations (Bonferroni), so that the total stays below one in a hundred.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LOOKS = (20, 40, 80, 160, 320, 640)
 FALSE_ALARM = 0.009
 """Probability of a false alarm, over all evaluations together."""
 NARROW = 0.03
-"""Half width at which the interval is narrow enough: a difference of a tenth would show."""
+"""Half width of the interval at which sampling ends: narrow enough to detect a difference of a tenth."""
 SYSTEMATIC = 0.01
-"""Systematic difference between two equal implementations that the placement of memory and code may cause in every
-pair.
+"""Relative time difference that the placement of memory and code may cause in every pair, even between equal
+implementations.
 """
 SAMPLE_US = 500.0
-"""Target duration of a sample."""
+"""Target duration of a sample, in microseconds."""
 WARM_UP_S = 0.02
 WARM_UP_CALLS = 3
 FEWEST = 12
-"""Minimum number of pairs for an interval; fewer give no information at this level."""
+"""Minimum number of pairs for an interval; fewer give no information at this error probability."""
 
 
 def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
@@ -66,8 +66,8 @@ def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]
 def compared(
     sample: Callable[[int], float], *, limit_s: float, seed: int, now_s: Callable[[], float] = perf_counter
 ) -> tuple[list[tuple[float, float]], tuple[float, float, float], bool]:
-    """Return pairs of times, the estimate and interval of the ratio's logarithm, and whether the interval is narrow
-    enough.
+    """Return pairs of times (op, reference), the estimate and interval of the ratio's logarithm, and whether the
+    interval is narrow enough.
 
     `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Ends when the interval
     excludes equality or is narrow enough, after the last evaluation, or when `limit_s` is over.
@@ -153,7 +153,7 @@ def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Argume
 
 
 def _warm_up(clock: Clock, call: Callable[[], Any]) -> float:
-    """Make some calls and return the microseconds of the last one."""
+    """Make some calls and return the duration of the last one in microseconds."""
     started, call_us, calls = clock.now_s(), 0.0, 0
     while call_us <= 1e6 and (calls < WARM_UP_CALLS or clock.now_s() - started < WARM_UP_S):
         call_us = clock.time_calls(call, 1)

@@ -1,8 +1,8 @@
 # pyright: strict
 """Variants of a call: with other sizes, strides and dtypes, and with arguments that an op must refuse.
 
-Variants are metadata only. A variant that no op could accept, because its sizes no longer match, is detected by the
-reference refusing it, too.
+Variants are metadata only. If their sizes no longer match, the reference refuses the variant, too, which shows that no
+op could accept it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5
 columns.
 """
 AROUND = ((33, 65, 9, 5), (129, 255, 3, 17), (5, 205, 1, 1), (11, 93, 1, 1))
-"""Sizes one off those that suit kernels, or with 1,025 and 1,023 elements in total."""
+"""Sizes one more or less than those that suit kernels, or with 1,025 or 1,023 elements in total."""
 BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
 """Sizes that suit kernels: whole blocks without a remainder."""
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
@@ -36,25 +36,23 @@ MADE_UP = {"prime sizes": PRIMES, "uneven sizes": AROUND, "whole blocks": BLOCKS
 STEPS = (2, 4, 8, 16, 32, 64, 128)
 """Factors that sizes may have to be multiples of: halves of a row, packed bits, quantization groups."""
 MOST_INSTEAD = 1 << 22
-"""Maximum number of elements of a case that is tried as an alternative to another."""
+"""Maximum number of elements of an alternative to another case, and of generated cases with 3 or more dimensions."""
 NEAR_RATIO = 4
-"""Maximum ratio of two sizes for the larger one to be a multiple of the smaller one: halves of a row, heads that share
-keys.
+"""Maximum ratio of two sizes at which the larger one counts as a multiple of the smaller one, e.g. halves of a row or
+heads that share keys.
 """
 COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
-"""Numbers of columns of long rows, in ascending order; the last is the case itself, the others are its smaller cases.
+"""Numbers of columns of cases with long rows, in ascending order; the last is the case itself, the others its smaller
+cases.
 
-Long rows have more columns than a block has threads and a thread keeps; endless rows have more than a 16-bit number
-counts.
+Long rows exceed the threads of a block and the elements that each thread keeps; endless rows exceed a 16-bit number.
 """
 MANY_ROWS = 70_001
-"""Number of rows, above 65,535: the maximum number of blocks that CUDA launches along y and z, and the maximum 16-bit
-number.
-"""
+"""Number of rows: more than 65,535, CUDA's maximum number of blocks along y and z, and the largest 16-bit number."""
 MANY_BYTES = 16 << 20
-"""Maximum bytes of all tensors up to which a case with many rows keeps all its columns."""
+"""Maximum bytes of all tensors at which a case with many rows keeps all columns."""
 FEW_COLUMNS = (4, 6, 8, 2)
-"""Other sizes of cases with many rows; most are even, because many ops combine the halves of a row."""
+"""Sizes of other dimensions in cases with many rows; most are even, because many ops combine the halves of a row."""
 HUGE_ELEMENTS = (1 << 22) + 1
 """Number of elements of the enlarged tensor: more than one block of any kernel, and not a multiple of a block."""
 COMPACT_ELEMENTS = 1 << 15
@@ -63,23 +61,23 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 MOST_BYTES = 64 << 20
 """Maximum bytes of all tensors of a variant."""
 MOST_WORK = 1 << 38
-"""Maximum product of the elements of the two largest tensors of different shapes: above it a convolution
+"""Maximum product of the numbers of elements of the two largest tensors of different shapes; above it, a convolution
 takes seconds.
 """
 SMALL_SIZE = 4
-"""Maximum size that is not made smaller for trials that go element by element."""
+"""Maximum size that is not reduced for trials that change one element after the other, e.g. gradcheck."""
 SMALLEST_SIZE = 3
-"""Minimum value of an integer argument that follows a size it equals when that size changes."""
+"""Minimum value at which an integer argument that equals a size is changed along with that size."""
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
-"""Kinds of cases that are tried only where time does not matter."""
+"""Kinds of cases with many elements, which the gradient trials leave out to save time."""
 
 MOST_ARGUED = 48
 """Maximum number of cases with other arguments."""
 MOST_PAIRED = 24
 """Maximum number of cases with two changed arguments at once."""
 FAR_NUMBER = 129
-"""A number one more than the threads of a usual block."""
+"""Value that exceeds the threads of a usual block (128) by one."""
 AXES = ("dim", "axis")
 """Prefixes of the names of arguments that are dimensions."""
 WORDS = (
@@ -95,7 +93,7 @@ WORDS = (
 LENGTHS = (1, 3, 5)
 """Lengths of lists of tensors."""
 PLACEMENT = ("device", "pin_memory", "layout", "memory_format", "generator", "inplace", "out")
-"""Arguments that determine where a result is stored, not its values."""
+"""Arguments that determine where or how a result is stored, not its values."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
@@ -170,10 +168,10 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with these sizes, with and without keeping ratios between sizes.
+    """Yield the case with these sizes: if possible with the ratios between sizes, and always without them.
 
-    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, and multiples of
-    each size alone, starting with the last size, and of all sizes together. The smallest multiples come first.
+    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, then multiples of
+    single sizes (the last size first) and of all sizes together. The smallest multiples come first.
     """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
@@ -187,14 +185,14 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
 
 
 def _few(case: Case) -> bool:
-    """Check whether a generated call is small enough; only calls with three or more dimensions are limited, because
-    there larger sizes multiply.
+    """Check whether a generated call is small enough. Only calls with three or more dimensions are limited, because
+    their element count multiplies.
     """
     return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
 
 
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes that keep ratios up to 4, and multiples of the new sizes."""
+    """Yield mappings from old to new sizes that keep ratios up to 4, without and with factors for the new sizes."""
     near = _related(sizes, group, NEAR_RATIO)
     if near != _related(sizes, group, 1):
         yield near
@@ -205,7 +203,7 @@ def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int
 
 
 def huge(case: Case) -> Iterator[Case]:
-    """Yield the case with enough rows for its first tensor to have four million elements."""
+    """Yield the case with as many rows as its first tensor needs for four million elements."""
     first = _first(case)
     if first is None:
         return
@@ -218,8 +216,8 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """Yield the case with a few long rows; the alternatives, in case it is refused, have the next multiples
-    as columns.
+    """Yield the case with a few long rows. In alternatives, in case it is refused, the number of columns is rounded up
+    to multiples.
     """
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
@@ -241,8 +239,8 @@ def long_columns(case: Case) -> Iterator[Case]:
 def many_rows(case: Case) -> Iterator[Case]:
     """Yield the case with more rows than CUDA can launch blocks along y and z.
 
-    The rows are along the first dimension and, with more than two dimensions, also along the second to last. Skipped if
-    the huge case has as many rows.
+    The rows are along the first dimension and, with more than two dimensions, also along the second to last. A matrix
+    whose "huge" case has as many rows is skipped.
     """
     first = _first(case)
     if first is None or len(first.shape) < 2 or not math.prod(first.shape):
@@ -272,8 +270,8 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
 
 
 def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
-    """Yield the case with more rows in all tensors that have the first tensor's sizes; with fewer columns if they
-    become too large.
+    """Yield the case with more rows in all tensors that have the first tensor's shape, and fewer columns if they become
+    too large.
     """
 
     def with_rows(rows: int, most_columns: int) -> Case:
@@ -290,7 +288,7 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
 
 
 def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with one size replaced by the last of `sizes`; the earlier ones give its smaller cases."""
+    """Yield the case with `size` replaced by the last of `sizes`; the other `sizes` give its smaller cases."""
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
         smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
         yield dataclasses.replace(large, smaller=smaller)
@@ -299,7 +297,7 @@ def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: 
 def share_tensors(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor passed for several arguments, as in `x + x`.
 
-    These are pairs of tensors with equal shape and dtype, and all such tensors together. Written tensors are left out,
+    Each pair of tensors with equal shape and dtype is tried, and all of them together. Written tensors are left out,
     because no schema defines the result.
     """
     alike: dict[TensorMeta, list[tuple[int, int]]] = {}
@@ -318,7 +316,7 @@ def share_tensors(case: Case) -> Iterator[Case]:
 
 
 MOST_PAIRS = 3
-"""Maximum number of pairs of similar arguments that get the same tensor."""
+"""Maximum number of pairs of arguments with equal shape and dtype that get the same tensor."""
 
 
 def vary_ranks(case: Case) -> Iterator[Case]:
@@ -352,8 +350,8 @@ def small(case: Case) -> Iterator[Case]:
 
 
 def compact(case: Case) -> list[Case]:
-    """Return the case small enough for many trials: itself, or candidates in the order in which to try them
-    on the op.
+    """Return the case if it is small enough for many trials, otherwise smaller candidates in the order in which to try
+    them.
     """
     if elements(case) <= COMPACT_ELEMENTS:
         return [case]
@@ -370,9 +368,8 @@ def compact(case: Case) -> list[Case]:
 def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
     """Yield the case with one argument changed at a time, then with two.
 
-    Numbers, flags, strings, dtypes, optional tensors and lists are changed. An op that ignores an argument is correct
-    only for its default value. Calls that the reference refuses show nothing. `words` are string values in addition to
-    the common ones.
+    Numbers, flags, strings, dtypes, optional tensors and lists are changed, to detect an op that ignores an argument.
+    Calls that the reference refuses show nothing. `words` are string values in addition to the common ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
@@ -391,8 +388,8 @@ def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Itera
 
 
 def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
-    """Yield the case with two arguments changed: each value of either argument of every pair, alternating between
-    pairs.
+    """Yield the case with two arguments changed: for each pair of arguments, every changed value of both occurs.
+    Variants of different pairs alternate.
     """
 
     def of_two(first: str, second: str) -> Iterator[Case]:
@@ -408,8 +405,8 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """Yield the case with an integer argument larger than the number of threads in a block, and with rows of more
-    columns than that.
+    """Yield the case with an integer argument that exceeds the number of threads in a block, and with rows of still
+    more columns.
     """
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
@@ -420,13 +417,13 @@ def _far_numbers(case: Case) -> Iterator[Case]:
 
 
 def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
-    """Return the case with other ranks and other arguments, for checks that may depend on either."""
+    """Return variants of the case with other ranks or other argument values, for checks that may depend on them."""
     return [*vary_ranks(case), *vary_arguments(case, spec, words), *_with_axes(case, spec)]
 
 
 def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """Yield the case with one more dimension and other axes, so that counting from the end differs from counting from
-    the start.
+    """Yield the case with one more dimension and with other axes, so that axes counted from the end and from the start
+    differ.
     """
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     higher = replaced(
@@ -458,10 +455,10 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
 
 
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
-    """Yield metadata for an omitted tensor.
+    """Yield metadata to try for an omitted tensor.
 
-    Shapes are the last dimension of the first tensor, its whole shape, its first dimension, and rows of the first
-    tensor by rows of the second.
+    Shapes are the last dimension of the first tensor, its whole shape, its first dimension, and the rows of the first
+    tensor by the rows of the second.
     """
     tensors = _tensors(case)
     if not tensors:
@@ -505,8 +502,8 @@ def vary_values(case: Case) -> Iterator[Case]:
 
 
 def primes_of(case: Case) -> Case:
-    """Return the case with prime sizes, with alternatives that keep ratios of sizes; the case itself if it has no
-    sizes.
+    """Return the case with prime sizes; its alternatives keep ratios between sizes. Return the case unchanged if it has
+    no sizes.
     """
     sizes = distinct_sizes(case)
     resized = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
@@ -517,7 +514,7 @@ def primes_of(case: Case) -> Case:
 
 
 def other_sizes(case: Case, count: int) -> list[Case]:
-    """Return the case at several sizes, for properties that must not depend on them."""
+    """Return the case at several sizes, for properties that must not depend on sizes."""
     sizes = distinct_sizes(case)
     groups = ((5, 9, 7, 3), (11, 6, 13, 4), (20, 18, 10, 8), (37, 24, 14, 12))[:count] if sizes else ()
     return [variant for group in groups for variant in _mapped(case, "other sizes", next(_both_ways(sizes, group)))]
@@ -529,7 +526,7 @@ def distinct_sizes(case: Case) -> list[int]:
 
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes: first one that keeps multiples, then one that does not."""
+    """Yield mappings from old to new sizes: one that keeps multiples, unless there are none, then one that does not."""
     related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if related != unrelated:
         yield related
@@ -539,8 +536,8 @@ def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int,
 def _related(
     sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return a mapping from old to new sizes that keeps multiples up to a ratio; other sizes come from the group, times
-    their steps.
+    """Return a mapping from old to new sizes that keeps sizes multiples of each other if their ratio is at most
+    `ratio`. Other new sizes are taken from `group` and multiplied by their factor in `steps`.
     """
     new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
@@ -551,15 +548,15 @@ def _related(
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
-    """Return the largest smaller size of which `size` is a multiple, up to a ratio; None if there is none."""
+    """Return the largest smaller size of which `size` is a multiple by at most `ratio`; None if there is none."""
     return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
-    """Yield the case with sizes replaced and contiguous tensors, if it is not too large.
+    """Yield the case with sizes replaced and contiguous tensors, unless it is too large.
 
-    Integer arguments that are sizes change as well. With `keep_numbers` only lists of sizes do, such as
-    normalized_shape, but not single integers.
+    Integer arguments equal to a replaced size change as well; with `keep_numbers`, only lists of integers (such as
+    normalized_shape) do.
     """
 
     def resized(meta: TensorMeta) -> TensorMeta:
@@ -572,7 +569,7 @@ def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: 
 
 
 def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
-    """Replace integers that are sizes, as in normalized_shape or the sections of a split."""
+    """Replace integers that equal an old size, as in normalized_shape or the sections of a split."""
 
     def mapped(number: Any) -> Any:
         is_size = type(number) is int and number >= SMALLEST_SIZE
@@ -583,7 +580,7 @@ def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
 
 
 def vary_strides(case: Case) -> Iterator[Case]:
-    """Yield the case with other strides, for each tensor alone and for all tensors."""
+    """Yield the case with other strides, for each tensor individually and for all tensors together."""
     layouts: dict[str, tuple[Change, Trait | None]] = {
         "transposed": (_transposed, None),
         "sliced with an offset": (_sliced, "inside memory"),
@@ -613,7 +610,7 @@ def vary_strides(case: Case) -> Iterator[Case]:
 
 
 def _transposed(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor in column-major order."""
+    """Return the tensor with its last two dimensions in column-major order; None if that changes nothing."""
     if len(meta.shape) < 2 or min(meta.shape[-2:]) < 2:
         return None
     swapped = contiguous_strides((*meta.shape[:-2], meta.shape[-1], meta.shape[-2]))
@@ -621,7 +618,7 @@ def _transposed(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _sliced(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor as every second column of a wider tensor, from its third row on."""
+    """Return the tensor as every second column of a wider tensor, starting at the third row."""
     if not meta.shape or not math.prod(meta.shape):
         return None
     strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
@@ -637,8 +634,8 @@ def _pitched(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor stored in the order of its second dimension, with unchanged rows: batch and heads of
-    attention.
+    """Return the tensor with its first two dimensions swapped in memory, like batch and heads of attention; rows stay
+    contiguous.
     """
     if len(meta.shape) < 3 or min(meta.shape[:2]) < 2:
         return None
@@ -696,7 +693,7 @@ def replace_dtype(case: Case, dtype: str, kind: str | None = None) -> Case:
 def broadcast(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor smaller, so that it is broadcast along a dimension.
 
-    Includes square tensors, whose rows are as long as their columns, and numbers of a wider dtype, which must not
+    Also yields square tensors, whose rows and columns are equally long, and numbers of a wider dtype, which must not
     change the result's dtype.
     """
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
@@ -758,7 +755,7 @@ def _with_tensor(args: tuple[ReplayArg, ...], place: tuple[int, int], meta: Tens
 
 
 def _reshaped(case: Case, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> tuple[ReplayArg, ...]:
-    """Return the arguments with other sizes; tensors whose sizes do not change keep their strides."""
+    """Return the arguments with `change` applied to all shapes; tensors whose shapes stay keep their strides."""
 
     def reshaped(meta: TensorMeta) -> TensorMeta:
         shape = change(meta.shape)
@@ -781,7 +778,7 @@ def _first(case: Case) -> TensorMeta | None:
 
 
 def _single_tensors(case: Case) -> list[tuple[int, ReplayArg, TensorMeta]]:
-    """Return the arguments that are one tensor, with their positions."""
+    """Return (index, argument, metadata) of all arguments that are a single tensor."""
     args = [(a, arg) for a, arg in enumerate(case.op.args) if arg.type == "Tensor"]
     return [(a, arg, meta) for a, arg in args for meta in arg.tensors if meta is not None]
 

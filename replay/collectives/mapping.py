@@ -1,8 +1,8 @@
 # pyright: strict
-"""Map a recorded collective to the ranks that exist here: which ranks participate, and how much each rank moves.
+"""Map a recorded collective to the ranks of this run: which ranks participate, and how much each rank moves.
 
-The message size, as nccl-tests counts it, stays as recorded while the group shrinks; for an all-to-all, the amount that
-each rank sends to others stays.
+A smaller group keeps the recorded message size, as nccl-tests counts it; for an all-to-all, it keeps the amount that
+each rank sends to others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Collective as the ranks here run it. Sizes are in elements; indexes count within `members`."""
+    """Collective as the ranks of this run execute it. Sizes are in elements; indexes count within `members`."""
 
     kind: Kind
     dtype: str
@@ -142,8 +142,8 @@ def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
     """Return how much each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
 
-    Peers are bundled, and data that a rank keeps stays with it. The other ranks send and receive as much as the
-    recorded one.
+    Recorded peers are combined into n - 1 bundles; data that a rank keeps stays with it. The other ranks send and
+    receive as much as the recorded one.
     """
     row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()
     column = _spread(collective, n, recorded, collective.out_splits, collective.out_elements)

@@ -73,7 +73,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def size_elements(collective: Collective) -> int:
     """Return the elements of the message by the convention of nccl-tests (its PERFORMANCE.md).
 
-    For a gather or scatter, this is the larger side; otherwise it is the buffer of one rank.
+    For a gather or scatter, this is the larger of input and output; otherwise it is the buffer of one rank.
     """
     if collective.kind in GATHERING:
         return collective.out_elements
@@ -133,7 +133,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     transfer_us: float | None = None
     """Median time from the arrival of the last rank to the end of the last rank."""
     wait_us: float | None = None
-    """Median time over the calls that the first rank to arrive waited for the last one."""
+    """Median over the calls of the time that the first rank to arrive waited for the last one."""
     issue_us: float | None = None
     """Median time until an asynchronous call returned; None for a blocking call."""
     wait_by: WaitBy = ""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs one op from preparation to outcome: any exception becomes a reason. Processes and time limits are set elsewhere.
+"""Run one op from preparation to outcome; any exception becomes a reason. Time limits are set elsewhere.
 
 If requested, an op over its memory budget is retried in the smaller size from `fitting`.
 """
@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 LISTED = 8
-"""Maximum number of listed names of kernels that only one of the two profiles has."""
+"""Maximum number of names to list of kernels that only one of the two profiles (recording, replay) has."""
 
 
 def attempt(
@@ -46,8 +46,8 @@ def attempt(
 ) -> Outcome:
     """Prepare and measure one op. Raises only exceptions that end the run (KeyboardInterrupt, SystemExit).
 
-    With `shrink_to`, an op that needs more bytes is shrunk if possible. `recency` is needed to reproduce the caches of
-    the recorded step. With `visits`, the measurement covers all rounds so far, including this one.
+    With `shrink_to` (bytes), an op that needs more is shrunk if possible. `recency` has the reuse distances with which
+    to restore the step's caches. With `visits`, the measurement covers all rounds so far, including this one.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -94,12 +94,12 @@ def attempt(
 
 
 def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
-    """Check whether one more call might exceed the timeout of the op."""
+    """Check whether one more call might exceed the op's timeout, from the first call's time."""
     return (measured.first_call_us or 0.0) * 1e-6 > options.hard_limit_s() / 8
 
 
 def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
-    """Add a hint to the reason of a failed call if its random contents may be the cause."""
+    """Add a hint to the reason of a failed call if random integers in `drawn` may be the cause."""
     if reason.kind != "failed" or not drawn:
         return reason
     hint = f"{', '.join(drawn)}: random integers; if the op needs other values, write an initializer"
@@ -107,7 +107,7 @@ def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
 
 
 def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:
-    """Compare one profiled call with the recording. If the profiler fails, only the comparison is missing."""
+    """Compare one profiled call with the recording. If the profiler fails, return a result without the comparison."""
     try:
         profile = executor.profile(prepared, op)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement:
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
-    """Prepare the op in full size, or smaller if it does not fit."""
+    """Prepare the op in full size, or smaller if it exceeds the memory `shrink_to`."""
     whole = Fitted(op=op)
     if op.reason is not None or shrink_to is None:
         return whole, executor.prepare(op, seed=seed)
@@ -151,7 +151,7 @@ def compare_kernels(op: ReplayOp, profile: Profile, measured_us: float) -> Fidel
 
 
 def _kernels(op: ReplayOp, profile: Profile) -> tuple[Agreement, tuple[str, ...], tuple[str, ...]]:
-    """Return the verdict on kernels, the kernels missing here, and the new kernels."""
+    """Return (verdict on kernels, kernels missing in the replay, kernels that only the replay has)."""
     recorded = Counter({k.name: max(1, round(k.count / op.count)) for k in op.recorded.kernels})
     here = Counter({k.name: k.count for k in profile.kernels})
     if not recorded:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Chooses the engine for the ops of a plan: one runner, several workers, ranks, or a sequence."""
+"""Choose the engine that runs a plan: one runner, several workers, ranks, or a sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opreplay.replay.plan.step.recency import Recency
 
 
 def engine_for(plan: ReplayPlan, options: RunOptions, given: Engine | None, recency: dict[str, Recency]) -> Engine:
-    """Return the engine for these options; if `given` is set, it runs all ops except collectives."""
+    """Return the engine for these options; if `given` is set, that engine runs all ops except collectives."""
     if options.mode == "sequence":
         return (sequence_engine if options.ranks is None else sequence_on_ranks)(plan, options)
     alone = given or make_engine(options, recency)
@@ -47,7 +47,7 @@ def sequence_engine(plan: ReplayPlan, options: RunOptions) -> SequenceEngine:
 
 
 def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
-    """Return an engine with one runner, or with the number of workers in the options."""
+    """Return an engine that runs ops one by one, or with as many workers as the options say."""
     if options.lanes == 1:
         return OneByOne(make_runner(options, recency), visits=options.visits, op_time_s=options.op_time_s)
     base, limit_s = worker_config(options, recency), options.hard_limit_s()
@@ -64,7 +64,7 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     """Return an engine that runs collectives on ranks, and other ops with `others`.
 
-    The ranks are started here, unless a launcher started this process as rank 0.
+    The ranks are started here, unless a launcher (e.g. torchrun) started this process as rank 0.
     """
     place = launcher_settings()
     config = _ranks_of(options, place.local_world if place is not None else options.ranks or 1)
@@ -74,7 +74,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
 
 
 def _ranks_of(options: RunOptions, here: int) -> RankConfig:
-    """Return the configuration of each rank, with `here` ranks on this machine."""
+    """Return the configuration of each rank; `here` is the number of ranks on this machine."""
     return RankConfig(
         rank=0,
         world=options.ranks or 1,
@@ -89,9 +89,9 @@ def _ranks_of(options: RunOptions, here: int) -> RankConfig:
 
 
 def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
-    """Return the engine that replays a sequence with collectives on ranks started here.
+    """Return the engine that replays a sequence with its collectives, on ranks started here.
 
-    Passes without ranks, which determine what can be replayed, get half of the time.
+    The passes without ranks, which find out what can be replayed, get half of the time.
     """
     plan, count = calls_alone(plan), options.ranks or 1
     total_s = None if options.total_time_s is None else options.total_time_s / 2
@@ -111,13 +111,13 @@ def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
 
 
 def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:
-    """Return the configuration of a worker. `recency` is needed if caches must be as in the recorded step."""
+    """Return the configuration of a worker; `recency` has the reuse distances of the step, to restore its caches."""
     memory_bytes = options.max_op_bytes or environment.default_op_bytes()
     return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
 def _end_of(options: RunOptions) -> float:
-    """Return the monotonic time at which the run stops the current op; it lets an op of normal length finish."""
+    """Return the monotonic time at which the run stops the current op; an op of normal length can finish."""
     return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
 
 

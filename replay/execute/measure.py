@@ -1,5 +1,5 @@
 # pyright: strict
-"""The measuring loop: takes samples, summarizes them and decides on warnings. Devices and clocks are elsewhere."""
+"""The measuring loop: take samples, summarize them, and decide on warnings. Other modules handle devices and clocks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 
 SAMPLE_US = 500.0
-"""Target duration of a sample: a thousand times the resolution of common clocks, and 400 samples fit into the
-budget.
+"""Target duration of a sample: a thousand times the resolution of common clocks, and short enough for 400 samples per
+op.
 """
 NOISY_IQR = 0.10
-"""A larger ratio of interquartile range to median causes a warning."""
+"""A ratio of interquartile range to median above this causes a warning."""
 RESOLUTION_SHARE = 0.01
 """Samples shorter than the clock's resolution divided by this share cause a warning."""
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
@@ -37,15 +37,15 @@ WAITED_SHARE = 0.1
 LEFT_SHARE = 0.8
 """Share of the op's remaining time limit that sampling may use."""
 COPIES = 32
-"""Maximum number of copies of the arguments for cold samples."""
+"""Maximum number of copies of the arguments that cold samples alternate between."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
-"""Arguments of at most FEW_BYTES are measured in consecutive calls, if the step used the op's code within NEAR_BYTES.
+"""Arguments of at most FEW_BYTES are measured in consecutive calls, if the code's reuse distance is at most NEAR_BYTES.
 
-The code is then in a private cache. Fetching these eight cache lines takes about 0.1 us per line, but a 1 us call that
-is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
+The code is then in a private cache. Fetching the arguments' eight cache lines takes about 0.1 us per line, but a 1 us
+call that is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
 """
 COLD_FOOTPRINT = 2.0
-"""Arguments and copies evict themselves if they fill the last-level cache this many times."""
+"""If arguments and copies have this many times the size of the last-level cache, they evict each other."""
 
 
 def measure(
@@ -58,11 +58,11 @@ def measure(
 ) -> Measurement:
     """Time `prepared.call` until the median is precise enough or the time is used up.
 
-    With `visits`, it uses one round's share of the time, and samples of earlier rounds count as well. Slow ops get six
-    samples if more would take over about three times `op_time_s`. For very slow ops the warm-up calls count, except the
-    first. If the op's limit leaves no time for a second call, the first call is the measurement, with a warning; raises
-    NotReplayable if that call imported modules. `recency` describes the recorded step, for caches in the same state as
-    in the step. Exceptions of the op pass through.
+    With `visits`, use one round's share of the time, and include samples of earlier rounds. Slow ops get six samples if
+    more would take over about three times `op_time_s`. For very slow ops, the warm-up calls count, except the first. If
+    the op's limit leaves no time for a second call, the first call is the measurement, with a warning; raises
+    NotReplayable if that call imported modules. `recency` has the recorded step's reuse distances, to restore the state
+    of the caches. Exceptions of the op pass through.
     """
     clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
@@ -146,7 +146,7 @@ def _of_visits(
 
 
 def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
-    """Return the measurement from warm-up calls, for an op that is too slow for samples."""
+    """Return the measurement from warm-up calls, for an op that is too slow to sample."""
     share, count = warm.waited_share, float(len(warm.settled_us))
     waited_share = share if executor.threads == 1 else 0.0
     took_us = sorted((1.0 - waited_share) * us for us in warm.settled_us)
@@ -169,7 +169,7 @@ def _plan(
     """Plan samples whose arguments are in the requested cache state.
 
     Cold: arguments that fill the last-level cache twice evict themselves; smaller arguments alternate with copies. If
-    the copies do not fill the cache twice either, it is flushed before each sample, which uses each copy once. Step: a
+    even the copies do not fill the cache twice, it is flushed before each sample, which uses each copy once. Step: a
     sample is one call after the memory accesses of the step. Small scalar arguments are measured in consecutive calls,
     since fetching them takes less time than the timing error.
     """
@@ -194,10 +194,10 @@ def _plan(
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
     """Plan samples whose calls find their arguments in the caches, as the previous call left them.
 
-    A reset evicts arguments. Therefore resets happen only after `max_calls`, unless the op's time depends on the
-    values, and arguments that fit into the cache are read again afterwards. An untimed call precedes samples of several
-    calls, and counts toward `max_calls`. Before a sample of one call it would change the timed values, so it is made
-    only if the arguments do not fit into the cache, since the op may use only part of them.
+    A reset evicts arguments. So resets happen only after `max_calls` calls, unless the op's time depends on the values;
+    arguments that fit into the cache are then read again. An untimed call precedes samples of several calls, and counts
+    toward `max_calls`. Before a sample of one call, it would change the timed values. There it is made only if the
+    arguments do not fit into the cache, since the op may use only part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -215,7 +215,7 @@ def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan
 
 
 def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:
-    """Return the plan with its sample captured as a graph; if that fails, the unchanged plan with a warning."""
+    """Capture the plan's sample as a graph; if that fails, return the unchanged plan with a warning."""
     calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
     try:
         graph = executor.capture(calls)
@@ -231,9 +231,9 @@ def against_gauge(
 
     Samples (us per call) and readings are in time order. A sample is divided by the (n + 1)th root of the product of
     its n readings, because other programs on the same core or memory bus slow down ops less than the reference
-    workloads, which only compute or only move data. With both workloads, the divisor is the power of 2/3 of their
-    geometric mean. This result varies least: 5 % from run to run on a shared machine where medians vary by 12 % and
-    plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
+    workloads, which only compute or only move data. With both workloads, the divisor is their geometric mean to the
+    power of 2/3. This result varies least: 5 % from run to run on a shared machine where medians vary by 12 % and plain
+    quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
     """
     relative = [
         sample / max(math.prod(readings), 1e-9) ** (1.0 / (1 + len(readings)))
@@ -250,7 +250,7 @@ def against_gauge(
 
 
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
-    """Summarize ascending samples (us a call) in a measurement with its warnings."""
+    """Return the measurement, with warnings, for samples in us per call, sorted ascending."""
     deciles = tuple(stats.quantile(ordered, step / 10) for step in range(11))
     median, (low, high) = deciles[5], stats.median_interval(ordered) or (None, None)
     upper = stats.quantile(ordered, 0.75)
@@ -280,7 +280,7 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
 
 
 def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
-    """Scale the times of the part (0..1] of an op that ran to the whole op, with a warning if the part is not 1."""
+    """Scale times from a part of an op to the whole op; `part` is its share (0..1]. Adds a warning if it is not 1."""
     if part == 1.0:
         return measurement
     times = {
@@ -302,8 +302,8 @@ def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """Return warnings about the machine from the reference readings in both halves of the samples and the best reading
-    of the run.
+    """Return warnings about the machine; `gauge_us` has the median reference reading in both halves of the samples,
+    `best_us` the lowest of the run.
     """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):
@@ -321,8 +321,8 @@ def _cache_warnings(executor: Executor, plan: SamplePlan) -> list[MeasureWarning
 
 
 def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarning]:
-    """Return a warning if launching takes the host longer than the device computes, because a model does not see this
-    device time either.
+    """Return a warning if launching takes the host longer than the device computes: a model would not see this device
+    time.
     """
     if host_us is None or host_us <= device_us:
         return []
@@ -330,9 +330,9 @@ def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarni
 
 
 SETTLED = 0.75
-"""Two consecutive calls have settled if the shorter takes at least this share of the longer."""
+"""Two consecutive call times count as similar if the shorter is at least this share of the longer."""
 SECOND_SHARE = 0.9
-"""A second call is made if two calls like the first take at most this share of the op's time limit."""
+"""A second call is made if two calls as long as the first take at most this share of the op's time limit."""
 SETTLING_SHARE = 1.0 / 3.0
 """Share of the op's time limit after which warm-up stops waiting for stable times."""
 
@@ -342,9 +342,9 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     took_us: tuple[float, ...]
     waited_us: tuple[float, ...]
-    """Time of each call in which the thread waited for a processor."""
+    """Time for which the thread waited for a processor during each call."""
     imported: bool = False
-    """Whether the first call imported modules, which is not part of the op's time."""
+    """Whether the first call imported modules; the import is not part of the op's time."""
 
     @property
     def call_us(self) -> float:
@@ -353,7 +353,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled_us(self) -> tuple[float, ...]:
-        """Times of the calls since the last change in time, without the first call unless it is the only one."""
+        """Times of the calls since the times became similar, without the first call unless it is the only one."""
         return self.took_us[self._settled_from :] or self.took_us
 
     @property

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Messages between a run and the process that replays a sequence; independent of torch and processes."""
+"""Messages between a run and its worker processes; independent of torch and of how processes are started."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     calls: tuple[int, ...]
     """Index into `ops` for each call, in order."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    """See `opreplay.replay.ir.model.RecordedSequence.memories`."""
+    """Memory numbers of each call's tensors, as in `RecordedSequence.memories`."""
     budget_bytes: int | None = None
-    """Memory limit of all tensors together; None for half of the free device memory."""
+    """Memory limit for all tensors of the sequence together; None for half of the free device memory."""
     time_s: float
     """Wall time for the measured passes; at least one pass is run."""
     left_s: float | None = None
@@ -33,11 +33,11 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     heartbeat: str
     """Path of the file in which the process records its current op."""
     unshared: tuple[str, ...] = ()
-    """Ids of ops that share no tensors with other ops, because they killed a process when they did."""
+    """Ids of ops that get their own tensors, because they killed a process while sharing tensors with other ops."""
 
 
 class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
-    """Progress message sent after each pass."""
+    """Progress message sent after each pass through the sequence."""
 
     passes: int
     spent_s: float
@@ -45,21 +45,21 @@ class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence outcome"):
-    """The outcome of a sequence."""
+    """Outcome of replaying a sequence."""
 
     outcomes: dict[str, Outcome] = {}
     """Op id → outcome; ops without a finished pass are missing."""
     calls: int = 0
     """Number of calls of the replayed ops."""
     sums_us: tuple[float, ...] = ()
-    """Time of all calls of each pass."""
+    """Per pass: sum of the times of all calls, in µs."""
     walls_us: tuple[float, ...] = ()
-    """Wall time of each pass, including the time between calls."""
+    """Per pass: wall time in µs, including the time between calls."""
     tensors: Tensors = Tensors()
 
 
 class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective in a step that all ranks run."""
+    """A collective in a step that is replayed on all ranks."""
 
     op: int
     """Index of the collective among the step's distinct collectives."""
@@ -68,11 +68,11 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the call before which the collective starts; the number of calls if it starts at the end."""
     wait: int
     at_once: bool
-    """Whether the collective is waited for immediately."""
+    """Whether the collective is waited for right after its start."""
 
 
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
-    """A sequence that all ranks replay, with its collectives."""
+    """A step that is replayed on all ranks: calls with collectives."""
 
     config: WorkerConfig
     task: SequenceTask
@@ -81,7 +81,7 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
 
 
 class SharedPasses(msgspec.Struct, kw_only=True):
-    """Times of the passes of a shared step on one rank, in microseconds."""
+    """Times of the passes of a shared step on one rank: one entry per pass, in microseconds."""
 
     in_flight_us: list[float] = []
     """Time during which at least one collective was running."""
@@ -90,21 +90,21 @@ class SharedPasses(msgspec.Struct, kw_only=True):
     waited_us: list[float] = []
     """Time during which calls waited for a collective."""
     alone_sums_us: list[float] = []
-    """Time of all calls in passes without collectives."""
+    """Time of all calls in a pass without collectives."""
     alone_walls_us: list[float] = []
     collectives_alone_us: list[float] = []
-    """Time of passes without calls, with the collectives one after the other."""
+    """Wall time of a pass without calls, in which the collectives run one after the other."""
 
 
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
-    """The outcome of a shared step on one rank."""
+    """Outcome of a shared step on one rank."""
 
     reason: Reason | None = None
     """Reason of the failure."""
     raised: dict[int, Reason] = {}
     """Op index → error of a call that raised."""
     calls: SequenceOutcome = SequenceOutcome()
-    """Times of calls in passes with collectives."""
+    """Outcome of the calls, from passes with collectives."""
     collectives: tuple[RankReply, ...] = ()
     """Times of each distinct collective, from its start to its end."""
     passes: SharedPasses = msgspec.field(default_factory=SharedPasses)
@@ -127,7 +127,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
     @classmethod
     def of(cls, error: OpReplayError) -> Refused:
-        """Return the message that reports an error raised here to the other process."""
+        """Return the message that reports an error of this process to the parent process."""
         return cls(message=error.problem, hint=error.hint, exit_code=error.exit_code)
 
     def error(self) -> OpReplayError:
@@ -147,7 +147,7 @@ Backend = Literal["gloo", "nccl", "hccl"]
 
 
 def backend_of(device: str) -> Backend:
-    """Return the back-end for a device."""
+    """Return the torch.distributed back-end for a device."""
     kind = device.partition(":")[0]
     return "nccl" if kind == "cuda" else "hccl" if kind == "npu" else "gloo"
 
@@ -196,9 +196,9 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
     """Start of each stamped call on this host's monotonic clock."""
     done_ns: tuple[int, ...] = ()
     host: str = ""
-    """Name of the host with this clock."""
+    """Id of the host with this monotonic clock."""
     wrong: str | None = None
-    """Error found by a check, "" if there is none; None without a check."""
+    """Error found by the check of results; "" if there is none, None without a check."""
     assumed: str = ""
     """Differences from the recorded call, such as another dtype."""
 

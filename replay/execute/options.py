@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options of a run, of a measurement and of a worker; values only."""
+"""Options of a run, of a measurement and of a worker. Contains only values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import UsageError
 
 LIMIT_S = 60.0
-"""Wall time of one op, including set-up, after which its process is killed; longer if `op_time_s` is long."""
+"""Wall time, in seconds, of one op with set-up, after which its process is killed; more if `op_time_s` is long."""
 LIMIT_PER_OP_TIME = 30.0
 SHARE = 0.25
 """Maximum share of a run's time that one op may take, so that a hanging op does not use all of it."""
@@ -27,7 +27,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     op_time_s: float = 0.2
     """Wall time to spend on the samples of one op."""
     target_ci: float = 0.02
-    """Stop when the 95 % interval of the median is within ± this share of it."""
+    """Stop when the 95 % interval of the median is within ± this share of the median."""
     min_share: float = 0.25
     """Minimum share of `op_time_s` to measure, since a machine may be fast or slow for some milliseconds."""
     min_samples: int = 8
@@ -35,12 +35,12 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_calls: int = 2
     """Calls before the first sample; the first call of a kernel often compiles or allocates."""
     warmup_s: float = 0.01
-    """Minimum warm-up time, within `max_warmup_calls` calls."""
+    """Minimum warm-up time, unless `max_warmup_calls` calls take less."""
     max_warmup_calls: int = 50
     limit_s: float | None = None
     """Time limit of one op; None for a minute or thirty times `op_time_s`, whichever is more.
 
-    Warm-up stops earlier if the times of its calls do not settle.
+    Warm-up ends earlier, even if the times of its calls still vary.
     """
     cache: RunCache = "cold"
     """Cache state at the start of a call.
@@ -50,14 +50,14 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     the step are measured cold.
     """
     cuda_graph: bool = False
-    """Whether to capture ops as a graph if the device is faster than the host's launches."""
+    """Whether to capture ops as a graph if launching takes the host longer than the device computes."""
     check_kernels: bool = False
     """Whether to profile one more call and compare its kernels with the recording."""
     check_values: bool = False
     """Whether to compare the results of one more call with the recorded op's own implementation."""
 
     def l2_state(self) -> Literal["cold", "warm", "sequence"]:
-        """Return the cache state of the simulated device for predictions that accompany the measurement."""
+        """Return the L2 state to assume when times are predicted for comparison with the measurement."""
         return "sequence" if self.cache == "step" else self.cache
 
     def hard_limit_s(self) -> float:
@@ -73,14 +73,14 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     mode: Literal["unique", "sequence"] = "unique"
     """Whether to replay each unique op by itself, or all calls of one recorded step in order."""
     max_op_bytes: int | None = None
-    """Memory limit of an op's inputs and outputs; None for half of the free memory at the start."""
+    """Memory limit in bytes for an op's inputs and outputs; None for half of the free memory at the start."""
     over_budget: Literal["shrink", "skip"] = "shrink"
-    """For an op over the limit: run it on fewer rows or slices if possible, or skip it."""
+    """What to do with an op over the memory limit: run it on fewer rows or slices if possible, or skip it."""
     visits: int | None = None
-    """Number of rounds, far apart, in which each op is measured; they share `op_time_s`. Only on a CPU, one op at a
-    time.
+    """Number of rounds in which each op is measured, some seconds apart; the rounds share `op_time_s`. Only on a CPU,
+    one op at a time.
 
-    None for eight on a busy machine, where several rounds reveal smaller changes, and otherwise one.
+    None for eight rounds on a busy machine, where several rounds reveal smaller changes, and otherwise one.
     """
     total_time_s: float | None = None
     """Wall time of the whole run, after which the remaining ops are skipped."""
@@ -94,7 +94,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
-    """Namespace → module that the user allowed to import."""
+    """Namespace → module whose import the user allowed."""
     plugins: tuple[str, ...] = ()
     """The user's plugin files and modules."""
     init_modules: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     init_args: tuple[str, ...] = ()
     """Settings of initializers in the form NAME.OPTION=VALUE."""
     values: str | None = None
-    """A .safetensors file with values for arguments of chosen ops."""
+    """A .safetensors file with values for arguments of some ops."""
     check_work: bool = False
     """Whether to count the work that argument values cause."""
     lanes: int = 1
@@ -130,7 +130,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
                 raise UsageError(f"{name} is {value}", hint=f"It must be at least {least}.")
 
     def hard_limit_s(self) -> float:
-        """Return the time limit of an op in seconds: at most its share of the run's time, and at least one second."""
+        """Return an op's time limit in seconds: at most its share of the run's time, but at least one second."""
         limit_s = MeasureOptions.hard_limit_s(self)
         if self.total_time_s is None or self.mode == "sequence":
             return limit_s
@@ -147,7 +147,7 @@ _LEAST = {
     **dict.fromkeys(("op_time_s", "limit_s", "total_time_s"), 0),
     **dict.fromkeys(("min_samples", "max_samples", "visits", "threads", "lanes", "ranks"), 1),
 }
-"""Options with a minimum value."""
+"""Option → minimum value."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
@@ -156,28 +156,28 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     options: RunOptions = RunOptions()
     """Options of the run, with this worker's device."""
     memory_bytes: int
-    """Memory limit per op, see `RunOptions.max_op_bytes`."""
+    """Memory limit per op in bytes; see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
-    """Whether freed memory is kept for the next call. False in a sequence, where the C library should behave as in a
+    """Whether the C library keeps freed memory for the next call. False in a sequence, where it should behave as in a
     model.
     """
     recency: dict[str, Recency] = {}
-    """Op id → reuse distances in the recorded step, if caches must be as in the step."""
+    """Op id → reuse distances in the recorded step; needed to restore the caches of the step."""
     cpus: tuple[int, ...] = ()
     """Processors of this worker; empty for all available ones."""
 
     @property
     def shrink_to(self) -> int | None:
-        """Byte limit to which an op is shrunk; None if it is skipped instead."""
+        """Byte limit to which a larger op is shrunk; None to skip larger ops."""
         return self.memory_bytes if self.options.over_budget == "shrink" else None
 
     def having(self, **changes: Any) -> WorkerConfig:
-        """Return the configuration with other run options."""
+        """Return the configuration with changed run options."""
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
 
     def with_chosen_threads(self, facts: Mapping[str, object]) -> WorkerConfig:
-        """Return the configuration for the run's next process, with the thread count that the first process chose (in
-        `facts`).
+        """Return the configuration with the thread count that the run's first process chose (in its `facts`), for the
+        next process.
         """
         threads = facts.get("threads")
         return self.having(threads=threads) if isinstance(threads, int) else self

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Takes samples of one op together with reference workloads, and repeats interrupted samples.
+"""Take samples of one op together with reference workloads, and repeat interrupted samples.
 
 Decides when there are enough samples; `measure` summarizes them.
 """
@@ -24,16 +24,16 @@ CHECK_EVERY = 4
 OVERTIME = 2.0
 """Maximum extra time for a slow or often interrupted op, as a multiple of `op_time_s`."""
 WALL = 3.0
-"""Maximum ratio of wall time to the thread's own time, if other programs use the CPUs."""
+"""Maximum ratio of wall time to the thread's own time when other programs use the CPUs."""
 READINGS = 3
-"""Maximum number of readings of the reference workloads per sample, if readings are interrupted."""
+"""Maximum number of readings of the reference workloads per sample; a reading is repeated if it was interrupted."""
 
 
 class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How one sample is taken."""
+    """How a sample is taken."""
 
     calls: Sequence[Callable[[], Any]]
-    """The calls of a sample; one call is repeated."""
+    """Calls of a sample, in turn; a single call is repeated."""
     count: int
     evict: bool = False
     before: Callable[[], None] | None = None
@@ -41,12 +41,12 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     rewarm: Callable[[], Any] | None = None
     """An untimed call before each sample, so that the sample finds warm caches."""
     touch: Callable[[], Any] | None = None
-    """Called after each reset, which evicts the arguments from the caches."""
+    """Called after each reset to read the arguments again, which the reset evicted from the caches."""
     calls_between_resets: int = 0
     """Number of calls between resets, including `rewarm`; 0 resets after each sample."""
     cache: RunCache
     graph: Callable[[], Any] | None = None
-    """Launches a whole sample at once."""
+    """Launches all calls of a sample at once."""
 
 
 class Sample(NamedTuple):
@@ -54,9 +54,9 @@ class Sample(NamedTuple):
 
     took_us: float
     waited_us: float
-    """Time during which the thread waited for a processor."""
+    """Time during which the thread waited for a processor, per call."""
     gauge_us: tuple[float, ...]
-    """Means of the reference readings before and after the sample; empty without reference workloads."""
+    """Reference workloads: means of the readings before and after the sample; empty without such workloads."""
 
 
 class Samples:
@@ -70,7 +70,7 @@ class Samples:
         self.ordered: list[float] = []
         """Times of the uninterrupted samples, ascending."""
         self.lost_s = 0.0
-        """Total time of the interrupted samples."""
+        """Time of the interrupted samples, without waits for a processor."""
 
     def add(self, sample: Sample, *, interrupted: bool, spent_s: float) -> None:
         self.all.append(sample)
@@ -84,9 +84,9 @@ class Samples:
     def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
         """Return the samples that count, in order, and warnings about them.
 
-        If there are `enough` uninterrupted samples, only these count. Otherwise all samples count: for a single thread,
-        the time that it waited for a processor is subtracted; for several threads, whose waits overlap, times stay
-        unchanged.
+        If at least `enough` samples are uninterrupted, only these count. Otherwise all samples count: for a single
+        thread, the time that it waited for a processor is subtracted. For several threads, whose waits overlap, times
+        stay unchanged.
         """
         if len(self.clean) >= enough or not self.interrupted:
             return self.clean, []
@@ -113,7 +113,7 @@ def collect(
     left_s: float,
     fewest: int = 1,
 ) -> Samples:
-    """Take samples until their median is precise enough or the budget is used up.
+    """Take samples until their median is precise enough or `budget_s` is used up.
 
     Takes at least `fewest` samples unless `left_s` is used up first, and always at least one.
     """
@@ -154,7 +154,7 @@ def collect(
 
 
 def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
-    """Return the microseconds of one sample; `turn` selects the call that it starts with."""
+    """Return the time of one sample in µs; `turn` selects the call that it starts with."""
     if plan.graph is not None:
         return clock.time_calls(plan.graph, 1)
     if len(plan.calls) == 1:
@@ -163,7 +163,7 @@ def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
 
 
 def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = False) -> tuple[float, ...]:
-    """Read the reference workloads and then bring the caches into the state that a sample requires."""
+    """Read the reference workloads, then bring the caches into the state that a sample requires; return the reading."""
     reading = _read(executor, plan)
     if is_reset and plan.touch is not None:
         plan.touch()
@@ -173,8 +173,8 @@ def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = F
 
 
 def _read(executor: Executor, plan: SamplePlan) -> tuple[float, ...]:
-    """Read the reference workloads; the memory workload only if caches should not be warm, because it goes through
-    them.
+    """Read the reference workloads, in µs. The memory workload flushes caches, so it is skipped if they should stay
+    warm.
     """
     if executor.gauge is None:
         return ()
@@ -200,7 +200,7 @@ def _enough(
 ) -> bool:
     """Check whether the median is precise enough, or the time is used up.
 
-    The time is the thread's own time, or a multiple of it in wall time.
+    The limits apply to the thread's own time, and a multiple of them to wall time.
     """
     clean, count = len(samples.clean), len(samples.all)
     a_sample_s = spent_s / count

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Thread count of ops on a CPU with other load: chosen at the start, and checked again from an op's samples."""
+"""Thread count for ops on a shared CPU: chosen at the start, and checked again from an op's samples."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 FAR_ABOVE = 3.0
 """A ratio of median to lowest decile above this indicates threads that wait for each other."""
 WAITED_SHARE = 0.2
-"""If threads waited for processors for more than this share of the measuring time, in total, they have slowed
-the op.
+"""If threads waited for processors for more than this share of the measuring time, in total, the waits have slowed the
+op.
 """
 ALONE_SHARE = 0.5
 """An op is measured again with one thread if at least this share of its time limit is left."""
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:
-    """Return `wanted`, or the largest half, quarter, ... of it for which enough processors are idle; at least 1.
+    """Return `wanted`, halved until enough processors are idle for the threads; at least 1.
 
-    Only halving is used, so that two runs on a machine with similar load get the same number.
+    The count is only ever halved, so that two runs on a machine with similar load get the same number.
     """
     threads = max(1, wanted)
     while idle is not None and threads > 1 and idle < IDLE_SHARE * threads:
@@ -46,9 +46,9 @@ def measure_on_idle(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Measurement:
-    """Measure, and repeat with one thread if several threads waited for processors; return the shorter result.
+    """Measure; if several threads waited for processors, repeat with one thread and return the shorter result.
 
-    A warning in the measurement reports this, even if there was no time for the repetition or it was not shorter.
+    A warning in the measurement reports the waits, even if there was no time for the repetition or it was not shorter.
     """
     clock, threads = executor.clock, executor.threads
     if threads is None or threads < 2:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Several rounds of measuring an op, far apart in a run: the time of each round, and the combined result.
+"""Measure an op in several rounds, far apart in a run: the time of each round, and the combined result.
 
 A busy machine is slow for a while, for some ops more than for others. Rounds that are far apart see several of these
 states. The spread between rounds is the error of their mean, and shows how closely the op follows the reference
@@ -23,28 +23,28 @@ from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 BUSY = 8
 """Default number of rounds on a busy machine.
 
-In the same time as three rounds, they reveal a third more of the slower ops
+In the same time as three rounds, eight rounds reveal a third more of the ops that became slower
 (`benchmarks/compare_power.py --load 4 --visits 8`).
 """
 FEWEST_SAMPLES = 6
-"""Minimum number of samples of an op, regardless of its time, because the interval of the median needs six."""
+"""Minimum number of samples of an op, however long they take: the interval of the median needs six."""
 FEWEST = 3
 """Minimum number of samples in a round."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a round."""
+    """Number of a round, and of all rounds."""
 
     number: int = 0
     of: int = 1
 
 
 WHOLE = Visit()
-"""The only round."""
+"""The round of an op that is measured once."""
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
-    """Return the number of rounds per op: as `asked`, or from the executor's facts about idle processors."""
+    """Return the number of rounds per op: `asked` if set, otherwise from the executor's facts about idle processors."""
     if asked is not None:
         return asked
     return BUSY if is_busy(facts) else 1
@@ -63,7 +63,7 @@ class VisitSamples(NamedTuple):
     """Warnings of this round."""
 
     def medians(self) -> tuple[float, ...]:
-        """Return the medians of the samples, then of the reference workloads."""
+        """Return the median of the samples, then the median of each reference workload."""
         gauges = zip(*(sample.gauge_us for sample in self.samples), strict=True)
         return (statistics.median(sample.took_us for sample in self.samples), *map(statistics.median, gauges))
 
@@ -76,7 +76,7 @@ class Visits:
         self._visits: list[VisitSamples] = []
 
     def share(self, options: MeasureOptions) -> MeasureOptions:
-        """Return one round's share of the total time and samples."""
+        """Return the options for one round, with its share of the total time and samples."""
         if self.of == 1:
             return options
         return msgspec.structs.replace(
@@ -90,14 +90,14 @@ class Visits:
     def _min_samples(self, all_visits: int) -> int:
         """Return the minimum number of samples of the next round.
 
-        The first round takes the minimum of all rounds, because the run may decide that there is no other round.
+        The first round takes as many as all rounds together, because the run may decide that no other round follows.
         """
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Return the minimum number of samples of the next round, regardless of its time.
+        """Return the minimum number of samples of the next round, however long they take.
 
-        With it, there are `FEWEST_SAMPLES` with these threads and caches.
+        They complete `FEWEST_SAMPLES` samples with these threads and this cache state.
         """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
@@ -109,13 +109,13 @@ class Visits:
 
 
 class Book:
-    """Measurements that a process keeps for ops with further rounds."""
+    """Samples that a process keeps for ops that have further rounds."""
 
     def __init__(self) -> None:
         self._open: dict[str, Visits] = {}
 
     def of(self, id_: str, visit: Visit) -> Visits:
-        """Return the rounds of an op so far; with the last round they are removed."""
+        """Return the rounds of an op so far; in the last round, remove them from the book."""
         if visit.number == 0:
             self._open[id_] = Visits(visit.of)
         visits = self._open.get(id_) or Visits(visit.of)
@@ -125,7 +125,7 @@ class Book:
 
 
 def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:
-    """Return the options of a round; kernels and values are checked only in the first round."""
+    """Return the options for a round: kernels and values are checked only in the first one."""
     if visit.number == 0 or not (options.check_kernels or options.check_values):
         return options
     return msgspec.structs.replace(options, check_kernels=False, check_values=False)

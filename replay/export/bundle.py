@@ -1,5 +1,5 @@
 # pyright: strict
-"""Determines which ops of a plan a script can replay with torch alone, and builds the plan in the bundle.
+"""Determines which ops of a plan a script can replay with torch alone, and builds the plan for the bundle.
 
 This module selects the ops and removes everything that names the model; `files` writes the files.
 """
@@ -32,9 +32,9 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
 BUNDLE_VERSION = 1
-"""Version of the part of ops.json that the script reads in addition to the plan. 1: first version."""
+"""Version of the data in ops.json that the script reads besides the plan. 1: first version."""
 SOURCE = "bundle"
-"""Replaces the name of the trace in the plan."""
+"""Name that replaces the trace's name in the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class Bundle:
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
-    """Contents of each tensor, by op id and argument; under "*", the minimum number of elements in the first tensor's
-    memory.
+    """Contents of each tensor, by op id and argument; by op id and "*", the minimum number of elements in the memory of
+    the op's first tensor.
     """
     instead: dict[str, dict[str, Any]]
     """Op id → an equivalent op with its inputs, for devices without a kernel for the recorded op."""
@@ -86,7 +86,7 @@ class Bundle:
         return plain_json(msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1)) + b"\n"
 
     def why(self, op: LeftOut) -> str:
-        """Return the full reason, or only its kind if the detail may contain names."""
+        """Return the reason, or only its kind if the detail may contain private names."""
         return op.reason if self.keeps_names or op.is_public else op.reason.partition(":")[0]
 
 
@@ -103,7 +103,7 @@ def make_bundle(
     """Return the ops of a plan that a script can replay with torch alone, and the other ops with reasons.
 
     Without `keep_names`, nothing that names the model, its files, machine or kernels is kept. If `plugins` are .py
-    files, ops that an executor in such a file runs or that the file defines by torch.library are included, together
+    files, ops that an executor in such a file runs, or that the file defines with torch.library, are included together
     with the file.
     """
     plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
@@ -159,7 +159,7 @@ def make_bundle(
 
 
 def _python_files(plugin: Path) -> list[Path]:
-    """Return the plugin itself if it is a .py file, or the files of a package; an empty list for an installed
+    """Return the .py files of a plugin: the file itself, or the files of a package folder; none for an installed
     module.
     """
     if plugin.is_dir():
@@ -168,7 +168,7 @@ def _python_files(plugin: Path) -> list[Path]:
 
 
 def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """Return the data with which a script runs an op by a plugin's function, and that plugin's file. Raises
+    """Return the data that a script needs to run an op with a plugin's function, and the plugin's file. Raises
     NotReplayable.
     """
     entry = EXECUTORS.find(op.called)
@@ -186,7 +186,7 @@ def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[st
 def _prepared(
     op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, from_plugin: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
-    """Return the op for the bundle, its inputs, and the call to make if the device has no kernel for it. Raises
+    """Return the op for the bundle, its inputs, and another call for devices that have no kernel for the op. Raises
     NotReplayable.
     """
     find_overload(op, policy)
@@ -224,9 +224,9 @@ def _prepared(
 
 
 def _without_names(op: ReplayOp) -> ReplayOp:
-    """Return the op without kernels, texts of other tools and notes, which may name parts of the model.
+    """Return the op without kernels, texts of other tools and notes, all of which may name parts of the model.
 
-    A converted op gets the name of the called op, because its own name may belong to a private library.
+    An op that is replayed as another op gets that op's name, because its own name may belong to a private library.
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())

@@ -41,7 +41,7 @@ _COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
 class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of a file, and notes about it for the user."""
+    """The bytes of a file, with counts and notes for the user."""
 
     data: bytes
     nodes: int
@@ -57,7 +57,7 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     waits_for: tuple[int, ...] = ()
     parent: int | None = None
-    """For further kernels of a call, the node that has the arguments of the call."""
+    """Node that has the arguments of the call, for the second and later kernels of a call."""
     start_us: float
     duration_us: float
     on_host: bool
@@ -67,11 +67,11 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     op: ReplayOp | None = None
     """The op whose arguments the node has, if it is a call."""
     memories: tuple[int, ...] | None = None
-    """Memories of its arguments, if known."""
+    """Memory numbers of the op's arguments, if known."""
     whole_us: int
-    """`duration_us` as an integer, as the schema requires."""
+    """`duration_us` rounded to an integer, as the schema requires."""
     is_work: bool = True
-    """Whether the node is work; False for latencies and for host time between other nodes, which are not callable."""
+    """Whether the node is work that can be called; False for latencies and host time between other nodes."""
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,14 +79,13 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True):
 
     step_us: float
     beyond_us: float
-    """Time by which the nodes exceed the step, because they begin with work of the previous step, and a thread may
-    continue after the step.
+    """Time by which the nodes exceed the step: they begin with work of the previous step, and a thread may continue
+    after the step.
     """
 
 
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
-    """Return the step of a plan made in order, one call after the other; `times` replaces recorded times by µs per
-    call, by op id.
+    """Return a plan's step with its calls one after the other; `times` (op id → µs per call) replaces recorded times.
 
     Raises UsageError for a plan without the order of its calls.
     """
@@ -133,7 +132,7 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
 def encode_file(
     nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
 ) -> ChakraTrace:
-    """Return the file that contains these nodes."""
+    """Return a file with these nodes; `about` is written to its header."""
     metadata = field(1, VERSION) + _attribute("source", SOURCE, of=2) + _attribute("clock", clock, of=2)
     for name, value in () if about is None else msgspec.structs.asdict(about).items():
         metadata += _attribute(name, value, of=2)
@@ -168,8 +167,8 @@ def _framed(message: bytes) -> bytes:
 
 
 def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """Return a node's type and the attributes that ASTRA-sim needs; no type for a collective that it cannot
-    simulate.
+    """Return a node's type and the attributes that ASTRA-sim needs; the type is None for a collective that ASTRA-sim
+    cannot simulate.
     """
     sizes = list(map(_bytes, tensors_of(op)))
     if op.collective is not None:
@@ -191,8 +190,8 @@ def _collective(kind: CollectiveType | None, size: int) -> tuple[NodeType | None
 
 
 def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """Return the type and attributes of a point-to-point message or a collective; no type if its ends or size are
-    unknown.
+    """Return the type and attributes of a point-to-point message or a collective; the type is None if sender, receiver
+    or size is unknown.
     """
     moves = collective.in_elements * collective.itemsize
     facts = {"pg_name": collective.group, "group_size": collective.group_size}
@@ -261,7 +260,7 @@ _UINT64 = frozenset({"tensor_size"})
 
 
 def _attribute(name: str, value: bool | int | float | str, *, of: int = 10) -> bytes:
-    """Encode an `AttributeProto` as field 10 of a node or field 2 of the metadata, in the type that ASTRA-sim's feeder
+    """Encode an `AttributeProto` as field `of` (10 in a node, 2 in the metadata), with the type that ASTRA-sim's feeder
     reads.
     """
     number = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 3 if isinstance(value, float) else 9
@@ -280,7 +279,7 @@ def _text(value: Any) -> str:
 
 
 def _column(arg: ReplayArg, memories: Iterator[int]) -> tuple[Any, Any, str, Any]:
-    """Return value, shape, type and strides of one argument in the form of an ExecutionTrace."""
+    """Return (value, shape, type, strides) of one argument in the form of an ExecutionTrace."""
     if arg.type == "Tensor":
         meta = next(iter(arg.tensors), None)
         return _tensor(meta, _next(memories, meta))
@@ -301,10 +300,9 @@ def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
 
 
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
-    """Return value, shape, type and strides of a tensor in the form of an ExecutionTrace.
+    """Return (value, shape, type, strides) of a tensor in the form of an ExecutionTrace.
 
-    The value is [tensor, storage, offset, elements, bytes per element, device]; memories count from 1, and 0 means
-    unknown.
+    The value is [tensor, storage, offset, elements, bytes per element, device]. Memories count from 1; 0 means unknown.
     """
     if meta is None:
         return "<None>", [], "None", []
@@ -315,7 +313,7 @@ def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
 
 
 def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> tuple[Any, str]:
-    """Return a number or text, and the type name for it in an ExecutionTrace."""
+    """Return (number or text, its type name in an ExecutionTrace)."""
     base = kind.removesuffix("[]")
     if isinstance(value, str) and base in CODES:
         names = CODES[base]

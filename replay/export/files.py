@@ -16,7 +16,7 @@ from opreplay.traces.errors import UsageError
 NAMES = ("ops.json", "replay.py", "README.md")
 SCRIPT = Path(__file__).with_name("script.py")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Time stamp of the entries of an archive, constant so that the same bundle gives the same bytes."""
+"""Time stamp of the files in an archive, constant so that equal bundles have equal bytes."""
 SHOWN = 200
 """Maximum number of ops listed in the README; ops.json has all of them."""
 
@@ -105,7 +105,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """Return one line per kind of op that is not in the bundle; `private` omits names that may reveal the model."""
+    """Return one line per name and reason of ops not in the bundle; `private` omits names that may reveal the model."""
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:
         named = not private or op.is_public

@@ -50,7 +50,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 MOST_STORED_BYTES = 16 << 20
 """Maximum bytes of stored integers per call; larger ones stay random."""
 MOST_TENSORS = 64
-"""Maximum number of tensors per call: a longer list has no meaningful names."""
+"""Maximum number of tensors per call; in longer lists, tensors have no meaningful names."""
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 
@@ -73,16 +73,16 @@ class Exported:
     definitions: int
     workloads: int
     without_reference: tuple[str, ...]
-    """Ops whose `run` raises NotImplementedError."""
+    """Ops for which `run` in the definition raises NotImplementedError."""
     unstored: int
-    """Number of calls whose indices stay random, because their initializer fails or needs more memory."""
+    """Number of calls whose indices stay random, because their initializer fails or needs too much memory."""
     left_out: tuple[LeftOut, ...]
     device_us: float
     """Recorded device time of all ops of the plan."""
 
     @property
     def covered_share(self) -> float:
-        """Return the share of the ops' device time that definitions cover, 0..1; 1 if no device time was recorded."""
+        """The share of the ops' device time that definitions cover, from 0 to 1; 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
@@ -98,7 +98,7 @@ class _Form:
 
     @property
     def key(self) -> bytes:
-        """Return a key that is equal for all calls of the same definition."""
+        """Key of the definition: calls with the same key share a definition."""
         specs = [
             {name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)
         ]
@@ -112,7 +112,7 @@ MOST_NAME = 120
 
 @dataclass(slots=True)
 class _Names:
-    """A set of unique names."""
+    """A set of names in use."""
 
     used: set[str] = field(default_factory=set[str])
 
@@ -130,7 +130,7 @@ class _NotExpressible(Exception):
 
 
 def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, memory_bytes: int) -> Exported:
-    """Return the files of a plan; `memory_bytes` limits the memory used to draw the indices of one call."""
+    """Return the exported files of a plan; `memory_bytes` limits the memory for generating the indices of one call."""
     families: dict[bytes, list[_Form]] = {}
     left_out: list[LeftOut] = []
     for op in plan.ops:
@@ -189,7 +189,7 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
 
 
 def left_out_lines(exported: Exported) -> list[str]:
-    """Return one line per name and reason of ops that are left out, those with the most device time first."""
+    """Return one line per name and reason of the ops that are left out, most device time first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for op in exported.left_out:
         sums = totals.setdefault((op.name, op.reason), [0, 0.0])
@@ -203,7 +203,7 @@ def left_out_lines(exported: Exported) -> list[str]:
 
 
 def _form(op: ReplayOp) -> _Form:
-    """Convert a call to the form of a definition. Raises _Unsaid."""
+    """Convert a call to the form of a definition. Raises _NotExpressible."""
     if op.reason is not None:
         raise _NotExpressible(str(op.reason))
     if op.resolved_by is None or op.outputs is None:
@@ -224,7 +224,7 @@ def _form(op: ReplayOp) -> _Form:
 def _argument(
     arg: ReplayArg, names: _Names, metas: dict[str, TensorMeta], numbers: dict[str, bool | int | float]
 ) -> Argument:
-    """Return the argument with its tensors moved to `metas` and its number to `numbers`."""
+    """Return the argument with its tensors and number moved to `metas` and `numbers`, under unique names."""
     name = f"{arg.name}_" if keyword.iskeyword(arg.name) or not arg.name.isidentifier() else arg.name
     if isinstance(arg.value, bool | int | float) and not arg.tensors:
         numbers[names.take(name)] = arg.value
@@ -242,7 +242,7 @@ def _argument(
 
 
 def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
-    """Yield the values that `run` returns: the results, or the written arguments if there are no results."""
+    """Yield (name, metadata) of what `run` returns: the results, or the written arguments if there are no results."""
     results = [meta for meta in op.outputs or () if meta is not None]
     if op.outputs:
         for i, meta in enumerate(results):
@@ -254,7 +254,7 @@ def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
 
 
 def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:
-    """Return the definition of calls with the same key, and whether its text computes the op."""
+    """Return the definition of calls with the same key, and whether its reference code computes the op."""
     first = forms[0]
     op = first.op
     axes, inputs, outputs = _axes(forms)
@@ -290,7 +290,7 @@ def _given(argument: Argument) -> str:
 
 
 def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dict[str, Spec]]:
-    """Return axes, inputs and outputs; dimensions that are equal in every call become one axis."""
+    """Return axes, inputs and outputs; dimensions that have the same size as each other in every call are one axis."""
     names = _Names()
     axis_by_sizes: dict[tuple[int, ...], str] = {}
     axes: dict[str, Axis] = {}
@@ -349,9 +349,8 @@ def _layout(meta: TensorMeta) -> Layout | None:
 
 
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
-    """Return the integer tensors that an initializer fills, by input; {} if there is no initializer, None if it fails.
-
-    Floating-point tensors stay on the meta device unless the initializer needs them.
+    """Return integer tensors filled by the op's initializer, by input; {} without one, None if it fails or needs too
+    much memory. Floating-point tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op
     integers = [name for name, meta in form.metas.items() if _is_integer(meta)]
@@ -388,7 +387,7 @@ def _is_integer(meta: TensorMeta) -> bool:
 
 
 def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
-    """Allocate arguments that do not share memory; with `on_meta`, floating-point tensors stay on the meta device."""
+    """Allocate the arguments without shared memory; with `on_meta`, floating-point tensors stay on the meta device."""
     apart = tuple(
         msgspec.structs.replace(
             arg, tensors=tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in arg.tensors)
@@ -405,7 +404,7 @@ def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
 
 
 def _with_integers(item: Any, meta: TensorMeta | None) -> Any:
-    """Return an integer tensor with memory; return any other value unchanged."""
+    """Return a newly allocated tensor if `meta` describes an integer tensor; otherwise return `item` unchanged."""
     if meta is None or not _is_integer(meta):
         return item
     return tensors.allocate(meta, device=torch.device("cpu"))

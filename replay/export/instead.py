@@ -1,4 +1,4 @@
-"""Finds the op that an equivalent actually calls, as an op that needs only torch.
+"""Finds the op that an equivalent (a portable replacement of a recorded op) calls, as an op that needs only torch.
 
 The equivalent is called on meta tensors while calls of the declared op are recorded. `opreplay.replay.ops.aten` defines
 which ops have an equivalent.
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
 def called_instead(op: ReplayOp) -> ReplayOp | None:
-    """Return the call that the op's equivalent makes, with the same id; None unless it is exactly one call of one op.
+    """Return the call that the op's equivalent makes, with the same id; None unless it makes exactly one such call.
 
     Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
     """
@@ -48,7 +48,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Records the calls of one op, made through torch.ops or through torch's function of the same name."""
+    """Records the calls of one op, whether made through torch.ops or through torch's function of the same name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

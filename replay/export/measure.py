@@ -32,9 +32,9 @@ from opreplay.replay.resolve.policy import Policy
 NAMESPACES = frozenset({"aten", "npu"})
 """Namespaces of the ops that the file may call: torch's, and torch_npu's."""
 SETUP_S = measure_script.SETUP_S
-"""Seconds that a call takes in addition to its samples, to create its arguments and for its first run."""
+"""Seconds that a call takes besides its samples: to create its arguments and for its first run."""
 FLUSH_S = 1e-3
-"""Approximate seconds to write twice the size of the L2 cache."""
+"""Approximate seconds for clearing the caches, i.e. for writing twice the size of the L2 cache."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     """Number of calls in the step."""
     share: float
-    """Share of the variance of the predicted total that measuring this call removes."""
+    """Share by which measuring this call reduces the variance of the predicted total."""
 
 
 class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +57,14 @@ class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cost_s(cold_us: float, warm_us: float) -> float:
-    """Return approximately how many seconds it takes to measure a call."""
+    """Return the approximate number of seconds that measuring a call takes."""
     samples = measure_script.SAMPLES
     warm_s = samples * max(2 * measure_script.BATCH_US, 3 * warm_us) * 1e-6
     return SETUP_S + warm_s + samples * (2 * FLUSH_S + cold_us * 1e-6)
 
 
 def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
-    """Return why the file cannot call an op; None if its name and sizes allow a call."""
+    """Return why the file cannot call an op; None if the op's name and sizes allow it."""
     if op.collective is not None:
         return Reason("policy", "collectives need several devices")
     if op.resolved_by in ("executor", "python function"):
@@ -126,7 +126,7 @@ def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 
 def left_out_lines(left_out: Sequence[tuple[ReplayOp, Reason]]) -> list[str]:
-    """Return one line for each kind of op that is not in the file."""
+    """Return one line per name and reason of ops that are not in the file."""
     counts = Counter((op.called, str(reason)) for op, reason in left_out)
     lines = [f"not in this file: {count} x {name}: {why}" for (name, why), count in counts.most_common()]
     return ["".join(c if c.isascii() and c.isprintable() else "?" for c in line) for line in lines]

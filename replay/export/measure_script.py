@@ -34,22 +34,22 @@ from opreplay.replay.export.script import NAMESPACES, OF_TORCH, Call, first_line
 FACTS: dict[str, Any] = {}
 """Facts about the simulated step and about calls that are not included."""
 CALLS: list[str] = []
-"""One JSON text per call, in the order in which they narrow the predicted total."""
+"""One JSON text per call. The calls whose measurement narrows the predicted total most come first."""
 
 COLUMNS = ("source", "soc", "cann", "state", "l2", "op", "torch_us", "exact", "other_us", "other", "note")
 STATES = ("warm", "cold")
 SAMPLES = 9
-"""Number of samples of each call in each cache state; up to `MOST_SAMPLES` if they differ."""
+"""Number of samples of each call in each cache state; up to `MOST_SAMPLES` if samples differ."""
 MOST_SAMPLES = 45
 STEADY = 0.05
-"""Maximum spread (interquartile range divided by the median) of a steady time."""
+"""Maximum spread (interquartile range divided by the median) of samples that count as steady."""
 BATCH_US, MOST_CALLS = 1000.0, 100
-"""Target duration of a warm sample, which is filled with calls, and the maximum number of its calls."""
+"""Target duration in µs of a warm sample, which is filled with repeated calls, and their maximum number."""
 HELD = 1.5
-"""Factor by which the device is kept busy longer than the host needs to queue a sample."""
+"""How much longer the device is kept busy than the host needs to queue a sample, as a factor."""
 MOST_HELD_US = 50_000.0
 DRIFT = 0.05
-"""Minimum relative difference of the reference times that is reported."""
+"""Minimum relative difference of the reference times at which a changed clock is reported."""
 START_S = 300.0
 """Maximum seconds for a child process to import torch and open the device."""
 SETUP_S = 1.5
@@ -80,11 +80,11 @@ class Timer:
             torch.mm(self.held, self.held, out=self.out)
 
     def between(self, run: Callable[[], Any]) -> float:
-        """Return the microseconds between an event before and an event after the queued work."""
+        """Return the time in microseconds between device events recorded before and after `run` queues its work."""
         return self.queued(run)[0]
 
     def queued(self, run: Callable[[], Any]) -> tuple[float, bool]:
-        """Return the same time as `between`, and whether the device had to wait for the host."""
+        """Return the time as `between` does, and whether the device had to wait for the host."""
         start, end = (self.backend.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()
@@ -104,7 +104,7 @@ class Timer:
         return took / calls * 1e6
 
     def warm(self, call: Callable[[], Any], calls: int, queue_us: float) -> tuple[float, bool]:
-        """Return microseconds per call in a loop, and whether the device had to wait for the host."""
+        """Return the time per call in a loop in microseconds, and whether the device had to wait for the host."""
         if not self.has_events:
             return self.host_us(call, calls), False
 
@@ -120,8 +120,8 @@ class Timer:
         return took_us / calls, waited
 
     def cold(self, call: Callable[[], Any], queue_us: float) -> tuple[float, bool]:
-        """Return the microseconds of one call after the caches were cleared, and whether the device had to wait for the
-        host.
+        """Return the time of one call after clearing the caches in microseconds, and whether the device had to wait for
+        the host.
         """
         if self.has_events:
             self.hold(round(min(MOST_HELD_US, HELD * queue_us) / max(self.hold_us, 1.0)) + 1)
@@ -136,7 +136,7 @@ def spread_of(times_us: list[float]) -> float:
 
 
 def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float) -> dict[str, Any]:
-    """Return median and spread of a call's time in one cache state, in microseconds."""
+    """Return median, spread and other facts about a call's time in one cache state; times in microseconds."""
     call.reset()
     queue_us = timer.host_us(call, 3)
     calls = 1
@@ -168,7 +168,7 @@ def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float
 
 
 def references(timer: Timer) -> dict[str, float]:
-    """Return the rates of a matrix product and a copy of fixed size, which show the device's current speed."""
+    """Return the rates of a matrix product and a copy of fixed size, which show the current speed of the device."""
     device = timer.device
     size, half = (4096, torch.bfloat16) if timer.has_events else (512, torch.float32)
     a, b = (torch.ones(size, size, dtype=half, device=device) for _ in range(2))
@@ -188,7 +188,7 @@ def references(timer: Timer) -> dict[str, float]:
 
 
 def device_works(device: torch.device) -> bool:
-    """Check whether the device still computes; after some faults nothing more runs in the process."""
+    """Check whether the device still computes; after some faults, no call succeeds in the process any more."""
     try:
         return float(torch.ones(4, device=device).sum()) == 4.0
     except Exception:
@@ -252,8 +252,8 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of child processes; a child that dies or hangs is replaced, and its current call counts as
-    failed.
+    """Yield the messages of child processes. A child that dies or hangs is replaced, and the call it was running counts
+    as failed.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(wanted)
@@ -303,7 +303,7 @@ def soc_of(name: str) -> str:
 
 
 def drop_cut_row(path: Path) -> bool:
-    """Remove an incomplete last row of a table, left by a killed program, and return whether there was one.
+    """Remove an incomplete last row of a table, left by a killed program; return whether there was one.
 
     A file without any complete line is left unchanged, because it may not be a table.
     """
@@ -316,7 +316,7 @@ def drop_cut_row(path: Path) -> bool:
 
 
 def read_done(path: Path) -> set[tuple[str, str, str]]:
-    """Return (soc, l2, op) of each row of an earlier run. Raises ValueError for a file that is not a measured table."""
+    """Return (soc, l2, op) of each row of an earlier run. Raises ValueError for any file but a table of this script."""
     if not path.exists() or not path.stat().st_size:
         return set()
     if drop_cut_row(path):
@@ -354,7 +354,7 @@ def row_of(call: dict[str, Any], row: dict[str, Any], soc: str, facts: dict[str,
 
 
 def drift(found: list[dict[str, float]]) -> float:
-    """Return the largest relative difference between measurements of the same reference."""
+    """Return the largest relative difference between repeated measurements of the matrix product or the copy."""
     if len(found) < 2:
         return 0.0
     return max(max(f[key] for f in found) / min(f[key] for f in found) - 1 for key in ("tflops", "gb_per_s"))

@@ -1,6 +1,6 @@
 # pyright: strict
 """Combines a script and the definitions that it imports from another module into one Python file, without running
-either.
+script or module.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class _Source:
         self.lines = text.splitlines()
         self.tree = ast.parse(text)
         self.body = self.tree.body[1:]
-        """The top-level statements without the docstring."""
+        """The module's top-level statements without its docstring."""
 
     def text_of(self, place: int) -> str:
-        """Return the source of a statement, including the docstring below a constant."""
+        """Return the source of the statement at index `place`, including the docstring below a constant."""
         node = self.body[place]
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -42,8 +42,8 @@ class _Source:
 def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
     """Return the text of `script` with the definitions that it imports from `library` in place of the import.
 
-    `constants` has the source text of top-level names to replace. Raises ValueError if the script imports from another
-    module of opreplay or imports a name that `library` does not define, or if it has no such constant.
+    `constants` maps top-level names to their new source text. Raises ValueError if the script imports from another
+    module of opreplay or imports a name that `library` does not define, or if it lacks one of the constants.
     """
     main, other = _Source(script), _Source(library)
     wanted: list[str] = []
@@ -72,7 +72,7 @@ def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
 
 
 def _closure(source: _Source, names: Iterable[str]) -> list[int]:
-    """Return the indices of the statements that define the names and everything they use, in source order."""
+    """Return the indices of the statements that define these names and all names that they use, in source order."""
     known = source.definitions()
     waiting, found = list(names), set[int]()
     while waiting:
@@ -87,7 +87,7 @@ def _closure(source: _Source, names: Iterable[str]) -> list[int]:
 
 
 def _imports(body: str, sources: Iterable[_Source]) -> str:
-    """Return those imports of the sources that a text uses."""
+    """Return the import statements of the sources that the text `body` uses."""
     used = _used(ast.parse(body))
     modules: set[str] = set()
     names: dict[str, set[str]] = {}
@@ -123,7 +123,7 @@ def _holds(node: ast.stmt) -> bool:
 
 
 def _text_below(source: _Source, place: int) -> str:
-    """Return the docstring below a constant; empty if there is none."""
+    """Return the docstring below a constant; "" if there is none."""
     after = source.body[place + 1 : place + 2]
     if not after or not _is_text(after[0]):
         return ""

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Writes a Python file to start from for one op of a trace: an executor, initializer, estimator or tile kernel, with a
-test.
+"""Writes a Python file as a starting point for one op of a trace: an executor, initializer, estimator or tile kernel,
+with a test.
 
-Names and values come from the plan. Every text from a trace is quoted or a checked identifier, so that none of it
-becomes code.
+Names and values come from the plan. Every text from a trace is quoted or a checked identifier, so that it cannot become
+code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TILE_FORMULAS = {
     "neg": "{0} * -1.0",
     "mul": "{0} * {1}",
 }
-"""Formulas on float32 tiles, by aten op."""
+"""By aten op: formula on float32 tiles."""
 
 
 def scaffold(
@@ -52,7 +52,7 @@ def scaffold(
 ) -> str:
     """Return the text of the file, which loads `plugins` first.
 
-    `initializer` is the op's built-in one, and `has_stand_in` says whether opreplay has a reference implementation.
+    `initializer` is the op's built-in initializer; `has_stand_in` says whether opreplay has a reference implementation.
     Raises UsageError for an op whose name or arguments are not sufficiently known, and for an initializer of an op
     whose library is not installed.
     """
@@ -98,7 +98,7 @@ def lacks_library(op: ReplayOp) -> bool:
 
 
 def _loading(plugins: Sequence[str]) -> str:
-    """Return the lines that load the files that define the op; empty if there are no such files."""
+    """Return the lines that load the plugins, which define the op; "" if there are none."""
     if not plugins:
         return ""
     return (
@@ -107,7 +107,7 @@ def _loading(plugins: Sequence[str]) -> str:
 
 
 _PLAIN = {ord(character): None for character in '"\\\n\r'} | dict.fromkeys(range(32))
-"""Translation table that removes characters that end or escape a docstring or one of its lines."""
+"""Translation table that removes characters that would end a docstring or a line of it, or start an escape."""
 
 
 def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
@@ -157,7 +157,7 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
 
 
 def _names_torch(arg: ReplayArg) -> bool:
-    """Check whether a value is a dtype, layout, memory format or device, which may be passed to an executor as text."""
+    """Check whether a value is a dtype, layout, memory format or device; an executor may get such a value as text."""
     return arg.type.removesuffix("?") in ("Device", "Layout", "ScalarType", "MemoryFormat")
 
 
@@ -171,7 +171,7 @@ def _of_torch(arg: ReplayArg) -> str:
 
 
 def _written(op: ReplayOp) -> tuple[str, ...]:
-    """Return the arguments that the schema marks as written."""
+    """Return the names of the arguments that the op writes to, according to its schema."""
     marked = re.findall(r"Tensor\([^)]*!\s*[^)]*\)\??\s+(\w+)", op.schema or "")
     return tuple(name for name in marked if name in _identifiers(op))
 
@@ -206,8 +206,8 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Return the lines that fill each tensor: an integer tensor with valid indices into every other tensor, a tensor of
-    floats with normally distributed values.
+    """Return the lines that fill each tensor: integer tensors with valid indices into every other tensor,
+    floating-point tensors with normally distributed values.
     """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))
@@ -242,7 +242,7 @@ def test_{_function(op)}_time():
 
 
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of the arguments that a kernel can load, preferably those that it does not write.
+    """Return the shapes of the arguments that a kernel can load, preferably of those that it does not write to.
 
     Raises UsageError for an op without such arguments, or with a result that a kernel cannot store.
     """
@@ -261,7 +261,7 @@ def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
 
 
 _TILE_NAMES = ("tile", "result", "n", "b")
-"""Names that a generated kernel uses itself."""
+"""Names that the generated kernel defines, so that they cannot be argument names."""
 
 
 def _tile(op: ReplayOp) -> str:

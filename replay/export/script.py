@@ -32,42 +32,40 @@ IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
 NAMESPACES = {"aten"}
 """Namespaces whose ops may be called: ATen's, those named by --import, and those of the bundle's plugins."""
 OF_TORCH = frozenset({"aten", "prims", "torchvision"})
-"""Namespaces of ops whose time does not depend on the values that they have written."""
+"""Namespaces of torch's own ops, whose time does not depend on values that the op has written."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
 BLOCK = 1_000_003
-"""Number of random elements before they repeat, so that large tensors are filled quickly."""
+"""Number of random elements after which they repeat, so that large tensors are filled quickly."""
 SAMPLE_S = 500e-6
 """Target duration of a sample, which is filled with calls, as in `opreplay run`."""
 CLEAN = 8
 """Minimum number of uninterrupted samples; with fewer, all samples count."""
 REPEAT_S = 2.0
-"""Maximum seconds during which interrupted samples are repeated."""
+"""Maximum seconds for repeating samples that other programs interrupted."""
 WAITED_SHARE = 0.2
-"""Share of the time from which the threads' waiting for CPUs, added up, counts as having slowed down a sample."""
+"""If threads waited for CPUs for more than this share of the time, summed over threads, the result is marked."""
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of consecutive calls after which to check whether the arguments that an op writes still have finite
-values.
-"""
+"""Numbers of consecutive calls after which the arguments that an op writes are checked for non-finite values."""
 PROBE_S = 0.1
-"""Maximum seconds for this check."""
+"""Maximum seconds for the calls of `PROBE_CALLS`."""
 VALUE_CALLS = 4
-"""Number of consecutive calls that show whether an op's time depends on the values that it has written."""
+"""Number of consecutive calls timed to find out whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""Minimum ratio, in either direction, between later and first calls for the time to depend on written values."""
+"""Minimum ratio, in either direction, of the times of later and first calls that shows a dependence on values."""
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 THREAD, THREADS = Path("/proc/thread-self"), Path("/proc/self/task")
 Json = dict[str, Any]
 FUNCTIONS: dict[tuple[str, int], Any] = {}
-"""Functions registered by the plugin that is being loaded, by name and line."""
+"""Functions that the plugin being loaded registers, by (name, line)."""
 RUNS: dict[str, Callable[..., Any]] = {}
 """Functions of plugins that run ops, by op id."""
 
 
 class Nested(type):
-    """Metaclass whose attributes are also ignored classes, such as `tile.Out` of a tile program."""
+    """Metaclass: any attribute of its classes is another ignored class, e.g. `tile.Out` of a tile program."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -76,7 +74,7 @@ class Nested(type):
 
 
 class Ignored(metaclass=Nested):
-    """Replaces anything that a plugin imports from opreplay and that this script does not use."""
+    """Replaces everything that a plugin imports from opreplay but that this script does not use."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         pass
@@ -122,9 +120,9 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
-    """Run the plugins next to this script that ops of the bundle need, and find the function for each such op.
+    """Run the plugins next to this script that ops of the bundle need, and find the function that runs each such op.
 
-    `namespaces` are those whose torch ops a plugin defines; their ops may be called, too.
+    `namespaces` are those whose torch ops a plugin defines; these ops may be called, too.
     """
     if not executors and not namespaces:
         return
@@ -157,7 +155,7 @@ def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def operator(op: Json) -> Callable[..., Any]:
-    """Return the overload that an op names. Raises ValueError unless it is a computation of ATen or of an --import."""
+    """Return the function for an op: an overload of ATen or an allowed namespace, or a plugin's. Raises ValueError."""
     if op.get("resolved_by") == "executor":
         if op["id"] not in RUNS:
             raise ValueError(f"no plugin of this bundle contains the function that runs {op['name']}")
@@ -177,7 +175,7 @@ def operator(op: Json) -> Callable[..., Any]:
 
 
 def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
-    """Import the modules that the user names, each for the ops of one namespace."""
+    """Import the modules that the user names, each together with a namespace whose ops may then be called."""
     for pair in pairs:
         match = IMPORT.fullmatch(pair)
         if match is None:
@@ -192,7 +190,7 @@ def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
 
 
 def plain(arg: Json, value: Any, device: torch.device) -> Any:
-    """Convert a number, list, string, dtype, device, layout or memory format."""
+    """Convert a value that is not a tensor: a number, list, string, dtype, device, layout or memory format."""
     kind = arg["type"].removesuffix("[]")
     if isinstance(value, list):
         return [plain(arg, item, device) for item in value]
@@ -215,8 +213,8 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
 
 
 def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least_elements: int) -> torch.Tensor:
-    """Allocate a tensor as recorded, with its shape, strides, storage offset, and the memory that it shares with
-    others.
+    """Allocate a tensor with the recorded shape, strides and storage offset, in the memory that it shares with other
+    tensors if it shares one.
     """
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
@@ -235,7 +233,7 @@ def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor]
 
 
 def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
-    """Allocate one memory for each number that several tensors of the op share."""
+    """Allocate each memory that tensors of the op share; return the memories by number."""
     reach: dict[int, int] = {}
     metas = (m for arg in op["args"] for m in arg.get("tensors", ()) if m and m.get("storage") is not None)
     for meta in metas:
@@ -246,7 +244,7 @@ def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all elements from the first to the last one, each once, including gaps."""
+    """Return the tensor's memory from its first to its last element as a 1-D tensor, including gaps."""
     if not tensor.numel():
         return tensor.new_empty(0)
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -296,7 +294,7 @@ def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values, even if elements share memory."""
+    """Write values into a tensor whose elements may share memory."""
     values = values.to(tensor.dtype).to(tensor.device).expand(tensor.shape)
     places = torch.arange(span(tensor).numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
     span(tensor)[places.reshape(-1)] = values.reshape(-1)
@@ -308,7 +306,7 @@ def listed(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor
 
 
 def ramp(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
-    """Return values that ascend along the last dimension, from `low` to `high`."""
+    """Return values that ascend from `low` to `high` along the last dimension."""
     count = tensor.shape[-1]
     steps = torch.arange(count, dtype=torch.float64) * (spec["high"] - spec["low"]) / max(1, count - 1) + spec["low"]
     return steps if tensor.dtype.is_floating_point else steps.floor()
@@ -378,11 +376,11 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.most_calls: int | None = None
-        """Maximum number of consecutive calls that keep written values finite; None if any number does, so that no
-        reset is needed.
+        """Maximum number of consecutive calls after which written values are still finite; None if there is no maximum,
+        so that no reset is needed.
         """
         self.by_values = False
-        """Whether its time depends on the values that it has written, so that each sample needs the initial values."""
+        """Whether the op's time depends on values that it has written, so that each sample needs a reset."""
         self.since_reset = 0
         self.arguments = [span(t) for t in spread([*self.positional, *self.by_name.values()])]
         self.gradients = bool(op.get("gradients"))
@@ -396,8 +394,8 @@ class Call:
             return self.function(*self.positional, **self.by_name)
 
     def require_gradients(self, names: Sequence[str]) -> None:
-        """Require gradients of all floating-point arguments, except those for which torch has none, such as running
-        means and weights of a loss.
+        """Require gradients of all floating-point arguments, except those for which the op has no gradient, such as
+        running means and weights of a loss.
         """
         by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
         for value in by_name.values():
@@ -417,13 +415,13 @@ class Call:
                 return
 
     def reset(self) -> None:
-        """Restore the initial values of the arguments that the op writes."""
+        """Restore the initial values of the arguments that the op writes to."""
         for tensor, saved in self.saved:
             tensor.copy_(saved)
         self.since_reset = 0
 
     def find_resets(self, of_torch: bool) -> None:
-        """Find how many consecutive calls need no reset, because a reset evicts arguments from the caches.
+        """Find how many consecutive calls need no reset; resets are avoided because they evict arguments from caches.
 
         The number is unlimited if a second call leaves the same bytes as the first; otherwise it is the number of calls
         that keep the values finite. `of_torch` says that the op is one of torch's own, whose time does not depend on
@@ -455,7 +453,7 @@ class Call:
         self.reset()
 
     def goes_by_values(self) -> bool:
-        """Check whether calls on written values take a different time than calls on the initial values."""
+        """Check whether calls on values written by the op take a different time than calls on initial values."""
         first, later = [], []
         for times, resets in ((first, True), (later, False)):
             for _ in range(VALUE_CALLS - 1):
@@ -474,13 +472,13 @@ class Call:
                 tensor.detach().view(torch.uint8)[::64].max()
 
     def calls_a_sample(self, fitting: int) -> int:
-        """Return the number of calls in one sample; `fitting` is the number that fills its target duration."""
+        """Return the number of calls in one sample; `fitting` calls would fill the target duration."""
         if self.most_calls is None:
             return fitting
         return 1 if self.by_values else max(1, min(fitting, self.most_calls - 1))
 
     def ready(self, calls: int) -> None:
-        """Prepare a sample of this many calls: reset if they could leave non-finite values, and fill the caches as the
+        """Prepare a sample of `calls` calls: reset if they could produce non-finite values, then fill the caches as a
         previous call would have.
         """
         if self.most_calls is None:
@@ -495,13 +493,13 @@ class Call:
 
 
 def spread(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Return the tensors among arguments and in lists of them."""
+    """Return the tensors in `values`, including those in lists."""
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return [item for item in flat if isinstance(item, torch.Tensor)]
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Check whether two tensors hold the same bytes, so that NaN equals NaN."""
+    """Check whether two tensors hold the same bytes; NaN then equals NaN."""
     if first.is_quantized:
         return torch.equal(first, second)
     return torch.equal(first.detach().view(torch.uint8), second.view(torch.uint8))
@@ -521,9 +519,7 @@ def shapes(result: Any) -> list[list[int]]:
 
 
 def switches() -> int:
-    """Return how often a thread of this process was preempted by another program; 0 if the system does not
-    report it.
-    """
+    """Return how often other programs preempted a thread of this process; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -532,8 +528,8 @@ def switches() -> int:
 
 
 def waited_s(folder: Path) -> float:
-    """Return the seconds that runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not report
-    them.
+    """Return how many seconds runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not report
+    it.
     """
     waited_ns = 0
     for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
@@ -545,7 +541,7 @@ def waited_s(folder: Path) -> float:
 
 
 def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[float, float, bool]:
-    """Return microseconds per call, how many of these this thread waited for a CPU, and whether it was preempted."""
+    """Return (µs per call, µs per call for which this thread waited for a CPU, whether it was preempted)."""
     call.ready(calls)
     synchronize()
     before, waited, used = switches(), waited_s(THREAD), time.thread_time()
@@ -559,10 +555,10 @@ def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[flo
 
 
 def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
-    """Return median, minimum and spread in microseconds per call.
+    """Return median, minimum and spread of the time per call; median and minimum in microseconds.
 
-    Samples during which other programs took a CPU are repeated for a while. If too few are uninterrupted, all samples
-    count and the result is marked; the time that a single thread waited is subtracted.
+    Samples during which other programs took a CPU are repeated for at most `REPEAT_S`. If too few samples are
+    uninterrupted, all samples count and the result is marked; the time that a single thread waited is subtracted.
     """
     for _ in range(3):
         call()
@@ -627,7 +623,7 @@ def first_line(error: Exception) -> str:
 
 
 def recorded_text(op: Json) -> str:
-    """Return the recorded microseconds of one call, on the device if it ran there; "-" if none were recorded."""
+    """Return the recorded mean time of one call in µs, on the device if it ran there; "-" if not recorded."""
     recorded = op["recorded"]
     total = recorded.get("device_us_total") or recorded["host_us_total"]
     return f"{total / op['count']:.1f}" if total else "-"
@@ -639,7 +635,7 @@ def described(op: Json) -> str:
 
 
 HEAD = f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}   {'min us':>12}  {'spread':>6}  op"
-"""Table header. Spread: the interquartile range of the samples, as a share of the median; *: CPUs were taken away."""
+"""Table header. Spread: interquartile range of the samples / their median. *: other programs took CPUs meanwhile."""
 
 
 def row(op: Json, result: Json) -> str:
@@ -655,8 +651,8 @@ def row(op: Json, result: Json) -> str:
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:
-    """Return how many CPUs available to this process others leave idle (proc(5), /proc/stat); None if the system does
-    not report it.
+    """Return how many of the CPUs available to this process are idle (proc(5), /proc/stat); None if the system does not
+    report it.
     """
 
     def ticks() -> tuple[int, int]:
@@ -675,8 +671,8 @@ def idle_processors(look_s: float = 0.2) -> float | None:
 
 
 def threads_to_use(wanted: int, idle: float | None) -> int:
-    """Return the requested thread count, or torch's default halved until it fits into the idle CPUs, because waiting
-    threads distort times.
+    """Return the requested thread count; if none is requested, torch's default, halved until it fits into the idle
+    CPUs, because threads that wait for a CPU distort times.
     """
     if wanted > 0:
         return wanted
@@ -687,7 +683,7 @@ def threads_to_use(wanted: int, idle: float | None) -> int:
 
 
 def opened(name: str, threads: int = 0) -> torch.device:
-    """Return the device after checking that it works. Raises one of NO_DEVICE."""
+    """Return the device after checking that it works. Raises an exception of NO_DEVICE."""
     if threads:
         torch.set_num_threads(threads)
     if name.partition(":")[0] == "npu":
@@ -702,7 +698,7 @@ def opened(name: str, threads: int = 0) -> torch.device:
 
 
 def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
-    """Yield the result of each op, replayed in this process. Raises one of NO_DEVICE."""
+    """Yield the result of each op, replayed in this process. Raises an exception of NO_DEVICE."""
     device = opened(options.device, options.threads)
     yield from (replay(op, plan["bundle"], options, device) for op in plan["ops"])
 
@@ -724,7 +720,7 @@ def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first
 
 
 def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, Any]:
-    """Start a child and return it with the channel to it. Raises one of NO_DEVICE."""
+    """Start a child process; return it and the channel to it. Raises an exception of NO_DEVICE."""
     channel, theirs = FORK.Pipe()
     child = FORK.Process(target=serve, args=(channel, theirs, plan, options, first), daemon=True)
     child.start()
@@ -735,7 +731,7 @@ def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, A
 
 
 def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
-    """Yield the result of each op from a child process; if an op ends the child, only that op is lost."""
+    """Yield the result of each op, replayed in a child process; if an op ends the child, only that op fails."""
     running: tuple[Any, Any] | None = None
     for number, op in enumerate(plan["ops"]):
         child, channel = running = running or started(plan, options, number)
@@ -809,7 +805,7 @@ def conclude(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def loaded(parser: argparse.ArgumentParser, name: str) -> Json:
-    """Load the plan with the ops matching this name or id, and the plugins that they need."""
+    """Load the plan with the ops whose name contains `name` or whose id starts with it, and their plugins."""
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
     plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Generates Python text that computes an op with only torch: a call of torch.ops, or opreplay's reference with its
-helpers.
+"""Generates Python source that computes an op with only torch: a call of torch.ops, or opreplay's reference
+implementation with its helper functions.
 
-This module determines what such a text may contain; `flashinfer_trace` determines its arguments.
+This module determines what the source may contain; `flashinfer_trace` determines its arguments.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from opreplay.replay.ops.table import Reference
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 
 _MODULES = ("torch", "math", "itertools", "functools", "types")
-"""Modules that a text may import, including their contents."""
+"""Modules, including their submodules, that the generated source may import."""
 MAX_HELPERS = 40
-"""Maximum number of functions in a readable reference."""
+"""Maximum number of functions in the source of a reference, so that it stays readable."""
 
 
 def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """Return a text whose `run` takes `parameters` and calls the op; None if the op cannot be computed with torch
-    alone.
+    """Return source text whose `run` takes `parameters` and calls the op; None if torch alone cannot compute the op.
 
-    `given` has the source text of each argument of the op in terms of the parameters. If the op only writes to
-    arguments, these are returned. Op names that are not identifiers never enter the text.
+    `given` has the source text of each argument of the op, as an expression of the parameters. If the op has no
+    results, the arguments that it writes to are returned. Op names that are not identifiers never enter the text.
     """
     if split_name(op.called) is None or not is_overload(op.overload or ""):
         return None
@@ -62,7 +61,7 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
 
 
 def refusing_text(op: ReplayOp, parameters: Sequence[str]) -> str:
-    """Return a text whose `run` raises because the op has no reference."""
+    """Return source text whose `run` raises NotImplementedError, for an op without a reference."""
     return f"def run({', '.join(parameters)}):\n    raise NotImplementedError({op.called!r})\n"
 
 
@@ -75,7 +74,7 @@ def _torch_call(op: ReplayOp, given: Mapping[str, str]) -> str:
 
 
 def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
-    """Return the arguments of the reference; arguments that the call leaves out get the schema's defaults."""
+    """Return the source text of the reference's arguments; arguments that the call lacks get the schema's defaults."""
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
     ours: dict[str, str] = {}
@@ -89,7 +88,7 @@ def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
 
 
 def value_text(kind: str, value: Value) -> str:
-    """Return the Python text of an argument that is not a tensor."""
+    """Return the Python source of an argument value that is not a tensor."""
     if isinstance(value, tuple):
         return f"[{', '.join(value_text(kind.removesuffix('[]'), item) for item in value)}]"
     if not isinstance(value, str) or kind in ("str", "Device"):
@@ -100,13 +99,13 @@ def value_text(kind: str, value: Value) -> str:
 
 
 def constant(arg: ReplayArg) -> str:
-    """Return the Python text of an argument without tensors."""
+    """Return the Python source of the value of an argument without tensors."""
     return value_text(arg.type, arg.value)
 
 
 def _sources(run: Callable[..., Any]) -> list[str] | None:
-    """Return the imports, constants and functions that a reference needs, the reference last; None if it needs anything
-    else.
+    """Return the source texts of imports, constants and functions that a reference needs, with the reference last; None
+    if it needs anything else.
     """
     imports: dict[str, str] = {}
     constants: dict[str, str] = {}
@@ -152,7 +151,7 @@ def _sources(run: Callable[..., Any]) -> list[str] | None:
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """Return the function without decorators and type annotations; None if it is a lambda or has no source."""
+    """Return a function's syntax tree without decorators and annotations; None for a lambda or without source."""
     try:
         module = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):
@@ -170,7 +169,7 @@ def _definition(function: FunctionType) -> ast.FunctionDef | None:
 
 
 class _Untyped(ast.NodeTransformer):
-    """Removes casts and variable annotations, which need names from typing."""
+    """Removes casts and variable annotations, because they need names from `typing`."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         """Replace `x: T = value` by `x = value`."""
@@ -193,8 +192,8 @@ def _globals_used(tree: ast.FunctionDef, function: FunctionType) -> set[str]:
 
 
 def _import_text(name: str, value: Any) -> str | None:
-    """Return the import statement for an allowed module, or for an object in one under its own name; None for any other
-    value.
+    """Return an import statement for an allowed module, or for an object of such a module under its own name; None for
+    any other value.
     """
     if isinstance(value, ModuleType):
         module = value.__name__

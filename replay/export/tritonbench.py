@@ -23,11 +23,9 @@ from opreplay.replay.resolve.written.backendbench import MADE_UP
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 DTYPES = {name: short for short, name in READ_DTYPES.items()}
-"""Short names of dtypes in operator_inp_utils, which reads no others."""
+"""torch's names of dtypes → their short names in operator_inp_utils, which reads no others."""
 Strides = Literal["stride=(1, 4)", "[1, 4]"]
-"""How the strides of a tensor are written: as a keyword argument for operator_inp_utils, positional for
-BackendBench.
-"""
+"""How strides are written: as a keyword argument for operator_inp_utils, as a positional one for BackendBench."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +34,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, dict[str, int]]
     """Number of calls by op ("aten.mm.default") and signature."""
     left_out: dict[str, dict[str, int]]
-    """Number of ops of the plan by reason and name."""
+    """Reason → op name → number of ops of the plan that were left out."""
     shared_memory_ops: int
     """Number of ops whose tensors share memory or have a storage offset, which signatures cannot express."""
 
@@ -53,7 +51,7 @@ def _spec_or_why(op: ReplayOp) -> OpSpec | str:
 
 
 def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
-    """Return every op of a plan for which torch has the overload, with its call counts."""
+    """Return the export: every op of a plan whose overload this torch has, with its call counts."""
     calls_by_op: dict[str, Counter[str]] = {}
     left_out: dict[str, Counter[str]] = {}
     unsaid = 0

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Describes what the tensors of an op must hold, in a form that a bundle's script can create without opreplay.
+"""Describes values for an op's tensors in a form from which a bundle's script can create them without opreplay.
 
-Plain values are described by their kind. Values written by an initializer are stored one by one if there are few,
-otherwise described by their kind; an op with any other values is not exported. `script` draws the numbers.
+Values without an initializer are described by their kind. Values that an initializer writes are stored if there are
+few, otherwise described by their kind; an op with any other values is not exported. `script` generates the numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 
 Spec = dict[str, Any]
-"""{"fill": kind, ...}, the form that `script.fill` takes."""
+"""Description of a tensor's values for `script.fill`: {"fill": kind, ...}."""
 KEPT_VALUES = 8192
-"""Maximum number of elements of a tensor whose values are written out."""
+"""Maximum number of elements of a tensor whose values are stored individually."""
 UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices", "pool_indices", "domain", "repeats"})
-"""Initializers whose integers are drawn uniformly from a range, so that other integers from the same range may replace
+"""Initializers whose integers are uniformly distributed over a range, so that other integers from the range may replace
 them.
 """
 
@@ -40,8 +40,8 @@ def describe(
 ) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
     """Return the op, a description for each tensor of each argument, and what was assumed or approximated.
 
-    Nothing is allocated unless an initializer applies. In that case it fills the arguments on the CPU, and arguments
-    that it sets individually no longer share memory. Raises NotReplayable.
+    Nothing is allocated unless an initializer applies. In that case, the initializer fills the arguments on the CPU,
+    and arguments that it sets individually no longer share memory. Raises NotReplayable.
     """
     look = _context(op, "meta", seed)
     try:
@@ -97,7 +97,7 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Check whether all bytes are equal, so that NaN equals NaN."""
+    """Check whether all bytes are equal; NaN then equals NaN."""
     first, second = (t.reshape(-1).as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (first, second))
     return torch.equal(first, second)
 

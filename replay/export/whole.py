@@ -1,5 +1,5 @@
 # pyright: strict
-"""Completes a call with all arguments in schema order, including defaults, for files of other tools."""
+"""Completes a call's arguments with the schema's defaults, in schema order, for files of other tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spec_of(op: ReplayOp) -> OpSpec | None:
 
 
 def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
-    """Return `op.args` completed with defaults, which a plan omits, if the schema is known."""
+    """Return `op.args` completed with the schema's defaults, which a plan omits; unchanged if the schema is unknown."""
     spec = spec_of(op)
     if spec is None:
         return op.args

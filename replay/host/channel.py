@@ -18,13 +18,13 @@ MAX_FRAME = 64 << 20
 
 
 def send(channel: socket.socket, message: msgspec.Struct) -> None:
-    """Write one frame. Raises OSError if the other side is gone."""
+    """Write one frame. Raises OSError if the other process is gone."""
     body = msgspec.msgpack.encode(message)
     channel.sendall(FRAME.pack(len(body)) + body)
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """Read one frame; return None if the other side has closed. Raises TimeoutError after the socket's timeout."""
+    """Read one frame; return None if the other process has closed. Raises TimeoutError after the socket's timeout."""
     head = _exactly(channel, FRAME.size)
     if head is None:
         return None

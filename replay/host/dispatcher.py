@@ -1,7 +1,7 @@
 # pyright: strict
 """Query torch's dispatcher and operator registry; the only module that uses these private functions of torch.
 
-They are the same from torch 2.4 to 2.13 and have no public counterpart.
+The functions are the same from torch 2.4 to 2.13 and have no public counterpart.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def total_memory_bytes() -> int | None:
 
 
 def default_op_bytes() -> int:
-    """Return half of the free memory, or 1 GB if the system does not say how much is free."""
+    """Return the default memory limit of an op: half of the free memory, or 1 GB if the system does not report it."""
     free = free_memory_bytes()
     return 10**9 if free is None else free // 2
 
@@ -97,8 +97,8 @@ def process_bytes(field: str = "VmData") -> int | None:
 
 
 def kills_for_memory() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory in this control group or, without its count,
-    on the machine.
+    """Return how many processes the kernel has killed for lack of memory in this control group, or on the machine if
+    the group has no count.
 
     Returns None if the system does not count them.
     """

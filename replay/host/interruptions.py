@@ -63,7 +63,7 @@ class _ThreadWait:
 
 
 class _OfThread(threading.local):
-    """One open file of this kind per thread."""
+    """Thread-local open file: one `_ThreadWait` per thread."""
 
     wait: _ThreadWait | None = None
 
@@ -72,7 +72,7 @@ _own = _OfThread()
 
 
 def interruptions() -> Interruptions:
-    """Return the preemptions of all threads and the waiting time of the calling one; zeros if the system does not
+    """Return the preemptions of all threads and the waiting time of the calling thread; zeros if the system does not
     report them.
     """
     if not sys.platform.startswith("linux"):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Settings of a process that runs ops: memory and file limits, reuse of freed memory, and end with its parent."""
+"""Settings of a process that runs ops: memory and file limits, reuse of freed memory, end with its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", 
 """Signals that no op raises by itself; a scheduler, the kernel when out of memory, or a user sent them."""
 
 WORKSPACE = 2.0
-"""Multiple of its memory budget that an op may take before allocations fail, for inputs, outputs and workspace."""
+"""Memory that an op may take before allocations fail, for inputs, outputs and workspace, in units of its budget."""
 SLACK_BYTES = 512 << 20
 """Additional memory for code, thread stacks and library caches that the first op of a kind sets up."""
 FILE_BYTES = 256 << 20
@@ -76,8 +76,8 @@ MAPPED_BYTES = 128 << 10
 def keep_freed_memory() -> bool:
     """Make malloc reuse freed blocks of any size instead of returning them; return whether the C library supports that.
 
-    By default, glibc maps blocks above a moving threshold anew for each call, so the time of an op with a large result
-    includes page faults or not, depending on the sizes of earlier ops. A model in its steady state, like a model on the
+    By default, glibc maps new memory for each block above a moving threshold, so the time of an op with a large result
+    may include page faults, depending on the sizes of earlier ops. A model in its steady state, like a model on the
     caching allocator of an accelerator, gets memory that was used before.
     """
     libc = _libc()

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The most useful changes of a step: changes that were tried, ranked by their gain."""
+"""Changes of a step that shorten it most: the results of trying changes, ranked by their gain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Certainty = Literal["high", "medium", "low"]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a step and its gain alone; gains of several changes overlap. Times in µs."""
+    """One change of a step and its gain if nothing else changes; gains of several changes overlap. Times in µs."""
 
     kind: AdviceKind
     what: str
@@ -27,21 +27,21 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float
     """Upper end of the range of the gain; `low_us` is the lower end.
 
-    The range covers dependencies that may or may not exist, and better and worse results of the change.
+    The range covers dependencies that may or may not exist, and how well the change turns out.
     """
     share: float
-    """The gain as a share of the step."""
+    """The gain as a share of the step's time."""
     certainty: Certainty
     basis: str
     """The condition under which the gain holds."""
     module: str = ""
-    """The place in the code: the `nn.Module` with most of the changed time; "" if the trace names none."""
+    """Path of the `nn.Module` with most of the changed time; "" if the trace names none."""
     function: str = ""
     """The Python function with most of the changed time: "modeling_qwen2.py(150): forward"."""
     change: str = ""
-    """The same change as an argument of `opreplay timeline --what-if`; "" if it cannot be written as one."""
+    """The change as an argument of `opreplay timeline --what-if`; "" if it cannot be written as one."""
     command: str = ""
-    """Command that runs the op alone; "" for other changes."""
+    """Command that runs the changed op alone; "" for changes of other kinds."""
 
 
 class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,6 @@ class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
     """Number of changes whose gain was computed."""
     items: tuple[Advice, ...]
     doubts: Doubts = Doubts()
-    """Why the recorded times are unusable, so that no change was tried."""
+    """Reasons why the recorded times are unusable, so that no change was tried; empty if they are usable."""
     on_host: bool = False
-    """Whether the step ran on the host alone: only Python functions and ranges that run no op are considered."""
+    """Whether the step ran on the host alone; then only Python functions and ranges that run no op are considered."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The arguments of one call by name, for guesses and cost rules."""
+"""The arguments of one call by name, as guesses and cost rules use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Call(dict[str, ReplayArg]):
         return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
 
     def shape(self, *names: str) -> tuple[int, ...] | None:
-        """Return the shape of the first of these tensor arguments that is known."""
+        """Return the shape of the first of the named arguments that is a known tensor; None if none is."""
         return next((meta.shape for name in names if (meta := self.tensor(name)) is not None), None)
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of the ops below a call, in a form that can be compared between a trace and torch's profiler."""
+"""Names of the ops nested in a call, in a form that allows comparing a trace with torch's profiler."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def names_below(
     """Return the names directly below a call, and the names of all descendants in pre-order; None if there are more
     than `limit`.
 
-    An only child with its parent's name is replaced by its own children, because torch's profiler drops it (an in-place
-    op calls the same op with `out=`) whereas a trace keeps it. A name without a namespace is a label.
+    An only child with its parent's name is replaced by its own children: a trace contains such a child (an in-place op
+    calls the same op with `out=`), but torch's profiler drops it. Names without a namespace are labels.
     """
     direct = _calls(root, children_of, name_of)
     names: list[str] = []

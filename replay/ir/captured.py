@@ -1,5 +1,5 @@
 # pyright: strict
-"""Facts about a captured step in addition to its calls: memory by phase, FLOPs, named tensors, and the check."""
+"""Facts about a captured step besides its calls: memory by phase, FLOPs, named tensors, and the result of the check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opreplay.traces.model import TensorMeta
 
 Via = Literal["dispatch", "export", "compile"]
 LikeDevice = Literal["cpu", "cuda", "npu"]
-"""Device whose defaults torch uses while a step is captured."""
+"""Device whose torch defaults apply while a step is captured."""
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     via: Via = "dispatch"
     decompose: bool = False
-    """Whether a graph of torch.export is decomposed."""
+    """Whether a graph of torch.export is decomposed to core ops."""
     real: bool = False
     """Whether the step runs on real tensors."""
     seed: int = 0
@@ -31,7 +31,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 StepPhase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
-"""What a storage holds; "constant": owned by neither a module nor the caller, "activation": created by a call."""
+"""What a storage holds; "constant": owned by neither a module nor the caller; "activation": created by a call."""
 
 
 class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +41,12 @@ class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the storage, as in `RecordedSequence.places`."""
     kind: Kind
     names: tuple[str, ...] = ()
-    """Names of the tensors in it; several if parameters share the storage."""
+    """Names of the tensors in the storage; several if parameters share it."""
     size_bytes: int = 0
 
 
 class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of all storages at the peak of a phase; memory that kernels use internally is not counted."""
+    """Bytes of all storages when a phase uses most memory; memory that kernels use internally is not counted."""
 
     phase: StepPhase
     peak_bytes: int
@@ -83,11 +83,11 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Assumptions, as readable text."""
     fused: bool | None = None
-    """Whether fused server kernels replace the calls of a model built by a library; None for a step of the user's own
-    code that was not changed.
+    """Whether fused server kernels replace the calls of a model built by a library; None for an unchanged step of the
+    user's own code.
     """
     unfused: tuple[str, ...] = ()
-    """Parts of a fused step that no fused kernel replaced: attention, experts, norms, cache writes."""
+    """Parts of a fused step that are not fused: attention, experts, norms, cache writes."""
 
     @property
     def peak_bytes(self) -> int:
@@ -96,22 +96,22 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of one tensor of the model with the plan's."""
+    """Comparison of a tensor from the model with the same tensor from the plan."""
 
     name: str
     equal: bool
     """Whether the tensors are equal, bit for bit or within the tolerance of their dtype."""
     bits_equal: bool
     largest_error: float
-    """Largest difference of two elements; infinite if only one of them is a number."""
+    """Largest difference between corresponding elements; infinite if only one of them is a finite number."""
     tolerance: float
-    """Tolerance, as a share of the element plus the same share of the tensor's root mean square."""
+    """Tolerance as a factor: each element may differ by this times (its value + the tensor's root mean square)."""
     detail: str = ""
     """Position of the first difference."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check."""
+    """The result of checking a plan against its model."""
 
     outputs: tuple[Compared, ...]
     parameters: tuple[Compared, ...]

@@ -36,7 +36,7 @@ SHORT_DTYPES = {
     "float4_e2m1fn_x2": "f4e2m1x2",
 }
 FLOAT32_DIGITS = 9
-"""Number of significant digits that distinguish any two float32 values."""
+"""Number of significant digits with which any two float32 values differ."""
 LIST_SHOWN = 3
 """Maximum number of tensors of a list that are written out."""
 
@@ -72,7 +72,7 @@ def shorter_float(text: str) -> str:
 
 
 def describe_inputs(op: ReplayOp) -> str:
-    """Return the tensor arguments of an op, in order, without scalars.
+    """Return the tensor arguments of an op as text, in order, without scalars.
 
     Absent tensors are shown only in lists, where positions matter: `(None, i64[8])` indexes the second dimension.
     """
@@ -80,7 +80,7 @@ def describe_inputs(op: ReplayOp) -> str:
 
 
 def describe_signature(signature: OpSignature) -> str:
-    """Return the tensor arguments of a recorded call, like `describe_inputs`, but only the length of lists."""
+    """Return the tensor arguments of a recorded call as text, like `describe_inputs`, but of lists only the length."""
     parts: list[str] = []
     strides = signature.strides or ()
     for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
@@ -106,7 +106,7 @@ def _describe_argument(arg: ReplayArg) -> str:
 
 
 DASH = "–"
-"""Shown in place of a missing value."""
+"""Shown for a missing value."""
 
 _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 """(microseconds per unit, unit of time), largest first."""
@@ -138,7 +138,7 @@ def schema_text(schema: str) -> str:
 
 
 SHORTEST_US = 0.001
-"""Shortest time in µs that clocks of traces and device models resolve; a difference of times may be smaller."""
+"""Shortest time in µs that clocks of traces and device models resolve; differences between times may be smaller."""
 _ROUNDING_US = 1e-6
 
 
@@ -146,7 +146,7 @@ def time_text(us: float | None) -> str:
     """Format microseconds with three significant digits and a suitable unit: "0.450 µs", "12.3 µs", "1.20 ms", "3.40
     s".
 
-    A time below a nanosecond is "<0.001 µs"; a difference that is only rounding error is "0 µs".
+    A time below a nanosecond is "<0.001 µs"; a difference due only to rounding is "0 µs".
     """
     if us is None:
         return DASH

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds numbers in a file that cannot be used in computations: beyond 64 bits, or times beyond the age of the Earth.
+"""Finds numbers in a file that are too large for computations: beyond 64 bits, or times beyond the age of the Earth.
 
-JSON has no limits, and sums or rounding of such values would fail far from the file that contains them.
+JSON does not limit numbers, and computing with such values would fail far from the file that contains them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, cast
 import msgspec
 
 _SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{2}")
-"""Matches every number that may be too large. It also matches digests and long fractions, which only costs a second
-check.
+"""Matches every number that may be too large. It also matches digests and long fractions; such data is then checked
+without need.
 """
 _TIME = re.compile(r"(^|_)(us|ns|s)(_|$)")
 MAX_INT = 1 << 64
 MAX_TIME = 1e23
-"""Maximum time, in any unit."""
+"""Maximum time in a file, whatever its unit."""
 
 
 def extreme(data: bytes) -> str:

@@ -13,19 +13,19 @@ from opreplay.traces.model import TensorSpec
 Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
-"""Best evidence for a prediction of an op: the op was measured on this SoC, or on another SoC; kernels of its family
-were measured; or none was, and the time follows only from the form of its work.
+"""Best evidence for a prediction of an op: the op was measured on this SoC, or on another SoC; similar kernels (of its
+family) were measured; or the time follows only from the kind of its work.
 """
 WorkKind = Literal["product", "streaming", "irregular"]
-"""How an op works: matrix products, convolutions and attention on the cube cores; reading and writing whole tensors in
-order; or work that depends on contents or on loops of the library (AI CPU, scan, sort, top-k, gather, scatter, routing,
-RoI).
+"""Kind of an op's work: matrix products, convolutions and attention on the cube cores; reading and writing whole
+tensors in order; or work that depends on tensor contents or on loops of the library (AI CPU, scan, sort, top-k, gather,
+scatter, routing, RoI).
 """
 State = Literal["cold", "warm", "network"]
-"""Contents of the caches when a kernel was measured or is predicted to start.
+"""Contents of the caches when a kernel is measured or predicted.
 
-"cold": none of its data, because L2 was cleared; "warm": its data and code, because the same call is repeated;
-"network": what a network left there.
+"cold": none of the kernel's data, because L2 was cleared; "warm": its data and code, because the same call is repeated;
+"network": data of the ops that ran before it in a network.
 """
 
 
@@ -37,13 +37,13 @@ class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec | None, ...]
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
-    """Attributes that shapes do not show: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
+    """Attributes that shapes do not determine: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
     count: int = 1
 
 
 HALF = frozenset({"float16", "bfloat16"})
 UNKNOWN_BYTES = 4
-"""Bytes per element assumed for an unknown dtype, because a wrong guess is better than no cost."""
+"""Bytes per element assumed for an unknown dtype, because a wrong cost is better than none."""
 UNIFIED_BUFFER = 192 << 10
 """Bytes of a vector core's unified buffer (Ascend 910B: CANN's platform configuration, "ub_size")."""
 

@@ -39,8 +39,8 @@ _BY_NAMESPACE: dict[str, Reason] = {
 
 
 def work_of_label(kernels: Sequence[str]) -> Reason | None:
-    """Return the kind of work of a label that owns device time, generated code or communication, judged by all of its
-    kernels.
+    """Return the kind of work that a label with device time does, generated code or communication, if all of its
+    kernels are of that kind; otherwise None.
 
     A compiled function, or autograd's label for one, is the innermost name around the kernels that inductor launches.
     """
@@ -52,7 +52,7 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
     """Return why a recorded name cannot be called as an op; None if it looks like an op.
 
-    `on_device` says that its calls own device time, so that it is more than a label even without arguments.
+    With `on_device`, its calls have device time; then it is not a label even without arguments.
     """
     name = signature.name
     if _GENERATED.match(name):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The replay IR: named, typed ops with everything that is needed to call them again.
+"""The replay IR: ops with names, types and everything that is needed to call them again.
 
 This module defines the data types; `plan.make` creates them, `verify` checks, `plan_file` stores and `executors` run
 them.
@@ -19,7 +19,7 @@ from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 SCHEMA_VERSION = 5
-"""Version of the format.
+"""Version of the plan format.
 
 1: first version. 2: `storage` of tensors that share memory, `type` of a recorded kernel. 3: the recorded `sequence`. 4:
 `gradients` of an op. 5: `captured` plans, which have no times: `capture`, `flops`, phases, modules and places of a
@@ -31,9 +31,10 @@ MAX_CALLS = 100_000
 Resolution = Literal[
     "jit", "torch.ops", "import", "python function", "equivalent", "reference", "executor", "process group"
 ]
-"""How a name was resolved: in the JIT operator registry; in `torch.ops`, where Python put it (torch.library); after an
-allowed import; as a function without a schema from a module that the user named; by a portable equivalent; by
-opreplay's reference implementation of a vendor op; by a user's executor; as a collective of torch.distributed.
+"""How a name was resolved. "jit": in the JIT operator registry; "torch.ops": there, where Python put it
+(torch.library); "import": after an allowed import; "python function": a function without a schema in a module that the
+user named; "equivalent": a portable equivalent; "reference": opreplay's reference implementation of a vendor op;
+"executor": a user's executor; "process group": a collective of torch.distributed.
 """
 
 PlainValue = None | bool | int | float | str
@@ -44,7 +45,7 @@ recursive alias.
 
 
 BY_PROGRAM = "values computed on the CPU by the tile program"
-"""Beginning of the assumption of an op that a tile program computes."""
+"""Start of the text of an assumption for an op that a tile program computes."""
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +93,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     host_us_median: float
     device_us_total: float = 0.0
     device_us_median: float | None = None
-    """Median over calls that own device time; None if no call does."""
+    """Median over calls with device time; None if no call has any."""
     kernels: tuple[RecordedKernel, ...] = ()
     gradient_calls: int | None = None
-    """Number of calls that autograd recorded; None if the trace was not examined for it, or does not show it."""
+    """Number of calls that autograd recorded; None if the trace was not searched for this, or does not show it."""
     gradient_calls_assumed: int = 0
     """Number of calls for which it is unknown whether autograd recorded them; not included in `gradient_calls`."""
     children: tuple[str, ...] | None = None
@@ -110,18 +111,18 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
-"""Measurements of calls that come from no trace."""
+"""Measurements of calls that were not recorded."""
 
 
 class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence about one call of an opaque layer; guessed sizes that contradict it are wrong."""
+    """Evidence about a call of a layer whose weights are not arguments; guessed sizes must not contradict it."""
 
     weight_bits: int | None = None
     """Bits per weight, according to the names of the recorded kernels."""
     most_bytes: float | None = None
-    """Maximum bytes that the recorded device can have read in the recorded time; None if device or time is unknown."""
+    """Maximum bytes that the recorded device can have read in `time_us`; None if device or time is unknown."""
     most_flops: float | None = None
-    """Maximum FLOPs of 16-bit matrix products that it can have computed in that time."""
+    """Maximum FLOPs of 16-bit matrix products that the device can have computed in `time_us`; None if unknown."""
     device: str = ""
     """Name of the device in the data sheet; "" if the recorded device is unknown."""
     time_us: float = 0.0
@@ -134,26 +135,26 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """Stable 12-hex-digit hash of the recorded signature: the same op in two traces has the same id."""
     name: str
-    """Recorded name, "namespace::op"."""
+    """Recorded name: "namespace::op"."""
     count: int
     recorded: Recorded
     resolved_by: Resolution | None = None
     via: str | None = None
     """The op that is actually called if it differs from `name`, e.g. "aten::convolution"."""
     overload: str | None = None
-    """Overload name of the called op; "" for the default overload; None without a schema or if it is not resolved."""
+    """Overload name of the called op; "" for the default overload; None without a schema or if not resolved."""
     schema: str | None = None
     """Text of the matched schema, only for display; never parsed."""
     args: tuple[ReplayArg, ...] = ()
     outputs: tuple[TensorMeta | None, ...] | None = None
-    """Results of a run on meta tensors; None if unknown."""
+    """Metadata of the results, from a call on meta tensors; None if unknown."""
     recorded_outputs: tuple[TensorMeta | None, ...] | None = None
     """Results recorded for one of the calls, with None for a result that is not a tensor; None if not recorded."""
     assumptions: tuple[Assumption, ...] = ()
     reason: Reason | None = None
     """Reason why the op cannot be replayed; if set, `resolved_by` may be None."""
     batch: BatchContext | None = None
-    """Prefill and decode split of the iteration in which the calls ran; if there are several, of the one with the most
+    """Batch (prefill and decode sequences) of the iteration of the calls; of several iterations, the one with most
     time.
     """
     ranks: int | None = None
@@ -167,33 +168,31 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
     on_host: bool = False
-    """Whether the op runs on the host, whichever device runs the rest, like the step counters of an optimizer."""
+    """Whether the op runs on the host even if the step runs on a device, like an optimizer's step counters."""
     flops: int | None = None
-    """FLOPs of one call: from its sizes for a recorded call, otherwise by torch.utils.flop_counter's formulas; None if
-    there is no formula, e.g. for elementwise ops.
+    """FLOPs of one call: from its sizes for a recorded call, otherwise from torch.utils.flop_counter's formulas; None
+    without a formula, e.g. for elementwise ops.
     """
     moved_bytes: int | None = None
     """Bytes moved by one recorded call: arguments and results, each once; None if its sizes do not determine it."""
     work_dtype: str = ""
-    """Dtype in which a recorded call computes; its peak is used for comparison."""
+    """Dtype in which a recorded call computes; it is compared with the device's peak for this dtype."""
     work_unknown: str = ""
     """Why `flops` or `moved_bytes` of a recorded call are None."""
     work_assumed: str = ""
-    """Assumptions behind `flops` and `moved_bytes` that the recording does not contain."""
+    """Assumptions that `flops` and `moved_bytes` need because the recording lacks a fact."""
     layer: LayerEvidence | None = None
     """Recorded evidence about weights that are not arguments; None for an op whose weights are all arguments."""
     refuted: bool = False
-    """Whether a call as planned would move or compute more than the recorded device can in the recorded time."""
+    """Whether the planned call would move or compute more than the recorded device can in the recorded time."""
     unfit: bool = False
-    """Whether no known schema accepts the arguments as written, so that their names are guesses: the op is not
-    resolved, and its time can only be predicted.
+    """Whether no known schema accepts the written arguments, so that their names are guesses: the op is not resolved,
+    and its time can only be predicted.
     """
 
     @property
     def called(self) -> str:
-        """Return the op to which the arguments belong, "namespace::op"; an equivalent takes the arguments of the
-        recorded op.
-        """
+        """Name of the op that takes the arguments, "namespace::op"; an equivalent op takes those of the recorded op."""
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
     @property
@@ -214,19 +213,19 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    """Id of its op in the plan."""
+    """Id of the collective's op in the plan."""
     at: int
-    """Position of the call before which it was requested."""
+    """Position of the call before which the collective was requested."""
     wait: int
-    """Position of the call before which it was waited for."""
+    """Position of the call before which the collective was waited for."""
     how: Literal["recorded", "order", "unknown"]
-    """How `wait` was determined: recorded; inferred from order, as the first call that began after the collective had
-    ended; or unknown, so that it is waited for immediately.
+    """How `wait` was determined: "recorded"; "order": the first call that began after the collective ended; "unknown":
+    it counts as waited for at once.
     """
     us: float
-    """Recorded duration, including the wait for other ranks."""
+    """Recorded duration in microseconds, including the wait for other ranks."""
     op_us: float = 0.0
-    """The part of the duration that the step's recorded times include, on which shares are based."""
+    """Part of `us` that the step's recorded times include; shares are computed from it."""
 
 
 class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +234,7 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     """The annotation that marks the step; "" if the step is the whole trace."""
     steps: int
-    """Number of recorded steps from which it was chosen, as the one of median duration."""
+    """Number of recorded steps; the one of median duration was chosen."""
     dur_us: float
     """Wall time of the step; 0 if the file has no times."""
     ids: tuple[str, ...]
@@ -247,8 +246,8 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     device_us: tuple[float, ...] = ()
     """Recorded device time of each call; empty if the trace has no device."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    """For each call, the memory number of each tensor argument and each result, without absent ones; -1 if unknown;
-    empty if the file does not record it.
+    """For each call: (memory numbers of its tensor arguments, of its results), without absent tensors; -1 if unknown.
+    Empty if the file does not record memory.
     """
     collectives: tuple[CollectiveCall, ...] = ()
     """Collectives that overlap the calls, in the order of their requests, in a plan that was made for several ranks."""
@@ -259,11 +258,11 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     module_names: tuple[str, ...] = ()
     """Paths of modules, as in `named_modules`; "" is the model itself."""
     places: tuple[tuple[int, int], ...] = ()
-    """For each memory of a captured step, the number of its storage and the offset in it, in bytes."""
+    """For each memory of a captured step: (storage number, byte offset)."""
     nested: int = 0
-    """Number of selected calls that were recorded inside another call, which runs them."""
+    """Number of selected calls left out because they were recorded inside another call, which runs them."""
     cut: int = 0
-    """Number of calls after the listed ones, which were cut off by the limit."""
+    """Number of calls left out because the step has more than `MAX_CALLS` calls."""
     device_us_total: float = 0.0
     """All recorded device time of the step."""
     unowned_device_us: float = 0.0
@@ -272,7 +271,7 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The ops of one trace, those with the most recorded time first, and the totals on which shares are based."""
+    """The ops of one trace, those with the most recorded time first, and the totals from which shares are computed."""
 
     schema_version: int = SCHEMA_VERSION
     source: str
@@ -282,15 +281,15 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     """Name of the recorded device, if known."""
     device_us_total: float
-    """All recorded device time, owned or not."""
+    """All recorded device time, including kernels without an op."""
     unowned_device_us: float = 0.0
-    """The part of it in kernels that no recorded op launched, such as kernels of a captured graph."""
+    """Device time of kernels that no recorded op launched, such as kernels of a captured graph."""
     host_us_total: float
     """Total host time.
 
-    For a trace without device work, it is that of all outermost events including labels, or of the outermost calls of a
-    phase. Otherwise, and with selection "all" (which counts a call again inside each enclosing call), it is the time of
-    the selected ops.
+    For a trace without device work, it is the time of all outermost events including labels, or of the outermost calls
+    of a phase. Otherwise, and with selection "all" (which counts a call again inside each enclosing call), it is the
+    time of the selected ops.
     """
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
@@ -300,15 +299,15 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     meaning.
     """
     capture: Capture | None = None
-    """Facts that only a captured plan has."""
+    """Facts about a captured step; None for other plans."""
     losses: dict[str, int] = {}
-    """Number of losses when reading the trace, by reason, such as "truncated file"; the plan covers the rest."""
+    """Reason, such as "truncated file" → number of losses when the trace was read; the plan covers the rest."""
 
     def __repr__(self) -> str:
-        """Return one line, because all fields together are megabytes."""
+        """Return one line, because all fields together may have megabytes."""
         replayable = sum(op.reason is None for op in self.ops)
         return f"ReplayPlan of {self.source!r}: {len(self.ops):,} ops, {replayable:,} replayable"
 
 
 MAX_RANKS = 1 << 24
-"""Maximum number of ranks; more than any job has."""
+"""Maximum number of ranks; no job has more."""

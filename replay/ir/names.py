@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of ops: qualifying, splitting, and the namespaces of collectives."""
+"""Names of ops: splitting and qualifying them, and the namespaces of collectives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def split_name(name: str) -> tuple[str, str, str | None] | None:
 
 
 def is_overload(text: str) -> bool:
-    """Check whether a text can be an overload name, including ""; any other text must never be put into code."""
+    """Check whether a text is a valid overload name, including ""; any other text must never be put into code."""
     return _OVERLOAD.fullmatch(text) is not None
 
 

@@ -26,7 +26,7 @@ from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 MOST_CHARACTERS = 100_000
 MOST_VALUES = 10_000
-"""Maximum number of values of one size in a sweep."""
+"""Maximum number of values for one size in a sweep."""
 MOST_NESTING = 16
 LARGEST = (1 << 63) - 1
 """Maximum size, stride or other integer: torch uses 64 bits for each."""
@@ -53,7 +53,7 @@ class CallText(msgspec.Struct, frozen=True, kw_only=True):
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
 _FUNCTION = re.compile(r"(?:[^():]*\.py:|[A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)\(")
-"""A function call with a file, with a module, or with neither."""
+"""Matches a function call qualified by a file, by a module, or not at all."""
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<torch>torch\.[a-z_0-9]+)
@@ -184,7 +184,7 @@ class TokenReader:
     """Reads the tokens of one text from left to right."""
 
     tokens: re.Pattern[str]
-    """Pattern of a token, with a group `sign`."""
+    """Pattern of a token; its group `sign` matches punctuation."""
     hint: str
 
     def __init__(self, text: str) -> None:
@@ -198,7 +198,7 @@ class TokenReader:
         return UsageError(f"expected {wanted} at {self._text[self._at :][:60]!r}", hint=self.hint)
 
     def take(self, sign: str) -> bool:
-        """Consume this token if it comes next, and return whether it did."""
+        """Consume the next token if it is `sign`, and return whether it was."""
         match = self._peek()
         if match is None or match["sign"] != sign:
             return False
@@ -206,7 +206,7 @@ class TokenReader:
         return True
 
     def need(self, sign: str) -> None:
-        """Consume this token. Raises UsageError if another one comes next."""
+        """Consume the next token. Raises UsageError if it is not `sign`."""
         if not self.take(sign):
             raise self._wrong(repr(sign))
 
@@ -234,7 +234,7 @@ class _Reader(TokenReader):
         )
 
     def arguments(self) -> tuple[list[CallValue], dict[str, CallValue]]:
-        """Parse everything in parentheses after the name."""
+        """Parse the arguments in parentheses after the name."""
         args: list[CallValue] = []
         kwargs: dict[str, CallValue] = {}
         self.need("(")
@@ -262,7 +262,7 @@ class _Reader(TokenReader):
         return match[1]
 
     def value(self, depth: int) -> CallValue:
-        """Parse one argument."""
+        """Parse one argument; `depth` is the number of enclosing lists."""
         if depth > MOST_NESTING:
             raise UsageError(
                 f"lists are nested more than {MOST_NESTING} deep", hint="No op takes an argument like this."
@@ -303,8 +303,8 @@ class _Reader(TokenReader):
         return complex(text) if inner["complex"] else float(text)
 
     def _is_list(self, at: int) -> bool:
-        """Check whether the bracket just before `at` opens a list rather than a sum, which is so if it contains a comma
-        or a tensor.
+        """Check whether the bracket just before `at` opens a list and not a sum: a list contains a comma or a
+        tensor.
         """
         depth = 0
         for match in re.compile(r"[()\[\],]").finditer(self._text, at):
@@ -354,7 +354,7 @@ class _Reader(TokenReader):
         return tuple(items)
 
     def whole(self, depth: int) -> int:
-        """Parse a sum of products of whole numbers and named sizes."""
+        """Parse a sum of products of integers and named sizes."""
         total = self._product(depth)
         while (plus := self.take("+")) or self.take("-"):
             term = self._product(depth)
@@ -431,8 +431,8 @@ _TENSORS = {"aten::mm": 2, "aten::bmm": 2}
 
 
 def recorded_call_text(signature: OpSignature) -> str:
-    """Return a recorded call in the form that `parse_call` reads, with arguments by position; "" if an argument's value
-    is not recorded.
+    """Return a recorded call in the form that `parse_call` reads, with arguments by position; "" if a value is not
+    recorded.
     """
     dims, spelled = signature.dims, signature.types
     if dims is None or spelled is None or len(dims) != len(spelled):
@@ -465,14 +465,14 @@ def recorded_call_text(signature: OpSignature) -> str:
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")
-"""The part of an overload name that gives the first release with a schema (`ops.register`); it is in some calls, but
-not in the same calls of a profile.
+"""Matches the suffix of an overload name that gives the first release with its schema (`ops.register`). Some calls have
+the suffix, but the same calls in a profile do not.
 """
 
 
 def call_identity(op: ReplayOp) -> str:
-    """Return the text that identifies a call in tables of measurements and in device files, independent of the schema
-    with which it was read.
+    """Return the text that identifies a call in tables of measurements and device files, whichever schema it was read
+    with.
     """
     return _SINCE.sub("", call_text(op), count=1)
 
@@ -480,8 +480,8 @@ def call_identity(op: ReplayOp) -> str:
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
     """Map op ids to the arguments that distinguish ops with equal name and inputs: "dim=1 · k=True".
 
-    `ops` are (id, name, inputs, call). The text is "" if no other op is equal, or if calls are unknown or do not
-    differ.
+    `ops` are (id, name, inputs, call). The text is "" if no other op has the same name and inputs, or if calls are
+    unknown or do not differ.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for id_, name, inputs, call in ops:
@@ -495,8 +495,8 @@ def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str
 
 
 def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the arguments, by name or position, that differ between calls; floats are shortened if they then still
-    differ.
+    """Return the arguments that differ between calls, by name or position. Floats are shortened unless this makes calls
+    equal.
     """
     names = dict.fromkeys(name for args in calls.values() for name in args)
     differing = [name for name in names if len({args.get(name) for args in calls.values()}) > 1]
@@ -507,7 +507,7 @@ def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
 
 
 def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[str, ...]:
-    """Return a text for each argument; "" for an argument that the call does not have."""
+    """Return a text for each name; "" for an argument that the call does not have."""
     pieces: list[str] = []
     for name in names:
         text = shorter_float(args.get(name, "")) if shorter else args.get(name, "")
@@ -516,7 +516,7 @@ def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[s
 
 
 def argument_texts(call: str) -> dict[str, str]:
-    """Return the arguments of a `call_text` as unparsed texts, by name or otherwise by position ("0", "1", ...)."""
+    """Return the arguments of a `call_text` as unparsed texts, by name or else by position ("0", "1", ...)."""
     head, _, rest = call.partition("(")
     texts: dict[str, str] = {"op": head} if head else {}
     for place, piece in enumerate(_split(rest.removesuffix(")"))):

@@ -10,5 +10,5 @@ _ACTED_ON = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\
 
 
 def plain_json(encoded: bytes) -> bytes:
-    """Return JSON in UTF-8 with the same value, with such characters escaped."""
+    """Return equivalent JSON in UTF-8 in which the characters of `_ACTED_ON` are escaped."""
     return _ACTED_ON.sub(lambda match: rb"\u%04x" % ord(match[0].decode()), encoded)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Plans as JSON files: exact round trip; versions are checked before fields, and form before anything is called."""
+"""Reads and writes plans as JSON files, without loss; checks versions before fields, and fields before any call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # pyright: strict
 """The complete list of reasons why an op is not replayed, with the ops, calls and time of each reason.
 
-Defines the kinds and their meaning; each detail is written where the obstacle is found. Independent of torch and
-formats.
+Defines the kinds of reasons and their meaning; the code that finds an obstacle writes the detail. Independent of torch
+and file formats.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MEANINGS: dict[ReasonKind, str] = {
 """Meaning of each kind, as readable text."""
 
 NOT_NEEDED = " is not used: the op can be replayed without it"
-"""End of the note about a registration that an op does not need."""
+"""End of the note about a registration (e.g. an executor) that an op does not need."""
 
 WHILE_IT_RAN = "the run's time was over while it ran"
 SHARE_TAKEN = "no result after"
@@ -107,13 +107,13 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """Number of recorded calls of these ops."""
     share: float
-    """Share of the recorded time on which the shares of ops are based, 0..1."""
+    """Share of the recorded time, from 0 to 1; the shares of ops refer to the same total."""
     details: tuple[DetailTotal, ...] = ()
     """Totals by detail, those with the most time first; ops without a detail are not included."""
 
 
 NOT_GIVEN = Reason("failed", "no reason given")
-"""Reason for an op that was not replayed and gives no reason."""
+"""Reason for an op that was not replayed and whose result contains no reason."""
 
 
 def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[ReasonTotal, ...]:
@@ -153,7 +153,7 @@ def reason_for(error: Exception) -> Reason:
     """Return the reason for an error: "budget" if memory ran out, otherwise "failed" with the error's type and first
     line.
 
-    A bug in opreplay itself becomes an internal error.
+    An error in opreplay's own code becomes an "internal error".
     """
     if isinstance(error, InternalError):
         return Reason("internal error", error.problem)
@@ -172,11 +172,11 @@ _LACKS_KERNEL = re.compile(
     r"not implemented for|Could not run '|mixed dtype \(CPU\)|Unsupported dtype|No available kernel|no kernel image"
     r"|not compiled|CUDA|cuda\b|cuDNN|GPU|\bCPU (backend|only)|on (the )?CPU|oneDNN|mkldnn|INTERNAL ASSERT"
 )
-"""Parts of torch's error messages if a machine or a build has no kernel for valid arguments."""
+"""Parts of torch's error messages that mean that a machine or a build has no kernel for valid arguments."""
 
 
 def refuses_arguments(reason: Reason) -> bool:
-    """Check whether a call failed because its arguments do not match each other, which would happen on any device.
+    """Check whether a call failed because its arguments do not match each other, so that it would fail on any device.
 
     Return False if the machine lacks a kernel or a library, or if the error does not show the cause.
     """
@@ -185,8 +185,8 @@ def refuses_arguments(reason: Reason) -> bool:
 
 
 IMPOSSIBLE_SHAPE = "a valid shape"
-"""Beginning of the detail for ops with an impossible tensor: with a negative size, or with more elements than 64 bits
-can count.
+"""Start of the reason detail for ops with an impossible tensor: with a negative size, or with more elements than 64
+bits can count.
 """
 
 
@@ -199,5 +199,5 @@ class NotReplayable(OpReplayError):
 
 
 def not_needed(note: str) -> str | None:
-    """Return the registration, "name (file.py:line)", that a note says is not used; None for other notes."""
+    """Return the registration, "name (file.py:line)", that a note describes as not used; None for other notes."""
     return note.removesuffix(NOT_NEEDED) if note.endswith(NOT_NEEDED) else None

@@ -1,6 +1,6 @@
-"""One recorded call as typed values: what the four metadata columns of a trace record about each argument.
+"""One recorded call as typed values: what the four metadata columns of a trace contain for each argument.
 
-This module parses spellings, texts and gaps. Schemas are handled by `schema`, and missing values by `inference`.
+This module parses spellings, texts and gaps. `schema` handles schemas, and `inference` missing values.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
-"""Kind of an argument according to the trace; "absent" is an empty entry (None, a string, a device, a list too long to
-record); "unknown" means that types were not recorded.
+"""Kind of an argument according to the trace. "absent": an empty entry (None, a string, a device, or a list too long to
+record); "unknown": types were not recorded.
 """
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """Value of a scalar or list whose text was not recorded."""
 
 _UNTOLD = re.compile(r"<\w+>")
-"""Placeholder in an ExecutionTrace for a value that it cannot write: "<ComplexDouble>"."""
+"""Placeholder in an ExecutionTrace for a value that the format cannot express: "<ComplexDouble>"."""
 CODES: dict[str, tuple[str, ...]] = {
     "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
     "Layout": (
@@ -55,7 +55,7 @@ CODES: dict[str, tuple[str, ...]] = {
 }
 """Values of enumerations, indexed by the recorded integer (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
 Memory = tuple[int, int | None]
-"""(offset in elements, number of a memory that other tensors share or None)."""
+"""(offset in elements, number of the memory if other tensors share it, otherwise None)."""
 _OWN_MEMORY: Memory = (0, None)
 
 
@@ -71,13 +71,13 @@ class RecordedArg:
     """Plain scalar (complex as text) or tuple of scalars; MISSING if not recorded."""
     strides_recorded: bool = True
     unlike_strided: bool = False
-    """Whether the call's strides were recorded but this tensor has none, because it is sparse or has another layout
+    """Whether strides were recorded for the call but not for this tensor, because it is sparse or has another layout
     without strides.
     """
 
     @property
     def metas(self) -> tuple[TensorMeta | None, ...]:
-        """Return its tensor, or the tensors of its list; () for any other argument and for a list of unknown length."""
+        """The argument's tensor, or the tensors of its list; () for other arguments and lists of unknown length."""
         return (self.tensor,) if self.kind == "tensor" else self.tensors or ()
 
 
@@ -149,7 +149,7 @@ def _is_nested(dims: Any) -> bool:
 
 
 def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory], text: str | None) -> RecordedArg:
-    """Return a tensor; an unknown dtype of a tensor with dimensions is left to be inferred."""
+    """Return a tensor argument; an unknown dtype of a tensor with dimensions becomes "", to be inferred later."""
     if not _are_integers(dims):
         return _absent(text) if dtype is None else RecordedArg(kind="unknown", value=MISSING)
     if dtype is None and not dims:
@@ -171,7 +171,7 @@ def _untyped(dims: Any) -> RecordedArg:
 
 
 def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: Sequence[Memory]) -> RecordedArg:
-    """Return a TensorList; dtype "" if the element types were not recorded, None for an absent element."""
+    """Return a list of tensors; their dtype is "" if element types were not recorded, and an absent element is None."""
     if not dims or not all(map(_are_integers, dims)):
         return RecordedArg(kind="tensors", tensors=None, strides_recorded=False)
     nested = isinstance(strides, tuple) and len(strides) == len(dims)
@@ -209,7 +209,7 @@ def _value_of(text: str | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON-safe form of a parsed literal, with tuples for lists."""
+    """Return the JSON-safe form of a parsed literal; lists become tuples."""
     return tuple(_plain(item) for item in value) if isinstance(value, list) else plain_number(value)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Groups of tensors of one call that share memory, kept only if the call stays valid.
+"""Groups of tensors of one call that share memory; a group is kept only if the call stays valid.
 
 Manages the numbers in `TensorMeta.storage`; `tensors` allocates, and `recorded` reads the trace.
 """
@@ -19,7 +19,7 @@ MIXED = "separate memory: it shared bytes with a tensor of another dtype"
 INDEXED = "separate memory: its indices must be valid for this argument"
 REFUSED = "separate memory: this implementation refuses arguments that share memory"
 LARGE_BYTES = 1 << 20
-"""Minimum size of a tensor in bytes that an earlier reader does not leave in a core's nearest caches."""
+"""Minimum size in bytes of a tensor that no longer is in a core's nearest caches when it is read again."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -34,10 +34,10 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 
 
 def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Renumber shared memories from 0, and add a note for each tensor that gets its own memory instead.
+    """Renumber shared memories from 0, and return a note for each tensor that gets its own memory instead.
 
-    A number that only one tensor has is dropped. Integers share memory only with tensors of their own dtype: read as
-    another dtype, their values would be out of range.
+    A number that only one tensor has is removed. Integers share memory only with tensors of their own dtype: data of
+    another dtype, read as integers, would be out of range.
     """
     memories = groups(args)
     if not memories:
@@ -55,8 +55,7 @@ def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...
 
 
 def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
-    """Return the arguments that may be the same tensor, if their size makes it matter whether one or two tensors are
-    read.
+    """Return the arguments that may be the same tensor, if they are so large that reading one tensor or two matters.
 
     Return () if the memory of any argument is known, and for calls that write to an argument.
     """
@@ -76,7 +75,7 @@ def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
 def give_own_memory(
     args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Give arguments, all or only integers, their own memory, with a note for each that shared memory before."""
+    """Give arguments (with `integers_only`, those sharing memory with integers) their own memory, with a note each."""
     chosen = {
         number: members
         for number, members in groups(args).items()
@@ -100,7 +99,7 @@ def reach_bytes(meta: TensorMeta) -> int:
 
 
 def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
-    """Map each argument to the others that share its memory, including itself if two tensors of its list do."""
+    """Map each argument to those that share its memory, and to itself if two tensors of its list share memory."""
     out: dict[str, dict[str, None]] = defaultdict(dict)
     for members in groups(args).values():
         for at, (name, _) in enumerate(members):

@@ -19,11 +19,11 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
-"""Names of int[] arguments whose product is the number of elements that an op creates."""
+"""Names of int[] arguments that are the shape of the tensor that an op creates."""
 FLAG = "--set max_op_memory"
 ABSURD = "sizes larger than any memory"
-"""Beginning of the detail for ops with a tensor larger than any memory; as they cannot be called, nothing is predicted
-for them.
+"""Start of the reason detail for ops with a tensor larger than any memory. These ops cannot be called, so no time is
+predicted.
 """
 SIZES_SHOWN = 4
 """Maximum number of dimensions that a message shows."""
@@ -43,7 +43,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element of a torch dtype name; 8 for an unknown dtype, to be on the safe side."""
+    """Return the bytes of one element of a torch dtype; 8 for an unknown dtype, to avoid an underestimate."""
     return ITEMSIZE_BYTES.get(dtype, 8)
 
 
@@ -73,7 +73,7 @@ def base_elements(op: ReplayOp) -> int:
 
 
 def _sizes(value: Value) -> tuple[int, ...] | None:
-    """Return a list of integers >= 0; None for any other value."""
+    """Return the value if it is a list of integers >= 0; otherwise None."""
     if not isinstance(value, tuple):
         return None
     sizes = tuple(size for size in value if isinstance(size, int) and size >= 0)
@@ -91,7 +91,7 @@ def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
 
 
 def need_of(op: ReplayOp) -> Need:
-    """Return input bytes from metadata, and output bytes from the plan if known, otherwise estimated.
+    """Return the bytes that one call needs: inputs from metadata, outputs from the plan if known, otherwise estimated.
 
     The estimate is the maximum of: the largest input, the requested size, and all tensors broadcast together.
     """
@@ -113,7 +113,7 @@ def need_of(op: ReplayOp) -> Need:
 
 
 def _input_bytes(metas: list[TensorMeta]) -> int:
-    """Return the bytes of all tensors; memory shared by several counts once, as the largest of them."""
+    """Return the bytes of all tensors; of tensors that share memory, only the largest counts."""
     shared: dict[int, int] = {}
     total = 0
     for meta in metas:
@@ -174,9 +174,7 @@ def _magnitude(number: int) -> str:
 
 
 def is_impossible(op: ReplayOp) -> bool:
-    """Check whether no device can run an op, because of the sizes of its tensors or because its arguments do
-    not match.
-    """
+    """Check whether an op cannot run on any device, because of tensor sizes or because its arguments do not match."""
     reason = op.reason
     if reason is None:
         return False
@@ -185,7 +183,7 @@ def is_impossible(op: ReplayOp) -> bool:
 
 
 def absurd_results(op: ReplayOp) -> Reason | None:
-    """Return why an op's planned results are impossibly large, or None."""
+    """Return why an op's planned results are impossibly large; None if they are not."""
     for place, meta in enumerate(op.outputs or ()):
         if meta is not None and beyond_memory(meta):
             return absurd_sizes(f"result {place}", meta.shape)
@@ -193,9 +191,7 @@ def absurd_results(op: ReplayOp) -> Reason | None:
 
 
 def _elements_asked_for(arg: ReplayArg) -> int:
-    """Return the number of elements that a factory's size argument requests; negative entries (sizes to infer) count as
-    1.
-    """
+    """Return the number of elements that a size argument requests; negative entries (sizes to infer) count as 1."""
     if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
         return 0
     return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
@@ -227,7 +223,7 @@ _SPLITTERS = names_in(
 
 
 def flood(op: ReplayOp) -> Reason | None:
-    """Return why an op would return too many tensors, or None."""
+    """Return why an op would return too many tensors; None if it would not."""
     pieces = _pieces(op) if op.called in _SPLITTERS else 0
     return Reason("budget", f"would return {pieces} tensors, limit {MAX_PIECES}") if pieces > MAX_PIECES else None
 

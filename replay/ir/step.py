@@ -24,7 +24,7 @@ IDLE_CAUSES = {
 }
 """Causes of idle time: readable names by key in `StepReport.idle_us` (with the prefix `idle_` in `Categories`)."""
 Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
-"""The step's bottleneck; "unknown" if the device times are impossible, or if the clocks of host and device differ."""
+"""What limits the step; "unknown" if device times are impossible, or if the clocks of host and device differ."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +37,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     """Time from the completion of the previous step to the completion of this one.
 
-    For a step without a recorded predecessor, it is the longer one of host time and device time. A trace without marked
-    steps is one step from its first to its last event.
+    For a step without a recorded predecessor, it is the host time or the device time, whichever is longer. A trace
+    without marked steps is one step from its first to its last event.
     """
 
 
@@ -48,21 +48,21 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float | None
     high_us: float | None
-    """Upper end of the 80 % band; None if less than half of the computing is predicted."""
+    """Upper end of the 80 % interval of the prediction; None if less than half of the computing is predicted."""
     predicted_share: float
     """Share of the recorded device time that has a prediction."""
     host_bound: bool = False
-    """Whether the device idles because of the host, whose time is copied from the recording and has no band."""
+    """Whether the device waits for the host; host time is copied from the recording and has no interval."""
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one class at one position in the module tree, including everything they call. Times in µs."""
+    """Time of all modules of one class at one position in the module tree, including everything they call; in µs."""
 
     name: str
     count: int
     """Number of different modules of this class at this position."""
     depth: int
-    """Nesting depth, 0 for the outermost module; the modules that it calls follow it with the next depth."""
+    """Nesting depth, 0 for the outermost module. In a list, modules that it calls follow it with the next depth."""
     device_us: float
     """Sum of the device task times."""
     path_us: float
@@ -75,7 +75,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time on the critical path between ops, in one Python function or marked range, in µs."""
+    """Time between ops on the critical path, spent in one Python function or marked range; in µs."""
 
     name: str
     """Recorded name: "transformers/image_utils.py(301): resize"."""
@@ -106,10 +106,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     launches: int = 0
     """Number of calls in the marked range that launch kernels."""
     launches_without_kernel: int = 0
-    """Number of these calls without a recorded kernel, whose time therefore counts as idle."""
+    """Number of launches without a recorded kernel; the time of their kernels therefore counts as idle."""
     launches_unknown: bool = False
-    """Whether no launch of its device work is recorded, so that it is unknown whether the device waited for
-    the host.
+    """Whether no launch of the step's device work is recorded, so that it is unknown whether the device waited for the
+    host.
     """
     doubts: Doubts = Doubts()
     """Reasons to doubt the device times."""
@@ -118,20 +118,20 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool = False
     """Whether the user requested this step; if not, it is the step of median length among those that launch work."""
     all_host_us: tuple[float, float] | None = None
-    """Shortest and longest host range of all marked steps with work."""
+    """(shortest, longest) host range of all marked steps with work."""
     begin_us: float
-    """Time after the start of this range at which the device finished the work of the previous step."""
+    """Time at which the device finished the work of the previous step, after the start of the host range."""
     accelerator: Literal["GPU", "NPU", "device"]
     bound: Bound
     window: Window
     device_sum_us: float
-    """Sum over all device tasks and an NPU's whole collectives, including those that overlap."""
+    """Sum of all device task times and of an NPU's collectives, counting overlapping time several times."""
     busy_us: float
-    """Part of the step with any work on the device; for a step on the host only, with an op on any thread."""
+    """Time of the step with any work on the device; for a step on the host only, with an op on any thread."""
     communication_us: float
-    """Part of the step with communication that no computation overlaps."""
+    """Time of the step with communication that no computation overlaps."""
     idle_us: dict[str, float]
-    """Idle time of the step by key of `IDLE_CAUSES`."""
+    """Idle time of the step by cause, with keys of `IDLE_CAUSES`."""
     largest: tuple[tuple[str, float], ...]
     """What the host did on the critical path: at most three names with times, longest first."""
     python: tuple[PythonTime, ...] = ()
@@ -139,23 +139,23 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     trace names none.
     """
     copied_host_share: float
-    """Share of the critical path that is host time, which re-timing copies from the recording."""
+    """Share of the critical path that is host time; predictions copy this time from the recording."""
     unknown_wait_us: float
     """Waiting time on the critical path that no recorded event explains."""
     blocked_us: float
-    """Host time in calls that always wait for the device, where it is unknown for which work."""
+    """Host time in calls that always wait for the device, if it is unknown for which work they wait."""
     modules: tuple[ModuleTime, ...] = ()
     """The tree of modules, outer before inner; empty if the trace names none."""
     socs: dict[str, StepOnDevice] = {}
     """Simulated step by device name."""
     losses: dict[str, int] = {}
-    """Number of losses when reading the trace, by reason; the step contains the rest."""
+    """Reason → number of losses when the trace was read; the step covers the rest."""
     coarse_unit_us: float | None = None
     """Unit of which all device durations are multiples, if it is too coarse for timings."""
     process: str | None = None
-    """The process to which this step belongs, in a file into which the profiles of several processes were merged."""
+    """Process of this step, if the file merges the profiles of several processes."""
     processes: int = 1
-    """Number of processes in that file."""
+    """Number of processes in the file."""
 
     @property
     def is_untimed(self) -> bool:

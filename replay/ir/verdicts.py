@@ -9,11 +9,11 @@ import msgspec
 
 MetaStatus = Literal["ok", "differs", "no meta kernel", "data-dependent", "failed"]
 META_WRONG: frozenset[MetaStatus] = frozenset({"differs", "failed"})
-"""Verdicts against an op; the others mean that it is valid, or that meta tensors cannot show it."""
+"""Verdicts that an op is wrong; other verdicts mean that it is valid, or that meta tensors cannot show it."""
 
 
 class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of calling one op on meta tensors: nothing is computed; it shows whether the op accepts the arguments."""
+    """Result of calling one op on meta tensors, without computing: shows whether the op accepts the arguments."""
 
     status: MetaStatus
     """"ok": accepted, and no result differs from a recorded one; "data-dependent": result sizes depend on contents."""
@@ -26,7 +26,7 @@ class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ValueStatus = Literal["agrees", "differs", "own", "not compared"]
-"""Result of comparing values; "own": the recorded op's own implementation ran."""
+"""Result of comparing values. "own": the recorded op's own implementation ran, so nothing had to be compared."""
 Against = Literal["torch", "library", "stand-in"]
 
 

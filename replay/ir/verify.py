@@ -1,6 +1,5 @@
 # pyright: strict
-"""Checks that a plan is well-formed: every pass must preserve this, and a file must satisfy it before anything is
-called.
+"""Checks that a plan is well-formed. Every pass must preserve this, and a plan file is checked before any op is called.
 
 Checks form, not policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
 """
@@ -123,7 +122,7 @@ def _verify_op(where: str, op: ReplayOp) -> None:
 
 
 def verify_arguments(where: str, op: ReplayOp) -> None:
-    """Raise FormatError, with a message that begins with `where`, unless an op's arguments are valid and in order."""
+    """Raise FormatError, with a message starting with `where`, unless an op's arguments and their order are valid."""
     _need(len({arg.name for arg in op.args}) == len(op.args), where, "two arguments have the same name")
     keyword_only = [arg.keyword_only for arg in op.args]
     _need(keyword_only == sorted(keyword_only), where, "a positional argument follows a keyword-only one")
@@ -192,7 +191,7 @@ def _is_wrapped(arg: ReplayArg) -> bool:
 
 
 def _fits(kind: str, value: Value) -> bool:
-    """Check whether a plain value has its declared type."""
+    """Check whether a plain value matches the argument type `kind`."""
     pattern = _NAMED.get(kind)
     is_bool = isinstance(value, bool)
     return {

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Resolves calls written as text, predicts them, and measures them on request."""
+"""Resolve calls written as text, predict them, and measure them on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[
 
 
 class Calls:
-    """Written calls as the source of a job."""
+    """Calls written as text, as the source of a job."""
 
     def __init__(self, written: Sequence[Written], *, skip_invalid: bool = False) -> None:
         """With `skip_invalid`, invalid texts are skipped; if all are invalid, `make_plan` raises."""
@@ -43,7 +43,7 @@ class Calls:
         """Text of each skipped call → its error; set by `make_plan`."""
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Return a plan with each distinct op once. Raises UsageError for an invalid text, see `skip_invalid`."""
+        """Return a plan with each distinct op once. Raises UsageError for an invalid text, unless `skip_invalid`."""
         from opreplay.replay.plan.kept import cached_plan_of_calls
         from opreplay.replay.resolve.written.sweep import invalid_calls, plan_of_calls
 
@@ -68,17 +68,17 @@ class Calls:
         return plan
 
     def leaves_out(self, op: ReplayOp) -> bool:
-        """Check whether a call's arguments contradict each other, so that no device can run it."""
+        """Check whether an op's arguments contradict each other; no device can run such an op."""
         from opreplay.replay.resolve.written.sweep import is_refused
 
         return is_refused(op)
 
 
 def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequence[Consumer] = ()) -> Cases:
-    """Predict the calls of a job on its simulated devices; with `measure`, also measure each op once on this machine.
+    """Predict the calls of a job on its simulated devices; with `measure`, also measure each op on this machine.
 
     A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
-    prediction. A call whose estimator or tile program (from the user) fails has no prediction. `faults` collects
+    prediction. A call has no prediction if the user's estimator or tile program for it fails. `faults` collects
     internal errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
     """
     calls, plan, devices = job.source, job.plan, job.devices

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Consumers of a job's events: the loop that passes events to them, and the one that writes records."""
+"""Consumers of a job's events: the loop that passes events to consumers, and a consumer that writes records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Events = Generator[Event, None, None]
 def deliver(events: Events, *consumers: Consumer) -> None:
     """Pass each event to every consumer, in order.
 
-    If a consumer raises, all consumers get an `Ended` with the error, and then the error is raised. A second error,
+    If a consumer raises, all consumers get an `Ended` with the error, and the error is raised again. A second error,
     such as a full disk while `Ended` is written, is suppressed.
     """
     try:
@@ -47,7 +47,7 @@ def _call(event: Event, consumers: Iterable[Consumer]) -> None:
 
 
 def records_of(event: Event) -> tuple[Record, ...]:
-    """Return the result file's records for an event."""
+    """Return the records that an event adds to the result file."""
     match event:
         case Started():
             return (event.record,)
@@ -60,7 +60,7 @@ def records_of(event: Event) -> tuple[Record, ...]:
 
 
 class _Tee(Generator[Event, None, None]):
-    """An iterator over events that calls a consumer with each event first."""
+    """An iterator over events that passes each event to a consumer before it yields the event."""
 
     def __init__(self, events: Events, consumer: Consumer) -> None:
         self._events, self._consumer = events, consumer

@@ -2,7 +2,7 @@
 """The events of a job, in order.
 
 A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one of `Measured`, `Skipped` and `Failed`,
-then `Ended`. Events of different ops may overlap. Progress bars, result files and tests use this one stream.
+then `Ended`. Events of different ops may overlap. Progress bars, result files and tests use the same events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sum = TraceResult | JobResult | SequenceResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The ops of the run are known; nothing has run yet."""
+    """The ops of the run are known; no op has run yet."""
 
     plan: ReplayPlan
 
@@ -59,9 +59,9 @@ class Progress:
     """Name of the next op, or the current pass of a sequence."""
     elapsed_s: float
     remaining_s: float | None
-    """Estimated time left, at most the rest of the time budget; None before the first op."""
+    """Estimated time left in seconds, at most the rest of the time budget; None if it cannot be estimated yet."""
     cut: bool = False
-    """Whether the time budget will probably end before the last op."""
+    """Whether the time budget will probably be used up before the last op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ class Predicted:
     simulated: dict[str, Simulated]
     """Device → prediction, in the order of the devices; empty for an op without recorded arguments."""
     why: tuple[str, ...] = ()
-    """One line for each device without a prediction."""
+    """Reasons for missing predictions: one line per device."""
     errors: tuple[CustomOpError | InternalError, ...] = ()
-    """Errors of the user's functions, and internal errors."""
+    """Errors of the user's functions, and internal errors, instead of predictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """An op was not run; the result has the reason."""
+    """An op was not run; `result` has the reason."""
 
     op: ReplayOp
     result: OpResult
@@ -95,7 +95,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An op ran, or its process started, without yielding a time; the result has the reason."""
+    """An op, or the process for it, was started but yielded no time; `result` has the reason."""
 
     op: ReplayOp
     result: OpResult
@@ -111,7 +111,7 @@ class Ended:
     already: bool = False
     """Whether the earlier run was already complete, so that nothing was added."""
     error: BaseException | None = None
-    """The error that ended the run; it is raised after this event."""
+    """Error that ended the run, raised after this event; None without an error."""
 
 
 Finished = Measured | Skipped | Failed

@@ -38,14 +38,14 @@ Read = TypeVar("Read")
 
 
 class Opens(Protocol):
-    """A source that the job opens on demand."""
+    """A source that the job opens when it is needed."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan: ...
 
 
 @runtime_checkable
 class MakesPlan(Protocol):
-    """A source that makes its own plan: written calls, or the merged plans of several traces."""
+    """A source that makes its own plan, e.g. from calls written as text or from several traces."""
 
     def make_plan(self, job: Job) -> ReplayPlan: ...
     def leaves_out(self, op: ReplayOp) -> bool:
@@ -62,7 +62,7 @@ class Merges(MakesPlan, Protocol):
         ...
 
     def sums(self, results: Sequence[OpResult]) -> Sequence[Sum]:
-        """Return the sums of each trace and each distributed job."""
+        """Return sums over results: one record per trace and per distributed job."""
         ...
 
 
@@ -80,7 +80,7 @@ class Job:
         settings: Settings | None = None,
         devices: Mapping[str, DeviceProfile] | None = None,
     ) -> None:
-        """`devices`: name → loaded device."""
+        """`devices` maps names to loaded devices."""
         self.source = source
         self.selection = selection or Selection()
         self.settings = settings or Settings()
@@ -97,7 +97,7 @@ class Job:
         settings: Settings | None = None,
         devices: Sequence[str] = (),
     ) -> Job:
-        """Return a job with its devices loaded, from names or device files. Load plugins first.
+        """Return a job whose devices are loaded from names or device files. Plugins must be loaded before.
 
         Raises UsageError for an unknown device or an invalid initializer setting, FormatError for an invalid values
         file.
@@ -112,7 +112,7 @@ class Job:
 
     @cached_property
     def read(self) -> Trace | ReplayPlan:
-        """The trace or plan; calls of a captured plan are replaced by fused kernels if the settings say so.
+        """The trace or plan; in a captured plan, fused kernels replace calls if the settings say so.
 
         Raises what `opreplay.replay.plan.inputs.open_input` raises, and UsageError for fused kernels of a trace.
         """
@@ -138,7 +138,7 @@ class Job:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Each unique op with its arguments, or with the reason why it cannot be replayed. Raises what `plan_of`
+        """Plan with each unique op, its arguments or the reason why it cannot be replayed. Raises what `plan_of`
         raises.
         """
         if isinstance(self.source, MakesPlan):
@@ -177,17 +177,17 @@ class Job:
 
     @cached_property
     def keeps(self) -> bool:
-        """Whether the plan may be cached: it depends on no user code."""
+        """Whether the plan may be cached, which requires that it depends on no user code."""
         return self.settings.keep and not self.settings.with_collectives and is_plain(self.settings)
 
     @cached_property
     def contents(self) -> ExpectedContents | CachedContents:
-        """The expected contents of the ops' arguments."""
+        """Provider of the expected contents of ops' arguments."""
         return contents_of(self.settings, lambda: self.plan if self.keeps else None)
 
     @property
     def registry(self) -> Registry:
-        """The built-in and the user's initializers."""
+        """Registry of the built-in and the user's initializers."""
         from opreplay.replay.ops.work.expected import ExpectedContents
 
         contents = self.contents
@@ -203,11 +203,11 @@ class Job:
         )
 
     def predict(self) -> Iterator[Predicted]:
-        """Yield the predictions of each op."""
+        """Yield the predictions of each op of the plan."""
         return map(self.predict_op, self.plan.ops)
 
     def expected_results(self, checks: Mapping[str, MetaCheck] | None = None) -> tuple[list[OpResult], list[Predicted]]:
-        """Return the results before any measurement, and their predictions; `checks`: op id → check on meta tensors."""
+        """Return (results before any measurement, predictions); `checks` maps op ids to checks on meta tensors."""
         from opreplay.replay.job.planned import planned_results
 
         predictions: dict[str, Predicted] = {}
@@ -235,9 +235,9 @@ class Job:
         return PlannedStep(self.plan, self.contents)
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
-        """Return the recorded step, as `timeline` does; None if the selection excludes ops.
+        """Return the report of the recorded step, as `timeline` does; None if the selection excludes ops.
 
-        `timed`: the same trace read with its activity, if this job read it without.
+        `timed` is the same trace read with its activity, if this job read it without.
         """
         from opreplay.replay.ascend.simulate.step_residency import PlannedStep
         from opreplay.replay.timeline.timeline import step_of
@@ -255,7 +255,7 @@ class Job:
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
         """Measure and predict every op; yield events, see `run_events`.
 
-        `engine` overrides the engine from the settings. `beside`: another job measures on the same device at the same
+        `engine` replaces the engine from the settings. `beside`: another job measures on the same device at the same
         time.
         """
         from opreplay.replay.job.consumers import tee, write_to
@@ -282,7 +282,7 @@ class Job:
 
     @property
     def results(self) -> ResultFile:
-        """The results so far. Raises UsageError before the run has started."""
+        """Results that the run has yielded so far. Raises UsageError before the run has started."""
         from opreplay.replay.results.reading import ResultFile
 
         memory = self._memory
@@ -299,7 +299,7 @@ class Job:
         )
 
     def report(self, results: ResultFile) -> View:
-        """Return the report on the results."""
+        """Return the report on these results."""
         from opreplay.replay.report.run.report import view
         from opreplay.replay.report.run.tables import run_of
         from opreplay.replay.results.summary import summary_of
@@ -310,7 +310,7 @@ class Job:
 
 
 def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
-    """Return a captured plan with its calls replaced by fused kernels; other inputs unchanged. Raises UsageError if
+    """Return a captured plan with fused kernels in place of its calls; other inputs unchanged. Raises UsageError if
     fused kernels are requested for a trace.
     """
     if isinstance(read, ReplayPlan) and read.captured:
@@ -334,7 +334,7 @@ def planned_step(trace: Trace, devices: Sequence[DeviceProfile]) -> PlannedStep 
 
 
 def is_plain(settings: Settings) -> bool:
-    """Check that the settings use no user code and no plugin is installed, so that plans may be cached."""
+    """Check that the settings use no user code and no plugin is installed; only then may plans be cached."""
     from opreplay.initializers import extensions
     from opreplay.initializers.user_code import entry_points
     from opreplay.replay import plugins
@@ -344,7 +344,7 @@ def is_plain(settings: Settings) -> bool:
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:
-    """Return the expected contents of arguments; cached ones if `plan_to_keep` returns a plan.
+    """Return a provider of the expected contents of arguments; it uses the cache if `plan_to_keep` returns a plan.
 
     Raises UsageError for an invalid initializer module or setting, FormatError for an invalid values file.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs the ops of a plan and yields events.
+"""Run the ops of a plan and yield events.
 
 This module handles the order of events, time budgets and the summary; `execute` runs each op.
 """
@@ -56,18 +56,18 @@ def no_sums(results: Sequence[OpResult]) -> Sequence[Sum]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Facts for the result file that are not in the ops or the options."""
+    """Facts for the result file that come neither from the ops nor from the options."""
 
     trace: dict[str, object] = field(default_factory=dict[str, object])
     """Facts about the trace, for the header."""
     step: StepReport | None = None
-    """The recorded step that a sequence replays."""
+    """Report of the recorded step that a sequence replays."""
     devices: tuple[str, ...] = ()
     """Names and versions of the simulated devices."""
     beside: bool = False
     """Whether another job measures on the same device at the same time."""
     sums: Sums = no_sums
-    """Computes the sums of traces and jobs from all results."""
+    """Computes records with the sums of traces and jobs from all results."""
 
 
 def run_events(
@@ -81,14 +81,14 @@ def run_events(
 ) -> Events:
     """Measure and predict every op of a plan; yield events.
 
-    `engine` overrides the engine from the options. `earlier`: results of an interrupted run to resume. With mode
-    "sequence" the results are those of one recorded step, followed by a record of the whole sequence. The last event is
-    always `Ended`, which has the error if one is raised next. With `stop_on_error` the run ends after the first failed
-    op.
+    `engine` replaces the engine from the options. `earlier` has results of an interrupted run to resume. With mode
+    "sequence", the results are of one recorded step, followed by a record of the whole sequence. The last event is
+    always `Ended`; it contains the error if one is raised next. With `stop_on_error`, the run ends after the first
+    failed op.
 
-    Before the first event, raises UsageError or FormatError for values that fit no op, and for a sequence without
-    recorded order. Before `Started`, raises EnvironmentRefused if the device is missing, and UsageError if `earlier` is
-    of another run.
+    Before the first event, raises UsageError or FormatError for values that fit no op, and UsageError for a sequence
+    without recorded order. Before `Started`, raises EnvironmentRefused if the device is missing, and UsageError if
+    `earlier` is of another run.
     """
     begun_at = monotonic()
     about = about or About()
@@ -109,7 +109,7 @@ def run_events(
 
 
 class _Run:
-    """State of a run: its results and its start time."""
+    """A run in progress: its results and its start time."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Run:
         yield Ended(summary=summary, records=tuple(records))
 
     def _ops(self) -> Generator[Event, None, bool]:
-        """Yield the events of each op; return whether `stop_on_error` ended the run."""
+        """Yield the events of each op; return True if `stop_on_error` ended the run."""
         left = left_to_do(self._plan.ops, self._results, self._costly)
         for step in self._engine.outcomes(left, self._decide):
             if isinstance(step, ReplayOp):
@@ -190,8 +190,8 @@ class _Run:
         return False
 
     def _decide(self, op: ReplayOp) -> Outcome | None:
-        """Return the outcome of an op that the plan or the time budget rules out; None to run it. Raises
-        KeyboardInterrupt if an interrupt was requested.
+        """Return the outcome of an op that is not run because of the plan or the time budget; None to run it. Raises
+        KeyboardInterrupt if requested.
         """
         raise_if_asked()
         if op.reason is not None:
@@ -203,7 +203,7 @@ class _Run:
         return None
 
     def _started(self, header: Header) -> Started:
-        """Return the first record of this process, and load the results of the earlier run."""
+        """Take over the results of the earlier run, and return the event with the first record of this process."""
         if self._earlier is None:
             return Started(record=header, environment=header.environment)
         if self._options.mode != "sequence":
@@ -248,7 +248,7 @@ class _Run:
     def _progress(
         self, current: str | None, elapsed_s: float, done_before: int = 0, limit_s: float | None = None
     ) -> Progress:
-        """Return the progress; `done_before` ops were done by the earlier run, and `limit_s` is the time budget."""
+        """Return the progress; `done_before` ops were done by the earlier run, `limit_s` is the time budget."""
         done, total = len(self._results), len(self._plan.ops)
         remaining = elapsed_s / (done - done_before) * (total - done) if done > done_before else None
         limit_left_s = None if limit_s is None else max(0.0, limit_s - elapsed_s)
@@ -271,15 +271,15 @@ class _Run:
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
-    """Return the memory limit of one op: that of the resumed run; if no run is resumed, a worker's share of half the
-    free memory.
+    """Return the memory limit of an op: the limit of the resumed run, otherwise a worker's share of half the free
+    memory.
     """
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 
 
 def _resumed_options(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
-    """Return the options with the thread count and rounds of the resumed run, which its times depend on."""
+    """Return the options with the thread count and rounds of the resumed run, because times depend on them."""
     if earlier is None or options.lanes > 1:
         return options
     facts = earlier.header.environment
@@ -292,7 +292,7 @@ def _resumed_options(options: RunOptions, earlier: ResultFile | None) -> RunOpti
 
 
 def _refuse_rounds(options: RunOptions, *, one_by_one: bool) -> None:
-    """Raise UsageError if rounds are requested in a mode that measures each op once."""
+    """Raise UsageError if several rounds are requested in a mode that measures each op only once."""
     if (options.visits or 1) == 1:
         return
     if options.device != "cpu":
@@ -316,7 +316,7 @@ def _refuse_stop_on_error(options: RunOptions) -> None:
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
-    """Return the step's reuse distances if `cache` is "step". Raises UsageError if they are unknown."""
+    """Return op id → reuse distances in the step if `cache` is "step". Raises UsageError if they are unknown."""
     if options.cache != "step":
         return {}
     if options.mode == "sequence":

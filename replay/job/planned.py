@@ -19,7 +19,7 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult
 
 OverBudget = Literal["shrink", "skip"]
-"""What to do with an op over its memory budget, see `opreplay.replay.arguments.shrink.choose`."""
+"""What to do with an op over its memory budget; see `opreplay.replay.arguments.shrink.choose`."""
 
 
 def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
@@ -48,7 +48,7 @@ def planned_results(
 ) -> list[OpResult]:
     """Return one result per op without measuring; status "replayed" means that a run would try the op.
 
-    `checks`: op id → check on meta tensors.
+    `checks` maps op ids to checks on meta tensors.
     """
     results: list[OpResult] = []
     for op in plan.ops:

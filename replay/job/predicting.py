@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicts single ops on simulated devices; errors are returned as values."""
+"""Predict single ops on simulated devices; errors are returned as values."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class OpPredictor:
 
     devices: Mapping[str, DeviceProfile]
     contents: Callable[[ReplayOp], Contents | None] | None = None
-    """Returns the expected contents of an op's arguments."""
+    """Function that returns the expected contents of an op's arguments."""
     l2: L2State = "sequence"
     leaves_out: Callable[[ReplayOp], bool] | None = None
-    """Returns whether to skip an op."""
+    """Function that returns whether to skip an op."""
 
     def __call__(self, op: ReplayOp) -> Predicted:
         """Predict one op on every device.
@@ -98,14 +98,14 @@ class Faults:
         return watched
 
     def add(self, predictions: Iterable[Predicted]) -> None:
-        """Collect the internal errors of predictions."""
+        """Collect the internal errors in these predictions."""
         for prediction in predictions:
             for error in prediction.errors:
                 if isinstance(error, InternalError):
                     self.by_op.setdefault(prediction.op.id, error)
 
     def conclude(self) -> None:
-        """Raise the first InternalError with the number of others, if there is any."""
+        """Raise the first InternalError, if any, with the number of other ops that have one."""
         if self.by_op:
             first = next(iter(self.by_op.values()))
             more = f"; and {len(self.by_op) - 1} more ops" if len(self.by_op) > 1 else ""

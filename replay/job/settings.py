@@ -1,5 +1,5 @@
 # pyright: strict
-"""All options of a job apart from the selection of its ops."""
+"""All options of a job except the selection of ops."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from opreplay.replay.results.records import L2State
 
 
 class Settings(RunOptions, frozen=True, kw_only=True):
-    """How ops are run, and what the job reads and plans for that."""
+    """How ops are run, and what the job must read and plan for it."""
 
     cluster: str | None = None
-    """Simulated cluster, e.g. "2x8x910b3"; the plan then has all collectives."""
+    """Simulated cluster, e.g. "2x8x910b3"; if set, the plan includes all collectives."""
     fused: Literal["ascend", "none"] | None = "none"
-    """Fused kernels that replace the calls of a captured plan; None chooses by the model."""
+    """Fused kernels that replace calls of a captured plan; None: chosen by the model."""
     order: bool = False
-    """Whether the plan records the order of one step's calls even if no mode needs it."""
+    """Whether the plan records the order of a step's calls even if the mode does not need it."""
     activity: bool = False
-    """Whether to read all timing of a trace, to describe its step."""
+    """Whether to read all timing of a trace, which the report of its step needs."""
     keep: bool = False
-    """Whether to use and write the plan cache."""
+    """Whether to read and write the plan cache."""
 
     @classmethod
     def of(cls, options: RunOptions, **more: Any) -> Settings:
-        """Return the settings from run options and further values."""
+        """Return settings with the values of run options and further values."""
         return msgspec.structs.replace(msgspec.convert(options, cls, from_attributes=True), **more)
 
     def run_options(self) -> RunOptions:
@@ -36,9 +36,7 @@ class Settings(RunOptions, frozen=True, kw_only=True):
         return msgspec.structs.replace(options, l2=self.cache_state())
 
     def cache_state(self) -> L2State:
-        """Return the cache state of simulated devices: the requested state; if none is requested, the one used for
-        measuring.
-        """
+        """Return the L2 state to predict with: `l2` if set, otherwise the state that matches the measurement."""
         return self.l2 or ("sequence" if self.mode == "sequence" else self.l2_state())
 
     @property

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Times by op of a trace or plan on one simulated device, for comparison with recorded or measured times."""
+"""Times by op of a trace or plan, predicted on one simulated device, for comparison with recorded or measured times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.traces.model import Trace
 
 
 def simulated_times(read: Trace | ReplayPlan, soc: str, select: str = "owner") -> Times:
-    """Predict the time of one call of each op on a device, in the order of the step as `simulate` does.
+    """Predict the time of one call of each op on a device, with the caches as the order of the step leaves them.
 
     Raises UsageError for an unknown device.
     """

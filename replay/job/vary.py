@@ -1,7 +1,7 @@
-"""Captures a step in several sizes and predicts each on devices.
+"""Capture a step in several sizes and predict each size on devices.
 
-The step is a model from a config file in several batches and contexts, or the result of a user's function called with
-the sizes.
+The step is a model from a config file with several batches and contexts, or the result of a user's function that is
+called with the sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tell = Callable[[int, int, str], None]
 
 
 def ignore_progress(done: int, total: int, size: str) -> None:
-    """Ignore progress."""
+    """Progress callback that does nothing."""
 
 
 def vary_config(
@@ -53,7 +53,7 @@ def vary_config(
 ) -> ServedSteps | SizedSteps:
     """Predict the model of a config file on each device in each size.
 
-    `form` converts each captured plan before it is predicted. `shape`: the other fields of `from_config.Shape`.
+    `form` converts each captured plan before it is predicted. `shape` has the other fields of `from_config.Shape`.
     `weights`: quantisation of the weights. The result is per token, or per step for a model that reads no text. Raises
     UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
@@ -135,7 +135,7 @@ def _name(sizes: Mapping[str, int]) -> str:
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return all combinations of sizes."""
+    """Return all combinations of the sizes' values."""
     return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
 
 
@@ -146,7 +146,7 @@ def _rows(
     devices: Sequence[DeviceProfile],
     tell: Tell,
 ) -> tuple[list[Row], tuple[str, ...]]:
-    """Return one row per size and device, and the assumptions common to all rows."""
+    """Return (one row per size and device, assumptions that hold for all rows)."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
     inverted: dict[tuple[str, str], str] = {}

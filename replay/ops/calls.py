@@ -34,7 +34,7 @@ def takes_call(run: Callable[..., Any]) -> bool:
 
 @cache
 def arguments_read(run: Callable[..., Any]) -> dict[str, bool]:
-    """Return the arguments that a function reads, each with whether it is required."""
+    """Return {argument that a function reads: whether the argument is required}."""
     if takes_call(run):
         return dict(sorted(_read(run)))
     parameters = inspect.signature(run).parameters.values()

@@ -49,7 +49,7 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def with_writes(schema: str, names: Collection[str]) -> str:
-    """Return `schema` with exactly these arguments marked as written, and with results that do not alias any argument.
+    """Return `schema` with exactly the arguments `names` marked as written, and with results that alias no argument.
 
     For libraries that mark all tensors as written, or none. Raises ValueError for a name that the schema does not have.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Initializers of ops: built-in ones, selected by the op's row, and the user's."""
+"""Initializers of ops: built-in ones, named in the op's table row, and the user's."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Invented(NamedTuple):
     """One assumption of a reference implementation."""
 
     argument: str
-    """"weights", "cache" or "head size"."""
+    """Assumed quantity: "weights", "cache" or "head size"."""
     what: str
 
 
@@ -88,10 +88,10 @@ class ExpertSizes(NamedTuple):
 def expert_sizes(
     hidden: TensorMeta, logits: TensorMeta, op: ReplayOp, words: Mapping[str, OptionValue] | None = None
 ) -> ExpertSizes:
-    """Return the assumed sizes of an MoE layer: the user's in `words`, limited by the recorded time.
+    """Return the sizes of an MoE layer: the user's in `words`, otherwise assumed ones.
 
-    Without a user setting, the intermediate size equals the hidden size, or is smaller if the recorded device could not
-    have read or multiplied that much in the recorded time.
+    The assumed intermediate size equals the hidden size, or is smaller if the recorded device could not have read or
+    multiplied that much in the recorded time.
     """
     words = words or {}
     width = max(1, hidden.shape[-1])

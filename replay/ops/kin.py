@@ -1,8 +1,8 @@
 # pyright: strict
 """Choose, by name, a similar op whose cost rule is used for an op without a rule; for calls that are only predicted.
 
-An op with the same stem, in any namespace, version or prefix, has priority; if there is none, the first line of `KIN`
-whose pattern matches the stem decides.
+An op with the same name stem has priority, in any namespace and with any prefix or version. Otherwise, the first line
+of `KIN` whose pattern matches the stem decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.ops.table import rows
 
 NAMESPACES = ("aten", "prims", "quantized", "torchvision", "aclnn", "atb")
-"""Namespaces of torch and CANN, in which the meaning of names is known, as in those of the vendors in `LIBRARIES`."""
+"""Namespaces of torch and CANN in which similar names mean similar ops; those in `LIBRARIES` count as well."""
 
 _AFFIXES = re.compile(r"^(_*(npu|aclnn|ai_infra|inplace|foreach)_+|_+)+|(_?v\d+|_?(quant_)?\d+|_)+$")
 """Parts of a name that do not describe the op: prefixes of libraries, and versions."""
@@ -92,7 +92,7 @@ KIN: tuple[tuple[str, str], ...] = (
     (r"(^|_)(cat|stack|concat)", "aten::cat"),
     (r"(^|_)pad", "aten::constant_pad_nd"),
 )
-"""Pattern in a stem → op whose rule is used; the first match decides."""
+"""Pattern searched in a stem → op whose cost rule is used; the first match decides."""
 
 
 def stem_of(name: str) -> str:
@@ -117,7 +117,7 @@ def _is_preferred(name: str) -> tuple[bool, bool, str]:
 
 
 def kin_of(name: str) -> str | None:
-    """Return the op with a rule whose name is most similar, or None if no name is similar.
+    """Return the op with a cost rule whose name is most similar, or None if no name is similar.
 
     Only for known namespaces, because the name of a user's own op can mean anything.
     """

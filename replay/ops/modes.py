@@ -92,7 +92,7 @@ INERT: dict[str, str] = {
         npu::npu_apply_rotary_pos_emb.layout npu::npu_scatter_pa_kv_cache_functional.cache_mode split_item
     """,
 }
-"""Reason why arguments do not change results → their names, or `op.argument` with wildcards."""
+"""Reason why arguments do not change results → names of the arguments, or `op.argument` with wildcards."""
 
 COMPUTED: dict[str, tuple[Any, ...]] = {
     "activate_dim": (-1,),
@@ -112,8 +112,8 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu.stochastic_rounding": (False,),
     "use_deep_gemm_e8m0": (False,),
 }
-"""Unsupported argument → values that the reference implementation computes, besides the default; dtypes as in
-a schema.
+"""Unsupported argument → values besides the default for which the reference implementation is right; dtypes as in a
+schema.
 """
 
 

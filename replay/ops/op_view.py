@@ -24,7 +24,7 @@ class DoesNotFit(Exception):
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
-    """Return a tensor as a kernel receives it; negative sizes (never recorded by a correct profiler) count as 0."""
+    """Return a kernel's tensor as a `TensorSpec`; negative sizes (never recorded by a correct profiler) count as 0."""
     return TensorSpec(shape=tuple(max(0, int(s)) for s in shape), dtype=dtype, format=layout)
 
 
@@ -137,8 +137,8 @@ class OpView:
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
     def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
-        """Return `meta` of a required argument. Raises DoesNotFit if it is absent or has fewer than `rank`
-        dimensions.
+        """Return the first tensor named in `names`, or the tensor at `at`. Raises DoesNotFit if there is none or it has
+        fewer than `rank` dimensions.
         """
         meta = self.meta(*names, at=at)
         if meta is None or len(meta.shape) < rank:
@@ -222,12 +222,16 @@ class OpView:
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:
-        """Return a tensor as a vector kernel reads it; a copy is added before it if the tensor is not dense."""
+        """Return the spec of a tensor for a vector kernel; if the tensor is not dense, a kernel that copies it is
+        added.
+        """
         meta = self.meta(*names, at=at)
         return None if meta is None else self.packed(meta)
 
     def packed(self, meta: TensorMeta, *, row_major: bool = False) -> TensorSpec:
-        """Same as `dense`, for a given tensor; with `row_major` any permutation of dimensions is copied as well."""
+        """Same as `dense`, for a given tensor; with `row_major`, tensors with permuted dimensions are copied
+        as well.
+        """
         real = without_expanded(meta)
         if real != meta.shape and not row_major:
             return spec(real, meta.dtype)
@@ -237,7 +241,7 @@ class OpView:
         return spec(meta.shape, meta.dtype)
 
     def outputs(self, *fallback: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return the outputs from the run on meta tensors, or `fallback`."""
+        """Return the outputs that the op had on meta tensors, or `fallback` if they are unknown."""
         return tuple(spec(t.shape, t.dtype) for t in self.op.outputs or () if t is not None) or fallback
 
     def output(self, fallback: TensorSpec) -> TensorSpec:

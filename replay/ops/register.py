@@ -182,14 +182,14 @@ def _define(version: Reference, overload: str) -> str:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Fake kernel of an op that only writes to its arguments."""
+    """Do nothing: fake kernel of an op that only writes to its arguments."""
 
 
 def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[..., Any]:
-    """Return a kernel that calls a version's function with its arguments, adding defaults that the dispatcher omits.
+    """Return a kernel that calls the function of a schema version, adding defaults that the dispatcher omits.
 
-    Required arguments that the schema lacks are None. The kernel raises ValueError for values of unsupported arguments
-    that would change the result. `fake`: return results without values.
+    Arguments that the function requires but the schema lacks are None. The kernel raises ValueError for values of
+    unsupported arguments that would change the result. `fake`: return results without values.
     """
     run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]

@@ -2,9 +2,9 @@
 """Everything that opreplay defines for each op, in one table: each row is an op, and a family sets common values of its
 rows.
 
-A family's folder has `families`, or files of cost rules, which need no torch, and modules `reference_*`, which import
-torch: functions that compute what the op does. Nothing is imported before it is needed. User registrations are not in
-the table and have priority over it.
+A family's folder has `families`, or modules of cost rules, which need no torch, and modules `reference_*`, which import
+torch and compute what the ops do. Nothing is imported before it is needed. User registrations are not in the table and
+have priority over it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Reference:
     tensors.
     """
     assumes: tuple[str, ...] = ()
-    """Assumptions of `run` that no argument determines."""
+    """Assumptions that `run` makes because no argument contains the information."""
     random: bool = False
     """Whether `run` uses torch's random numbers."""
     renames: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -125,7 +125,7 @@ class Row:
     role: str = ""
     """Variant of the initializer for this op, if the initializer has several."""
     like: str = ""
-    """Op whose reference this op uses as well."""
+    """Op whose reference implementation this op also uses."""
     renames: dict[str, str] = field(default_factory=dict[str, str])
     """Argument of `like` → its name in this op, "name.attribute" of an argument of this op, or a constant."""
     into: str = ""
@@ -194,8 +194,8 @@ def family(
 
     `like=OP` uses the reference implementation of OP for the ops on that line. With it, `theirs=ours` renames an
     argument, `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` is a constant, and `into=a,b` lists the
-    arguments that results are written to. `folder` holds the reference implementations; `kernels` makes the cost rule
-    of a line with `kernel=` and a CANN type. Raises ValueError for a setting that an op already has, and for an unknown
+    arguments that results are written to. `folder` holds the reference implementations; `kernels` makes a line's cost
+    rule from the CANN type in its `kernel=`. Raises ValueError for a setting that an op already has, and for an unknown
     key.
     """
     for line in filter(str.strip, ops.splitlines()):
@@ -250,7 +250,7 @@ def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::
 
 
 def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Decorator: declare the cost rule of ops whose name matches a regular expression from the start. Exact names have
+    """Decorator: set the cost rule of ops whose names match a regular expression from the start. Exact names have
     priority.
     """
 
@@ -266,7 +266,7 @@ Part = Literal["families", "references"]
 
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
-    """Return the (folder, module) pairs of each part, found by module name."""
+    """Return the (folder, module) pairs of families and of references, found by module name."""
     modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
@@ -281,7 +281,7 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 
 def load(part: Part, folder: str | None = None) -> None:
-    """Import the modules of one part, from one folder or all. References import torch."""
+    """Import the modules of families or of references, from one folder or all. References import torch."""
     if (part, folder) in _loaded:
         return
     with loading:
@@ -304,7 +304,7 @@ def find(name: str) -> Row | None:
 
 
 def spellings(name: str) -> tuple[str, str, str]:
-    """Return a recorded name, the name without its overload, and the name without its in-place underscore."""
+    """Return a recorded name, the name without its overload, and the latter without its in-place underscore."""
     namespace, _, rest = name.partition("::")
     rest = rest.split(".")[0]
     return name, f"{namespace}::{rest}", f"{namespace}::{rest.rstrip('_')}"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
-"""Returns a context manager for reading a file, which yields a callback that takes (bytes read, total bytes),
-or None.
+"""Function that returns a context manager for reading a file. The context manager yields None, or a callback for (bytes
+read, total bytes).
 """
 
 
@@ -84,7 +84,7 @@ BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswit
 FLASHINFER_TRACE = Dialect(
     "flashinfer-trace", sniff=lambda o: False, read=lambda source, want: _flashinfer_trace(source.path)
 )
-"""FlashInfer-Trace, which is a folder, see `is_plan_folder`."""
+"""FlashInfer-Trace; a trace is a folder, see `is_plan_folder`."""
 PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Kinds of plan files, in the order in which they are tried."""
 
@@ -105,7 +105,7 @@ def names_several(patterns: Sequence[str]) -> bool:
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Return the kind in `PLANS` of a regular file or folder; None for a profile and for anything else.
+    """Return the kind in `PLANS` of a file, or FlashInfer-Trace for its folder; None for anything else.
 
     Never raises because of a file's contents; the reader of that kind reports errors.
     """
@@ -152,11 +152,11 @@ def open_input(
         kernel_details: an NPU's kernel table; a table next to the trace is used by default.
         capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings; by
             default, files next to the trace with `capture` in their name are used.
-        process: the process to read from a file into which the profiles of several were merged.
+        process: the process to read from a file that merges the profiles of several processes.
         progress: creates a context manager that yields a progress callback for each file that is read.
-        activity: also read the times of all other work, and recorded collectives.
+        activity: also read collectives, and the times of events other than ops and kernels.
 
-    Raises UsageError for a glob that matches several files and for a plan with a file that completes a trace,
+    Raises UsageError for a glob that matches several files, and for a plan together with a file that completes a trace;
     TraceError for unreadable input.
     """
     path = the_one_path(text)
@@ -202,9 +202,9 @@ def open_trace(
 ) -> Trace:
     """Open the profile that a path, a glob or "-" names, completed as described in `open_input`.
 
-    `activity` reads all timing. `gradients` reads what a plan needs of autograd, which takes a fifth of the memory of a
-    long trace. Raises the same errors as `open_input`, and for a named table those of `join_kernel_details`. A table
-    that merely lies next to the trace is ignored if it does not match, and `info.kernel_details` says why.
+    `activity` reads all timing. `gradients` reads autograd data that a plan needs: a fifth of the memory of a long
+    trace. Raises the same errors as `open_input`, and for a named table those of `join_kernel_details`. A table found
+    next to the trace is ignored if it does not match; `info.kernel_details` says why.
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_in_folder
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_in_folder
@@ -232,15 +232,15 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Trace size in bytes above which a trace is read without timing, in a third of the time; only `timeline` then
-describes its step.
+"""Maximum uncompressed size in bytes of a trace of which all commands read the step's timing. Larger traces are read
+without it, in a third of the time, except by `timeline`.
 """
 PACKED = 12
-"""Rough compression ratio of a packed trace."""
+"""Rough compression ratio of a .gz trace."""
 
 
 def tells_step(text: str) -> bool:
-    """Check whether a command that is not about the step also reads the data that describe the step."""
+    """Check whether a trace is small enough for commands that are not about the step to read its timing, too."""
     if not os.path.isfile(text):
         return True
     unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
@@ -248,7 +248,7 @@ def tells_step(text: str) -> bool:
 
 
 def refuse_plan(path: str) -> None:
-    """Raise UsageError for a captured or written plan if a trace is needed, because only a trace has event times."""
+    """Raise UsageError for a captured or written plan where a trace is needed, because only a trace has event times."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
             f"{path} is a plan, which has no recorded times",
@@ -283,13 +283,13 @@ def _read(
 
 
 MOST_READERS = 4
-"""Maximum number of processes that read one file: each may use some hundred megabytes, and a single process collects
-the tables.
+"""Maximum number of processes that read one file: each may use some hundred megabytes, and one process collects the
+tables of all.
 """
 
 
 def reading_processes(path: str) -> int:
-    """Return how many processes read a file: one for each idle CPU, if the file is uncompressed and large enough."""
+    """Return how many processes read a file: at most one per idle CPU, and one for a compressed or small file."""
     from opreplay.traces.reading.parallel import most_parts
 
     parts = min(most_parts(path), MOST_READERS)
@@ -302,8 +302,8 @@ def reading_processes(path: str) -> int:
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """Return notes on what was lost when reading a trace and what other files added, and a warning if a file seems to
-    be from another run.
+    """Return notes on data lost when reading a trace, on data that other files added, and on a file that seems to be
+    from another run.
     """
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
@@ -333,7 +333,7 @@ def join_notes(joined: Trace) -> list[str]:
 
 
 def warnings_of(read: Trace | ReplayPlan) -> list[str]:
-    """Return warnings about data lost when reading, and about wrong or unknown times and owners."""
+    """Return warnings about data lost when reading, and about wrong or unknown times and owners of device work."""
     from opreplay.traces.model import Trace
 
     if not isinstance(read, Trace):
@@ -349,7 +349,7 @@ MOST_NAMED = 8
 
 
 def impossible_notes(trace: Trace, name: str) -> list[str]:
-    """Return warnings about impossible device times; empty for a sound trace."""
+    """Return warnings about impossible device times; empty if there are none."""
     from opreplay.traces.times.doubts import doubts_of
     from opreplay.traces.times.impossible import impossible_kernels, outlying_kernel
 
@@ -378,9 +378,7 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """Return warnings about device work without an owner, caused by colliding ids or by kernels that start before their
-    launch.
-    """
+    """Return warnings about device work without an owner, because ids collide or kernels start before their launch."""
     from opreplay.traces.times.doubts import collided_share
 
     collided, links = trace.info.collided, trace.info.links
@@ -409,15 +407,15 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
-    """Return a warning about what was lost when reading the named trace or plan; empty if nothing was lost."""
+    """Return a warning about data lost when reading the trace or plan `name`; empty if nothing was lost."""
     text = loss_text(losses, "the results are")
     return [f"{WARNING}{name}: {text}"] if text else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
-    """Return the facts about the trace for the header of the results, without its path.
+    """Return facts about the trace for the header of the results, without its path.
 
-    For a plan, these are only the losses of reading its trace.
+    For a plan, the only facts are the losses when its trace was read.
     """
     from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
@@ -447,11 +445,11 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
 ) -> ReplayPlan:
-    """Return the plan of a trace, or the part of a given plan that the filters keep.
+    """Return the plan of a trace, or the ops of a given plan that the filters keep.
 
     With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, the plan of a
-    trace read with its activity contains each distinct collective as an op. Raises the same UsageErrors as
-    `complete_and_filter`, and one with the nearest names if the filters keep no op of a file.
+    trace read with its activity contains each distinct collective as an op. Raises UsageError like
+    `complete_and_filter`, and with the nearest names if the filters keep no op of a file.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import mark_missing_sizes
@@ -537,9 +535,9 @@ def names_by_time(trace: Trace) -> list[str]:
 
 
 def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """Return a plan with missing overloads and outputs filled in, and the filters applied, in the same order.
+    """Return a plan with missing overloads and outputs added and the filters applied; the order of ops stays.
 
-    Raises the same UsageErrors as `_part_of`.
+    Raises UsageError like `_part_of`.
     """
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -550,10 +548,10 @@ def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) 
 
 
 def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
-    """Return the part of a plan that the filters keep.
+    """Return the plan with only the ops that the filters keep.
 
-    Raises UsageError if --select differs from the plan's, because the plan lacks the other ops, and for a phase without
-    ops in the plan.
+    Raises UsageError if --select differs from the plan's selection, because the plan lacks the other ops, and for a
+    phase without ops in the plan.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists

@@ -2,8 +2,8 @@
 """Caches plans and argument contents between runs, under a key of everything they depend on.
 
 The key covers all values of the trace or plan, the options, opreplay's source files, the versions of Python, torch and
-what torch loads by itself, and environment settings of opreplay and torch. Results that depend on user code or an
-imported library, or that a time limit cut short, are not cached.
+packages that torch loads, and environment settings of opreplay and torch. Results that depend on user code or an
+imported library, or that a time limit made incomplete, are not cached.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def cached_plan_of_calls(
     allow_imports: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Cached version of `plan_of_calls`, see `cached_plan`."""
+    """Return the result of `plan_of_calls` from the cache, or compute and cache it; see `cached_plan`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
     key = None if allow_imports or device != "cpu" else key_of("calls", *cases)
@@ -66,7 +66,7 @@ def cached_plan_of_calls(
 
 
 def _load_or_make(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
-    """Return the cached value of a key, or make and cache it; without a key, only make it."""
+    """Return the cached value for a key, or make and cache the value; without a key, the value is not cached."""
     if (known := _loaded(key, kind)) is not None:
         return known
     value = make()
@@ -94,9 +94,7 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CachedContents:
-    """`ExpectedContents` of one plan with the built-in initializers, cached; missing contents are computed on
-    demand.
-    """
+    """Cached `ExpectedContents` of one plan with the built-in initializers; missing contents are computed on demand."""
 
     def __init__(self, make: Callable[[], ExpectedContents], plan: ReplayPlan, seed: int) -> None:
         self._make, self._real = make, None
@@ -108,7 +106,7 @@ class CachedContents:
         self.unrecorded: dict[str, str] = {}
 
     def __call__(self, op: ReplayOp) -> Contents | None:
-        """Return the contents, as `ExpectedContents` does."""
+        """Return the contents of an op's arguments, as `ExpectedContents` does."""
         look = blake2b(msgspec.msgpack.encode(op), digest_size=16).hexdigest()
         known = self._known.get(look)
         if known is None:
@@ -132,7 +130,7 @@ class CachedContents:
 
 
 def key_of(kind: str, *values: Any) -> str | None:
-    """Return a key for these values and this software; None if a value has no canonical form."""
+    """Return a cache key for these values and the installed software; None if a value has no canonical form."""
     hasher = blake2b(digest_size=32)
     try:
         for value in (kind, _software(), *values):
@@ -143,7 +141,7 @@ def key_of(kind: str, *values: Any) -> str | None:
 
 
 def _feed(hasher: Any, value: Any) -> None:
-    """Hash every part of a value; raises TypeError for values without a canonical form."""
+    """Add every part of a value to the hash; raises TypeError for values without a canonical form."""
     hasher.update(f"<{type(value).__name__}>".encode())
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, np.dtype[Any]]", value)

@@ -58,8 +58,8 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Return the ops that a name, a glob, the start of an id or "#4" selects, heaviest first. Raises UsageError if
-    none.
+    """Return the ops that a name, a glob, the start of an id or "#4" (the fourth) selects, heaviest first. Raises
+    UsageError if there are none.
     """
     from opreplay.replay.plan.select import select_ops
 

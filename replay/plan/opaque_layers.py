@@ -1,5 +1,5 @@
 # pyright: strict
-"""Infers facts about layers whose weights are not arguments from kernel names and recorded times."""
+"""Infers facts about layers from kernel names and recorded times, for ops whose weights are not arguments."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
 
 
 def with_layers(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with assumptions about each opaque layer: the facts in the recording, and the sizes that follow
-    from them.
+    """Return the plan with assumptions about each layer whose weights are not arguments: recorded facts, and the sizes
+    that follow from them.
     """
     peak = peak_of((plan.device,)) if plan.device is not None else None
     return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
@@ -43,7 +43,7 @@ def _with_evidence(op: ReplayOp, peak: Peak | None) -> ReplayOp:
 
 
 def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
-    """Return what the names and times of the recorded kernels say about weights, on a device with this peak; unknown
+    """Return what the names and times of an op's kernels reveal about its weights, given the device's peak; unknown
     facts are None.
     """
     bits = weight_bits(kernel.name for kernel in op.recorded.kernels)
@@ -61,10 +61,9 @@ def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
 
 
 def weight_bits(kernels: Iterable[str]) -> int | None:
-    """Return the bits per weight according to the names of matrix product kernels; None if the names do not contain
-    them.
+    """Return the bits per weight that the names of matrix product kernels contain; None if they contain none.
 
-    If both operands are named, the narrower one counts.
+    If a name contains the bits of both operands, the narrower operand counts.
     """
     names = [name for name in kernels if not _READS_NO_WEIGHTS.search(name) or _PRODUCT.search(name)]
     if any(_FOUR_BITS.search(name) for name in names):
@@ -73,8 +72,8 @@ def weight_bits(kernels: Iterable[str]) -> int | None:
 
 
 def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
-    """Return the share of an op's device time spent in kernels that may read weights; 1 if kernel names do
-    not show it.
+    """Return the share of an op's device time spent in kernels that may read weights; 1 if the kernel names do not
+    tell.
     """
     total = sum(kernel.total_us for kernel in kernels)
     others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Passes over a plan: pure functions, in the order in which `build` runs them."""
+"""Passes over a plan: pure functions, listed in the order in which they run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """Return the function that gives the weight of an op, on which the plan's shares are based.
+    """Return the function that gives the weight of an op, from which the plan's shares are computed.
 
-    The weight is recorded device time, or host time if the trace has no device. For a captured plan it is the bytes
-    that an op reads and writes, and 0 for views, which move nothing.
+    The weight is recorded device time, or host time if the trace has no device. For a captured plan, it is the number
+    of bytes that an op reads and writes, and 0 for views, which move nothing.
     """
     if plan.captured:
         return moved_bytes
@@ -32,7 +32,7 @@ def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
 
 
 Clock = Literal["device", "host"]
-"""The recorded clock on which a plan's times and shares are based."""
+"""The recorded clock from which a plan's times and shares are computed."""
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
@@ -45,14 +45,14 @@ def clock_of(plan: ReplayPlan) -> Clock | None:
 
 
 def total_of(plan: ReplayPlan) -> float:
-    """Return the total on which the plan's shares are based."""
+    """Return the total for the plan's shares: recorded time in microseconds, or moved bytes for a captured plan."""
     if plan.captured:
         return sum(moved_bytes(op) for op in plan.ops)
     return plan.device_us_total or plan.host_us_total
 
 
 def moved_bytes(op: ReplayOp) -> float:
-    """Return the bytes of arguments and results of all calls."""
+    """Return the bytes of arguments and results, summed over all calls of the op; 0 for views."""
     return 0.0 if op.name in VIEWS else float(need_of(op).total) * op.count
 
 
@@ -67,10 +67,10 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
-    """Merge ops that are called the same way.
+    """Merge ops with the same id.
 
-    The median is the median of the parts' medians, weighted by calls: if nine parts have one call each, a slow first
-    part does not become the median.
+    The median is the median of the ops' medians, weighted by calls: if nine ops have one call each, a slow first one
+    does not become the median.
     """
     if len(parts) == 1:
         return parts[0]
@@ -93,9 +93,7 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def merge_ops(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """Merge two ops that are called the same way: counts, times and kernels add up; medians come from the op with more
-    calls.
-    """
+    """Merge two ops with the same id: counts, times and kernels add up; medians come from the op with more calls."""
     often = a if a.count >= b.count else b
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
@@ -128,9 +126,7 @@ def _both(a: int | None, b: int | None) -> int | None:
 
 
 def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:
-    """Sort ops by weight, heaviest first, and ops without device time by host time; ties keep the order of first
-    appearance.
-    """
+    """Sort ops by weight, heaviest first, then by host time; ties keep the order of first appearance."""
     weight = weight_of(plan)
     ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total))
     return msgspec.structs.replace(plan, ops=tuple(ops))

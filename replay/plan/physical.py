@@ -1,8 +1,8 @@
 # pyright: strict
 """Finds ops that, because of a guessed size, would move or compute more than any device could in the recorded time.
 
-Only what a call must access counts: arguments that are read completely and results, each memory once. For views, and
-for ops that read their arguments partly, only results count.
+Only necessary accesses count: arguments that are read completely, and results, each memory once. For views and ops that
+may read only part of an argument, only results count.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from opreplay.traces.model import TensorMeta
 from opreplay.traces.times import peaks
 
 TOLERANCE = 1.3
-"""Factor by which the recorded time may be wrong: clocks and sizes are not exact."""
+"""Factor by which a computed minimum may exceed the recorded time, because clocks and sizes are not exact."""
 FASTEST = (8.0e12, 256 << 20)
-"""Memory bandwidth (bytes/s) and cache size (bytes) assumed for unlisted devices; no device is faster."""
+"""Memory bandwidth (bytes/s) and last-level cache size (bytes) assumed for unlisted devices; none exceeds them."""
 FASTEST_FLOPS = 2.5e15
 """16-bit FLOP/s assumed for unlisted devices."""
 CACHE_SPEEDUP = 4.0
 """Maximum ratio of last-level cache bandwidth to memory bandwidth."""
 SHORTEST_US = 2.0
-"""Minimum recorded time in µs that counts as work; shorter times are launch times."""
+"""Minimum time in µs with which a call's minimum is compared; shorter recorded times are launch times."""
 
 _READ_IN_PART = names_in(
     """
@@ -51,8 +51,8 @@ _WRITTEN_ONLY = names_in(
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with an assumption on each op that is impossible in its recorded time; requires results
-    (`with_outputs`).
+    """Return the plan with an assumption on each op that is impossible in its recorded time; needs the results that
+    `with_outputs` adds.
     """
     return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
 
@@ -65,7 +65,7 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
 
 
 def impossible(op: ReplayOp, device: str | None) -> str | None:
-    """Return why a planned call cannot be the recorded one, or None; `device` is the name of the recorded device.
+    """Return why an op's call cannot be the recorded one; None if it can. `device`: name of the recorded device.
 
     Only ops with recorded device time are checked. For a vendor op, which may read any part of its arguments, only
     matrix products and results count.
@@ -92,13 +92,13 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
 
 
 def peak_of(device: str | None) -> tuple[float, int]:
-    """Return (memory bandwidth in bytes/s, bytes of the last-level cache) of a recorded device by name."""
+    """Return (memory bandwidth in bytes/s, last-level cache size in bytes) of the device with this name."""
     peak = None if device is None else peaks.peak_of((device,))
     return FASTEST if peak is None else (peak.gb_per_s * 1e9, peak.cache_mib << 20)
 
 
 def least_flops(op: ReplayOp) -> float:
-    """Return the minimum number of operations that the op's matrix products require.
+    """Return the minimum number of floating-point operations that the op's matrix products require.
 
     Half of an attention may be masked, small filters may need a quarter of the operations (Winograd), and complex
     numbers need three real products instead of four.
@@ -110,14 +110,14 @@ def least_flops(op: ReplayOp) -> float:
 
 
 def flops_of(device: str | None) -> float:
-    """Return the 16-bit FLOP/s of a recorded device by name, for its fastest dtype."""
+    """Return the FLOP/s of the device with this name, for its fastest dtype."""
     peak = None if device is None else peaks.peak_of((device,))
     return FASTEST_FLOPS if peak is None else max(peak.tflops.values()) * 1e12
 
 
 def least_bytes(op: ReplayOp) -> int:
     """Return the minimum number of bytes that one call accesses: arguments that are read completely, and results that
-    are not views of them.
+    are not views of arguments.
     """
     namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
@@ -141,7 +141,7 @@ def _read_bytes(op: ReplayOp) -> int:
 
 
 def _bytes(meta: TensorMeta) -> int:
-    """Return the bytes of the distinct elements: expanded dimensions count once."""
+    """Return the bytes of a tensor's distinct elements: elements of an expanded dimension count once."""
     strides = meta.strides or (1,) * len(meta.shape)
     return math.prod(n for n, step in zip(meta.shape, strides, strict=True) if step or not n) * ITEMSIZE_BYTES.get(
         meta.dtype, 1

@@ -19,9 +19,9 @@ MAX_BELOW = 512
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with `recorded.children` and `recorded.below` from each op's first call; () if nothing is nested.
+    """Return the plan with `recorded.children` (nested ops) and `recorded.below` from each op's first call.
 
-    Both stay None for an op with more than `MAX_BELOW` ops below it.
+    They are () if no op is nested, and stay None for an op with more than `MAX_BELOW` nested ops.
     """
     signature = trace.ops.signature
     used, first = np.unique(signature, return_index=True)

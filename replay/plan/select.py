@@ -1,7 +1,5 @@
 # pyright: strict
-"""Selects the recorded calls of a plan (those that own device time, leaves, outermost ops or all) and applies
-filters.
-"""
+"""Selects the recorded calls of a plan (ops with device time, leaves, outermost ops or all) and applies filters."""
 
 from __future__ import annotations
 
@@ -92,8 +90,8 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint with the names closest to the patterns and the heaviest names; `names` are sorted,
-    heaviest first.
+    """Return a hint with the names closest to the patterns, and the heaviest names; `names` must be sorted, heaviest
+    first.
     """
     distinct = list(dict.fromkeys(names))
     if not distinct:
@@ -114,8 +112,8 @@ NEAREST = 6
 def nothing_left(
     names: Sequence[str], *, recorded: Sequence[str] = (), include: Sequence[str], select: str, narrows: bool
 ) -> UsageError:
-    """Return the error for a selection that keeps no op; `names` are the selected names, `recorded` all
-    recorded ones.
+    """Return the error for a selection that keeps no op; `names` are those before the filters, `recorded` all recorded
+    names.
     """
     if include:
         hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
@@ -165,9 +163,9 @@ def refuse_nothing(plan: ReplayPlan) -> None:
 
 
 def selected_rows(trace: Trace, select: str) -> Rows:
-    """Return the selected rows of `trace.ops`, in file order. Raises UsageError for an unknown selection.
+    """Return the rows of `trace.ops` that a selection keeps, in file order. Raises UsageError for an unknown selection.
 
-    "owner" selects the outermost ops if no op owns device time, as in traces of a CPU run.
+    "owner" selects the outermost ops if no op has device time, as in traces of a CPU run.
     """
     if select not in SELECTIONS:
         raise UsageError(f"unknown selection {select!r}", hint=f"Selections are {', '.join(SELECTIONS)}.")
@@ -187,7 +185,7 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Return the ops that are inside nothing but labels and autocast wrappers; these themselves are not included."""
+    """Return the outermost ops, not counting enclosing labels and autocast wrappers, which are not returned either."""
     opened = opened_rows(trace, parents)
     return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
 
@@ -198,7 +196,7 @@ def outermost_us(trace: Trace) -> float:
 
 
 def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows that are replaced by what they contain: labels, and calls that autocast wraps in casts."""
+    """Return a mask of transparent rows, whose children count instead: labels, and calls wrapped by autocast."""
     return label_rows(trace) | autocast_wrappers(trace, parents)
 
 
@@ -209,7 +207,7 @@ def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def inside_ops(parents: Rows, opened: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows nested, at any depth, in a row that is not `opened` (see `opened_rows`)."""
+    """Return a mask of rows nested, at any depth, in an op that is not transparent (`opened`, see `opened_rows`)."""
     return (parents >= 0) & among_or_inside(parents, ~opened)[parents] if len(parents) else ~opened
 
 

@@ -17,9 +17,9 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     top: int | None = None
     """Maximum number of ops, those with the most recorded time; None keeps all."""
     min_share: float | None = None
-    """Minimum share of the recorded time, 0..1."""
+    """Minimum share of the recorded time, from 0 to 1."""
     phase: Phase | None = None
-    """Only calls in iterations of this phase; counts and times cover only these."""
+    """Phase of the iterations whose calls are kept; counts and times cover only these calls."""
     ops: tuple[str, ...] = ()
     """Names, globs, id prefixes, or "#4" for the fourth heaviest, applied after the other filters; empty keeps all."""
 
@@ -28,10 +28,10 @@ class Selection(OpFilter, frozen=True, kw_only=True):
     """The values of the selection options."""
 
     select: str = "owner"
-    """Which calls to select: "owner" (ops that own device time), "leaf", "top" or "all"."""
+    """Which calls to select: "owner" (ops with device time), "leaf", "top" or "all"."""
     allow_imports: dict[str, str] = {}
 
     @property
     def narrows(self) -> bool:
-        """Check whether any filter, apart from the nesting level, leaves out ops."""
+        """Whether any filter other than `select` removes ops."""
         return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)

@@ -28,7 +28,7 @@ _HINT = "Use a file from TraceLens's event replay: a JSON list of objects with o
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
-    """Return the ops of the file in its order, without recorded times, each with its `count` of calls (default 1).
+    """Return a plan with the ops of the file in its order, without recorded times, each with its `count` (default 1).
 
     The file has no overloads: they are matched by argument names afterwards. An entry with an unknown argument type or
     dtype stays in the plan with a reason. Raises FormatError, which names the entry, for all other errors.
@@ -40,7 +40,7 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
 
 
 def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
-    """Write the ops whose arguments are known; return the number of ops left out because they have a reason.
+    """Write the ops whose arguments are known; return the number of ops left out because their arguments are not.
 
     Raises UsageError if the file exists and `force` is not set, or if it cannot be written.
     """
@@ -130,7 +130,7 @@ def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
 
 
 def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
-    """Return all arguments, or none and the reason; every argument is checked in either case. Raises Refused."""
+    """Return all arguments, or () and the reason; every argument is checked in either case. Raises Refused."""
     args: list[ReplayArg] = []
     unknown: Unknown | None = None
     for entry, keyword_only in entries:
@@ -173,7 +173,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
 
 
 def _says(entry: Any, op: ReplayOp) -> bool:
-    """Check whether an entry, read again, gives the op's name and arguments; changes by resolving are ignored."""
+    """Check whether an entry still describes the op's name and arguments; types set by resolving are ignored."""
     try:
         name, raw_args = _parts(entry)
         args, _ = _arguments(raw_args)
@@ -183,7 +183,7 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return the values by argument name, without types, order and type codes, which follow from the overload."""
+    """Return (tensors, values) by argument name, without types, order and type codes, which the overload implies."""
     return {
         argument.name: (
             argument.tensors,

@@ -1,4 +1,4 @@
-"""Converts arguments between TraceLens's notation and `ReplayArg`. Handles single arguments, not the file; no torch.
+"""Converts single arguments between TraceLens's notation and `ReplayArg`. Does not read files or need torch.
 
 A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`; ScalarType, Layout and MemoryFormat are
 the integers that the profiler records.
@@ -37,7 +37,7 @@ _KINDS = {
     "MemoryFormat": "MemoryFormat",
     "Generator": "Generator",
 }
-"""Type names in the IR by the spelling of an argument type without "?", "[]" and alias set."""
+"""Type names as written in the file, without "?", "[]" and alias set → type names of the IR."""
 _DECLARED = re.compile(r"(\w{1,40})(?:\([a-zA-Z0-9!*|> -]{0,40}\))?(\?)?(\[\d{0,3}\])?(\?)?")
 _TORCHSCRIPT = re.compile(r"(Optional\[)?(List\[)?(?:Optional\[)?(\w{1,40})\]*")
 _CODE_OF = {name: code for names in CODES.values() for code, name in enumerate(names)}
@@ -54,7 +54,7 @@ class Unknown(ValueError):
 
 
 def code_of(value: Value) -> Value:
-    """Return the code of "torch.float16" and similar constants; other values unchanged."""
+    """Return the profiler's integer for "torch.float16" and similar constants; other values unchanged."""
     return _CODE_OF.get(value, value) if isinstance(value, str) else value
 
 
@@ -79,7 +79,7 @@ def kind_of(declared: str) -> str:
 
 
 def read_argument(entry: Any, *, keyword_only: bool) -> ReplayArg:
-    """Read an element of list_pos_args or list_kwargs. Raises Refused or Unknown."""
+    """Read an element of list_pos_args or list_kwargs. Raises Refused, or Unknown for an unknown type or dtype."""
     if not isinstance(entry, dict):
         raise Refused("an argument is not an object")
     name, declared = entry.get("arg_name"), entry.get("arg_type")
@@ -142,7 +142,7 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _plain(kind: str, value: Any) -> Value:
-    """Return a value that is not a tensor, checked and JSON-safe; lists may be nested once."""
+    """Return a value that is not a tensor, checked and safe to write as JSON; lists may be nested once."""
     if not isinstance(value, list):
         return _scalar(kind, value)
     return tuple(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Breakdown of a trace's time as a terminal table, JSON-safe facts and CSV. Shows sums only."""
+"""Breakdown of a trace's time as a terminal table, JSON-safe facts and CSV. Computes only sums."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS: dict[str, Unit] = {
 
 
 def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[str, Any]:
-    """Return the whole breakdown with the first `top` rows, as JSON-safe values."""
+    """Return the breakdown as JSON-safe values, with its first `top` rows and the number of all rows in `all_rows`."""
     return {
         **msgspec.to_builtins(table),
         "rows": msgspec.to_builtins(table.rows[:top]),
@@ -50,7 +50,7 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
     """Return the breakdown in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown`; other formats have all.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, other formats all.
     """
     return View(
         lines=[f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}"],
@@ -66,7 +66,7 @@ def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
 
 
 def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:
-    """Return a table with the first `top` rows, the sum of the rest, and a note."""
+    """Return a table with the first `top` rows, followed by the share of the rows left out and the breakdown's note."""
     shown = breakdown.rows[:top]
     parts: list[RenderableType] = []
     if shown:
@@ -81,7 +81,7 @@ def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableTy
 
 
 def columns_of(breakdown: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
-    """Return the columns with data in these rows; the name column gets the remaining width."""
+    """Return the columns that have data in `rows`; the name column gets the remaining width."""
     columns = [
         _OfRow("share", lambda row: row.share, SHARE),
         _OfRow("time", lambda row: row.time_us, TIME, key="time_us"),

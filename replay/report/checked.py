@@ -39,7 +39,7 @@ MARKS: dict[Verdict, str] = {
 }
 DETAIL_CHARS = 300
 CASES_SHOWN = 3
-"""Maximum number of failing cases per point in tables."""
+"""Maximum number of failing cases in tables per checked property ("schema", ...)."""
 
 
 def facts(check: CheckResult) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def facts(check: CheckResult) -> dict[str, Any]:
 
 
 def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
-    """Return a check in every output format. `failed` holds the points that make the check fail."""
+    """Return a check in every output format. `failed` holds the checked properties that make the check fail."""
     return View(
         lines=[first_line(check, failed)],
         render=lambda width: render(check, width=width),
@@ -80,7 +80,7 @@ _OfCase = Column[tuple[PointResult, Finding]]
 
 
 def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Table[tuple[PointResult, Finding]]:
-    """Return a table of all cases, or of the first `limit` failing cases of each point."""
+    """Return a table of all cases, or of the first `limit` failing cases of each checked property."""
     rows = [
         (point, case) for point in check.points for case in (point.cases if limit is None else point.of("fail")[:limit])
     ]
@@ -95,7 +95,7 @@ def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Ta
 
 
 def render(check: CheckResult, *, width: int) -> RenderableType:
-    """Render one row per point, followed by its failing cases."""
+    """Render one row per checked property, followed by its failing cases."""
     from rich.console import Group
     from rich.text import Text
 
@@ -151,7 +151,7 @@ def markdown(check: CheckResult, failed: Sequence[PointResult]) -> str:
 
 
 def page(check: CheckResult, failed: Sequence[PointResult], command: str) -> Page:
-    """Return a page with every point and every case."""
+    """Return a page with every checked property and every case."""
     return Page(
         title=f"opreplay: {check.op} checked",
         headline=first_line(check, failed),
@@ -199,7 +199,7 @@ def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
 
 
 def fidelity_line(fidelity: Fidelity) -> str:
-    """Return a line that says how many ops were compared against what, and how many of them fail."""
+    """Return a line on how many ops were compared with each reference, and how many of these ops fail."""
     groups: dict[str, list[StandIn]] = {}
     for row in fidelity.rows:
         groups.setdefault(row.against, []).append(row)

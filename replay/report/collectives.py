@@ -14,7 +14,7 @@ from opreplay.replay.results.records import OpResult
 
 MAX_ROWS = 40
 NARROW_DROP = 2
-"""Drop priority of terminal columns that are dropped first: algorithm bandwidth, recorded times, simulated devices."""
+"""Drop priority of the columns that narrow terminals omit first: algorithm bandwidth, recorded and simulated times."""
 _Call = tuple[OpResult, CollectiveFacts]
 _Column = Column[_Call]
 _SIZE = Unit(size_text, "int")
@@ -23,7 +23,7 @@ _RATE = Unit(lambda value: DASH if value is None else digits(value))
 
 
 def of_collectives(results: Sequence[OpResult]) -> list[_Call]:
-    """Return the results of collectives."""
+    """Return (result, facts of the collective) for each result of a collective."""
     return [(result, result.collective) for result in results if result.collective is not None]
 
 
@@ -46,7 +46,7 @@ def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
 def _rates(
     title: str, name: str, of: Callable[[CollectiveFacts], Bandwidth | None], drop: float = 0, algorithm: bool = False
 ) -> list[_Column]:
-    """Return the columns of a time and of the bandwidths computed from it."""
+    """Return columns for the time that `of` returns and its bandwidths; `algorithm` adds the algorithm bandwidth."""
 
     def rate(title: str, key: str, field: str, drop: float) -> _Column:
         unit = TIME if field == "time_us" else _RATE

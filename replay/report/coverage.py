@@ -25,7 +25,7 @@ HELD: dict[str, str] = {
 }
 """`--l2` state → what caches contain when an op starts."""
 NAMED_FROM = 0.1
-"""Smallest share of a total for which an order-of-magnitude prediction is named next to the total."""
+"""Minimum share of a total at which an order-of-magnitude prediction is named next to the total."""
 
 
 def is_rough(prediction: Simulated | None) -> bool:
@@ -96,9 +96,9 @@ def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Return op id → share of the recorded time, the coverage by a device's predictions, and what the shares refer to.
+    """Return op id → share of the recorded time, the coverage by a device's predictions, and the total of the shares.
 
-    If no time was recorded, each op has an equal share.
+    The total is "recorded time" or, if no time was recorded, "ops"; in this case, each op has an equal share.
     """
     timed = any(r.recorded_share > 0 for r in results)
     shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}

@@ -75,9 +75,9 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def value_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return how results compare with the ops' own implementations.
+    """Return notes on how replayed results compare with results of the ops' own implementations.
 
-    There is one line per op that differs, and one line for all others.
+    There is one line per op that differs, and one line for all other ops.
     """
     checked = [(result, result.values) for result in results if result.values is not None]
     if not checked:
@@ -98,7 +98,7 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:
-    """Return how many threads ops used, and how many processors were idle, if idle processors were counted."""
+    """Return notes on the threads that ops used and on idle processors; none if idle processors were not counted."""
     threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
     idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
     if not isinstance(threads, int) or not isinstance(idle, int | float):

@@ -37,12 +37,12 @@ HOLDING: dict[L2State, str] = {
 }
 """`--l2` state → short text on the cache contents that a prediction assumes.
 
-`simulate` differs, because it follows the calls of a step.
+`simulate` uses other text, because it follows the calls of a step.
 """
 
 
 def where_in(trace: Mapping[str, object]) -> Where | None:
-    """Return the head stored in a result file; None for files of older versions and for plans."""
+    """Return the recording's description from a result file; None for files of older versions and for plans."""
     try:
         return msgspec.convert(trace["where"], Where) if "where" in trace else None
     except msgspec.ValidationError:
@@ -109,7 +109,7 @@ def warning_lines(where: Where | None) -> list[str]:
 
 
 def _outside_lines(where: Where, least: float) -> list[str]:
-    """Return lines on work launched before the recording and on labels, if their share is at least `least`."""
+    """Return lines on work launched before the recording and on time in labels, if their share is at least `least`."""
     before = quotient(where.launched_before_us, where.total_us) or 0.0
     labels = quotient(where.labels_us, where.total_us) or 0.0
     early = f"launched before the recording: {share_text(before)} of device time (ops not recorded)"
@@ -139,7 +139,7 @@ def _host_lines(where: Where) -> list[str]:
 
 
 def _beside_lines(where: Where, least: float) -> list[str]:
-    """Return a line on collectives on gloo's own threads, if their share of the time is at least `least`."""
+    """Return a line on collectives that ran on gloo's own threads, if their share of the time is at least `least`."""
     if where.clock == "device" or where.beside_us <= 0.0 or where.beside_us < least * where.total_us:
         return []
     return [

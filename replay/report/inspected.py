@@ -28,7 +28,7 @@ from opreplay.traces.times.peaks import Peak
 from opreplay.traces.times.steps import launch_table, step_table
 
 Grouping = By | Literal["step", "launch"]
-"""Kinds of tables, by what one row represents."""
+"""Kinds of tables, named after what one row represents."""
 TOP = 30
 """Maximum number of table rows in a terminal."""
 ROOFLINE_ROWS = 20
@@ -41,7 +41,7 @@ PLURALS = {
     "step": "steps",
     "launch": "launches",
 }
-"""Grouping → name of its table, where the two differ."""
+"""Grouping → name of its table, for groupings whose table has a different name."""
 
 
 def view_by(
@@ -59,7 +59,7 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 
 def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
-    """Return every table of a trace by name; the table of ops has two names, as on the command line.
+    """Return every table of a trace by name; the table of ops is also called "roofline", as on the command line.
 
     The step and launch tables have no rows if the trace has no marked steps or no launches.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The roofline table as terminal text, JSON and CSV, and for the ops of a run; every page has the same columns."""
+"""Roofline table of a trace, or of a run's ops, as terminal text, JSON and CSV; HTML pages use the same columns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from opreplay.traces.times.peaks import TF32, Peak, peak_of
 
 _OfRow = Column[RooflineRow]
 LEAST_COVERED = 0.5
-"""Minimum share of the time with a known share of the peak for which the first line states the lost time."""
+"""The first line states the lost time only if the share of the peak is known for at least this share of the time."""
 LEAST_UNKNOWN = 0.05
-"""Share of the time without a known share of the peak from which the first line mentions it."""
+"""If the share of the peak is unknown for at least this share of the time, the first line says so."""
 NOTES_SHOWN = 5
 """Maximum number of assumptions listed below the table in a terminal."""
 NO_PEAK = "the peak of the recorded device is unknown: give the device with --peak NAME (e.g. MI300X)"
@@ -90,7 +90,7 @@ _IN_FILES = (
 def view(roofline: Roofline, top: int | None, shown: int) -> View:
     """Return the roofline in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown`; other formats have all.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, other formats all.
     """
     return View(
         lines=[head_line(roofline)],
@@ -101,7 +101,7 @@ def view(roofline: Roofline, top: int | None, shown: int) -> View:
 
 
 def facts(roofline: Roofline, top: int | None) -> dict[str, Any]:
-    """Return the whole roofline with the first `top` rows, as JSON-safe values."""
+    """Return the roofline as JSON-safe values, with its first `top` rows and the number of all rows in `all_rows`."""
     return {
         "by": "op",
         **msgspec.to_builtins(roofline),
@@ -117,14 +117,14 @@ def file_table(roofline: Roofline, top: int | None = None) -> Table[RooflineRow]
 
 
 def page_table(roofline: Roofline) -> Table[RooflineRow]:
-    """Return the rows with the columns of a page."""
+    """Return the roofline table with the columns of an HTML page."""
     op = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.inputs), OP, key="op")
     note = [NOTE] if any(row.why or row.assumed for row in roofline.rows) else []
     return Table("Roofline", (op, *_with_values(roofline.rows), *note), roofline.rows)
 
 
 def _with_values(rows: Sequence[RooflineRow]) -> list[_OfRow]:
-    """Return the columns of numbers that some row has."""
+    """Return the numeric columns that have a value in some row."""
     return [column for column in NUMBERS if any(column.value(row) is not None for row in rows)]
 
 
@@ -150,7 +150,7 @@ def head_line(roofline: Roofline) -> str:
 
 
 def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType:
-    """Render a table with the first `top` rows, the sum of the rest, and the assumptions behind the numbers."""
+    """Render a table with the first `top` rows, the sum of the other rows, and the assumptions behind the numbers."""
     shown = roofline.rows[:top]
     parts: list[RenderableType] = []
     if shown:

@@ -29,13 +29,13 @@ _NAMED = frozenset(
         "channels_last_3d",
     )
 )
-"""Names of dtypes, layouts and memory formats."""
+"""Names of torch's dtypes, layouts and memory formats that a snippet may use as values."""
 _RUN_BY = {
     "reference": "# needs the library that defines {0}'s ops; opreplay ran a stand-in",
     "executor": "# opreplay ran an executor of yours",
     "python function": "# {1} is the function of the module that --allow-import {0}=MODULE names",
 }
-"""Resolution method → comment, with placeholders for the op's namespace and name."""
+"""Resolution method → comment in the snippet, with placeholders for the op's namespace and name."""
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
 """Dtypes that torch.randn can create."""
 

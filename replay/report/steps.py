@@ -14,7 +14,7 @@ from opreplay.replay.report.view import View
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
 NAME_ROOM = 24
-"""Minimum width of the name column, in characters, which numeric columns may not take."""
+"""Width of the name column, in characters, that numeric columns may not use."""
 NAMED = 5
 """Maximum number of outliers named in the first line."""
 _OfStep, _OfLaunch = Column[StepRow], Column[LaunchRow]
@@ -40,24 +40,24 @@ _LAUNCHES = [
 
 
 def steps_table(table: StepTable) -> Table[StepRow]:
-    """Return all marked steps."""
+    """Return a table of all marked steps."""
     return Table("Steps", _STEPS, table.rows, noun="step")
 
 
 def launches_table(table: LaunchTable) -> Table[LaunchRow]:
-    """Return how each kernel was launched."""
+    """Return a table of how each kernel was launched."""
     return Table("Kernel launches", _LAUNCHES, table.rows, noun="task")
 
 
 def no_rows(by: Literal["step", "launch"]) -> Table[Any]:
-    """Return the table of a trace that has no marked steps, or no launches."""
+    """Return the empty table for a trace without marked steps, or without launches."""
     return Table("Steps", _STEPS, (), noun="step") if by == "step" else Table("Kernel launches", _LAUNCHES, ())
 
 
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
     """Return all steps or launches in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown`; other formats have all.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, other formats all.
     """
     return View(
         lines=[step_line(table) if isinstance(table, StepTable) else launch_line(table)],

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls given as text, in a table, JSON and CSV: one row per call, with notes on what its numbers are based on."""
+"""Results of calls given as text, as table, JSON and CSV: one row per call, with notes on the basis of its numbers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def notes_of(case: Case) -> list[str]:
 
 
 def _reason_notes(result: OpResult) -> list[str]:
-    """Return why nothing was measured, and what the prediction is then based on."""
+    """Return why nothing was measured, and what the prediction is based on in this case."""
     if result.reason is None:
         return []
     if not result.simulated:
@@ -105,7 +105,7 @@ def _reason_notes(result: OpResult) -> list[str]:
 
 
 def _measured_notes(result: OpResult) -> list[str]:
-    """Return notes on a measured time: its marks, its arguments, and what ran in place of the op."""
+    """Return notes on a measured time: warnings, arguments filled at random, and what ran in place of the op."""
     notes = [f"measured: {kind}" for kind in marks(result)]
     if result.status == "replayed" and result.filling is not None and result.filling.at_random:
         names = ", ".join(result.filling.at_random)
@@ -121,7 +121,7 @@ MEASURED_OF = {"call": "this call", "op": "other calls of the op", "family": "it
 
 
 def prediction_notes(prediction: Simulated) -> list[str]:
-    """Return what a prediction is based on, unless it is based on measurements of its own device."""
+    """Return what a prediction is based on, unless it is based on measurements of the device itself."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(
         prediction.confidence, []
     )
@@ -251,7 +251,7 @@ def _marks(sweep: Cases) -> dict[str, str]:
 
 
 def foot_lines(sweep: Cases) -> list[str]:
-    """Return the meanings of the marks, and the assumptions."""
+    """Return the lines below the table: the meanings of the marks, and the assumptions."""
     lines = [f"{mark}: {note}" for note, mark in _marks(sweep).items()]
     assumed = dict.fromkeys(
         f"{note.argument}: {note.what}"
@@ -334,10 +334,7 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
-    """Yield time over the first size with several values, for each call that has one.
-
-    Each combination of the other sizes is a line.
-    """
+    """Yield a curve per call over its first size with several values; each combination of other sizes is a line."""
     from opreplay.replay.report.page.model import Curve, Line
 
     for text in dict.fromkeys(case.written for case in sweep.cases):
@@ -357,7 +354,7 @@ def _curves(sweep: Cases) -> Iterator[Curve]:
 
 
 def facts(sweep: Cases) -> dict[str, Any]:
-    """Return everything as JSON-safe values; times are in microseconds per call."""
+    """Return all results as JSON-safe values; times are in microseconds per call."""
     return {
         "schema_version": SCHEMA_VERSION,
         "device": sweep.device,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A table that is defined once, with title, key, value and unit of each column, and its display in a terminal.
+"""Definition of a table (title, key, value and unit of each column), and its display in a terminal.
 
 `opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame; a page writes it as
 HTML.
@@ -24,18 +24,18 @@ Row = TypeVar("Row")
 
 MIN_OP_WIDTH = 24
 HARD_MIN_OP_WIDTH = 8
-"""Minimum width of the op column, for which numeric columns are dropped even if no table would otherwise drop them."""
+"""Minimum width of the op column; to keep it, even numeric columns with drop priority 0 are dropped."""
 ONE_LINE_WIDTH = 34
 """Minimum width for the name and distinguishing sizes of an op if each op has one line."""
 NAMES_WIDTH = 48
-"""Maximum width that other columns leave for a long name."""
+"""Maximum width, in characters, that a table reserves for long names."""
 LEAST_NAME = 18
 """Minimum number of characters of a name that remain next to its sizes."""
 GAP = 2
 """Characters between two columns."""
 PAGE_ROWS = 500
 SHARE_SHOWN, ROWS_SHOWN = 0.95, 20
-"""Share of the weight of the rows that a terminal shows, and maximum number of rows, before one line for the rest."""
+"""Share of the total weight, and number of rows, after which a terminal sums up the remaining rows in one line."""
 
 
 class OpCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
         return msgspec.structs.replace(self, text=text)
 
     def style_of(self, row: Row) -> str:
-        """Return the style of the cell; of the whole column if it does not depend on the row."""
+        """Return the style of the cell, or of the column if it is the same for all rows."""
         return self.style if isinstance(self.style, str) else self.style(row)
 
     def sort_value(self, row: Row) -> float | None:
@@ -138,7 +138,7 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
     left_out: int = 0
-    """Number of rows left out for lack of room, the ones with the least weight."""
+    """Number of rows left out for lack of room; they have the least weight."""
     noun: str = "row"
     """Singular noun for a row."""
     weight: Callable[[Row], float | None] | None = None
@@ -155,7 +155,7 @@ def of_fields(
     keys: Mapping[str, str] = MappingProxyType({}),
     noun: str = "row",
 ) -> AnyTable:
-    """Return a table with these fields of the rows as columns, for files and data frames; `keys` renames columns."""
+    """Return a table with `fields` of the rows as columns, for files and data frames; `keys` renames columns."""
     columns = [
         Column[Any](keys.get(field, field), lambda row, field=field: getattr(row, field), unit)
         for field, unit in fields.items()
@@ -309,7 +309,7 @@ def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = Fal
 def fitting(
     columns: Sequence[Column[Row]], widths: dict[int, int], width: int, room: int
 ) -> tuple[list[Column[Row]], list[str]]:
-    """Return the columns that leave `room` for the column of remaining width, and the titles of the dropped columns."""
+    """Return the columns that leave `room` characters for the flexible column, and the titles of dropped columns."""
     shown = list(columns)
     for column in sorted((c for c in columns if c.drop), key=lambda c: -c.drop):
         if width - _total_width(shown, widths) >= room:

@@ -119,7 +119,7 @@ def ratio_text(value: float | None, base: float | None) -> str:
 
 
 def lacking_text(calls: int, up_to: str = "") -> str:
-    """Return a note on calls missing from a time: "without the time of 2 calls that no prediction covers"."""
+    """Return a note on calls missing from a time: "excluding 2 calls without a prediction"."""
     return f"excluding {up_to}{plural(calls, 'call')} without a prediction"
 
 
@@ -129,7 +129,7 @@ def plural(count: int, word: str) -> str:
 
 
 def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
-    """Return the first names, at most `limit`, and the number of the others: "a, b and 3 others"."""
+    """Return the first `limit` names and how many follow: "a, b and 3 more", or "3 ops" with `noun` "op"."""
     rest = len(names) - limit
     more = plural(rest, noun) if noun else f"{rest:,} more"
     return ", ".join(names[:limit]) + (f" and {more}" if rest > 0 else "")
@@ -185,7 +185,7 @@ def coarse_text(unit_us: float) -> str:
 
 
 def fusing(fused: bool | None, unfused: Sequence[str] = ()) -> str:
-    """Return the part of a title that says whether a captured step's kernels are fused, and names parts that are not.
+    """Return the part of a title that says whether a captured step's kernels are fused, and names the parts not fused.
 
     Return "" for a step of the user's own code.
     """

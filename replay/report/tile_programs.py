@@ -88,7 +88,7 @@ _MEASURED = {
     "held_out_error": "held_out_error",
     "measured_l2": "l2",
 }
-"""Key → field of what was measured."""
+"""Key in the JSON output → field of the case's measurement."""
 
 
 def _case_facts(row: CaseResult, lines: bool) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _case_facts(row: CaseResult, lines: bool) -> dict[str, Any]:
 
 
 def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, Any]:
-    """Return the JSON facts about a case's time: buffers, built-in time, notes, confidence, extrapolation."""
+    """Return JSON facts about a case's time: buffers, time of vendor kernels, notes, confidence, extrapolation."""
     buffers = {} if time is None else time.buffers
     return {
         "buffers": {place: {"used": n, "there": size} for place, (n, size) in buffers.items()},
@@ -183,7 +183,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
 
 
 def _notes(study: Study, asked: Sequence[CaseResult], plain: Sequence[CaseResult], *, lines: bool) -> list[str]:
-    """Return notes on what the tables do not show. For measured cases, the calibration gives the error."""
+    """Return notes on what the tables do not show. The note on the calibration gives the error of measured cases."""
     notes: list[str] = []
     if lines and len({_named(row) for row in asked}) > 1:
         notes.append("lines are for the first case that fits; for all cases, use --format json")
@@ -198,7 +198,7 @@ def _notes(study: Study, asked: Sequence[CaseResult], plain: Sequence[CaseResult
 
 
 def calibration_notes(study: Study) -> list[str]:
-    """Return notes on the calibration, on programs without measured times, and that values are computed on the CPU."""
+    """Return notes on the calibration, on programs without measured times, and on values being computed on the CPU."""
     notes = [_calibration_text(calibration) for calibration in study.calibrations]
     asked = [row for row in study.results if not row.case.checked_only and row.time is not None]
     far = [
@@ -240,7 +240,7 @@ def column_if_varied(column: _CaseColumn, rows: Sequence[CaseResult]) -> list[_C
 
 
 def measured_table(looked: Sequence[CaseResult]) -> Table[CaseResult]:
-    """Return measured next to predicted times: from the program alone, and with the factor of the other cases."""
+    """Return measured and predicted times, and the errors without and with a factor calibrated on the other cases."""
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _CaseColumn:
         return _CaseColumn(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
@@ -266,14 +266,14 @@ def _named(row: CaseResult) -> tuple[str, str, str]:
 
 
 def of_first_case(looked: Sequence[CaseResult]) -> list[CaseResult]:
-    """Return the first case that has a time, on each device where it fits; in a sweep, with the best settings."""
+    """Return the first case that has a time, once per device where it fits; in a sweep, with its best settings."""
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]
 
 
 def band_text(looked: Sequence[CaseResult]) -> str:
-    """Return how far off the times may be; "" if there are no times."""
+    """Return the uncertainty of the predicted times as text; "" if there are no times."""
     factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
         return ""
@@ -406,7 +406,7 @@ def page(study: Study, command: str) -> Page:
 
 
 def _cases(looked: Sequence[CaseResult]) -> Table[CaseResult]:
-    """Return the columns of the terminal table, plus all settings and buffers."""
+    """Return the table of cases with the columns of the terminal table, plus all settings and buffers."""
     table = cases_table(looked)
     columns = [column for column in table.columns if column.title not in ("settings", "fullest")]
     return msgspec.structs.replace(table, columns=[*columns, _SETTINGS, _BUFFERS])

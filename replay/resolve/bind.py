@@ -1,8 +1,7 @@
 # pyright: strict
-"""Binds a recorded call to the named arguments of a matched overload, and adds a note for each value that was filled
-in.
+"""Binds a recorded call to the named arguments of a matched overload, and notes each value that was filled in.
 
-Owns the forms of values in the IR. Does not own the choice of overload (`match`) or the guesses themselves (`guess`).
+Defines the forms of values in the IR. `match` chooses the overload, `guess` makes the guesses.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
     from opreplay.replay.resolve.guess.guess import Context, Guess
 
 UNSAFE = "unsafe"
-"""The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
+"""Flag of `_index_put_impl_` and `segment_reduce` that skips bounds checks; the policy forbids True in a plan."""
 COUNTS = {
     **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), ("int64", "offsets count rows")),
     "indices": ("int64", "indices are integers"),
     "state_steps": ("float32", "one step counter per parameter"),
 }
-"""Tensor lists with a fixed dtype, regardless of the dtypes of other arguments, and the reason."""
+"""Name of a tensor list → (its dtype, which does not depend on the dtypes of other arguments, reason)."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Text arguments that only appear in error messages, so their recorded values are not needed."""
 _INT64 = range(-(2**63), 2**63)
 
 
 class Unbound(Exception):
-    """The call cannot be completed; the exception carries the reason."""
+    """Raised if the arguments of a call cannot be completed; carries the reason."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -55,7 +54,7 @@ NO_ELEMENTS = "[]: torch's profiler does not record the elements of a list that 
 def bind(
     match: Match, context: Context, *, empty_lists: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Return the arguments of the matched overload by name, in schema order, and the assumptions made for them.
+    """Return the arguments of the matched overload in schema order, and the assumptions made for them.
 
     Arguments that were added to the schema since the recording are left out, so that their defaults apply. With
     `empty_lists`, a `Tensor?[]` about which nothing is known is empty. Raises Unbound with reason "metadata missing",
@@ -91,15 +90,15 @@ def bind(
 
 
 def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
-    """Check whether an optional list of numbers may have been passed although nothing is recorded, as in torch up to
-    1.12.
+    """Check whether an optional list of numbers may have been passed although none is recorded, as in torch
+    up to 1.12.
     """
     return rec.kind == "absent" and arg.optional and arg.kind.startswith("int[") and not context.number_lists_told
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """Raise Unbound for a tensor that has no strides while others do: it is sparse, and its number of elements is
-    unknown.
+    """Raise Unbound for a tensor without strides if other tensors have strides: it is sparse, and its number of
+    elements is unknown.
 
     Also raises Unbound for a quantized tensor, whose scale is not recorded.
     """
@@ -125,7 +124,7 @@ def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tupl
     """Return the arguments of an unresolved call as arg0, arg1, ..., for reports and simulated devices.
 
     `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values become
-    None, so that positions are those of the call.
+    None, so that the numbers in the names are the recorded positions.
     """
     return aliasing.normalize_sharing(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
@@ -196,7 +195,7 @@ def _defaults_and_strides(match: Match) -> list[Assumption]:
 def argument_of(
     arg: ArgSpec, *, kind: str | None = None, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None
 ) -> ReplayArg:
-    """Return the argument in the schema's form, with the IR type `kind` if it differs from the schema's."""
+    """Return the IR argument for a schema argument; `kind` is its IR type if that differs from the schema's."""
     return ReplayArg(
         name=arg.name,
         type=kind or arg.kind,
@@ -208,12 +207,12 @@ def argument_of(
 
 
 def _with_tensors(arg: ArgSpec, tensors: tuple[TensorMeta | None, ...]) -> ReplayArg:
-    """Return the argument with these tensors; the value () marks an empty list, as opposed to an absent one."""
+    """Return the IR argument with these tensors; an empty list has the value (), an absent one None."""
     return argument_of(arg, tensors=tensors, value=None if tensors else ())
 
 
 def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
-    """Return the argument if the trace records it in full; None if something must be filled in."""
+    """Return the IR argument if the trace records it completely; None if something must be filled in."""
     if rec.kind == "tensor":
         return _with_tensors(arg, rec.metas) if arg.kind == "Tensor" else None
     if rec.kind == "tensors":
@@ -238,9 +237,7 @@ def encode(arg: ArgSpec, value: Value) -> Value:
 
 
 def decode_enum(kind: str, value: Value) -> Value:
-    """Return a value for an argument of type `kind`: enumeration codes become their names, other values stay
-    unchanged.
-    """
+    """Return a value for an argument of type `kind`: enumeration codes become names, other values stay unchanged."""
     codes = CODES.get(kind, ())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(codes):
         return codes[value]
@@ -248,9 +245,7 @@ def decode_enum(kind: str, value: Value) -> Value:
 
 
 def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
-    """Clear a flag that lets an op skip its bounds checks, and add a note; with the checks the op does the
-    same work.
-    """
+    """Clear a flag that lets an op skip its bounds checks, and add a note; the op does the same work with checks."""
     if arg.name != UNSAFE or arg.value is not True:
         return arg
     notes.append(Assumption(argument=UNSAFE, what="False: the recorded True skips bounds checks"))
@@ -258,7 +253,7 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
 
 
 def _complete_dtypes(spec: OpSpec, bound: Call, context: Context, notes: list[Assumption]) -> None:
-    """Fill in dtypes that were not recorded, such as those of a tensor list."""
+    """Fill in the dtypes that were not recorded, e.g. of a tensor list, and add notes."""
     # Guesses are many rules, which a plan that is kept needs none of.
     from opreplay.replay.resolve.guess import guess as inference
     from opreplay.replay.resolve.guess import lists
@@ -291,7 +286,7 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: Call, context: Context
 ) -> tuple[ReplayArg, str | None]:
-    """Return an argument whose value is not in the trace, and the note on it. Raises Unbound if it cannot be
+    """Return a guess for an argument whose value is not in the trace, and a note on it; raise Unbound if it cannot be
     guessed.
     """
     from opreplay.replay.resolve.guess import guess as inference
@@ -314,12 +309,12 @@ def _guessed(
 
 
 def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
-    """Check whether nothing is recorded for a tensor that the op needs."""
+    """Check whether nothing is recorded for a required tensor argument."""
     return rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional
 
 
 def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[ReplayArg, str | None]:
-    """Return an optional argument as None, with the note on it. Raises Unbound for any other argument."""
+    """Return None as the value of an optional argument, and a note on it; raise Unbound for a required argument."""
     from opreplay.replay.resolve.guess import lists
 
     if arg.optional:

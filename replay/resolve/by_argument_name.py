@@ -1,7 +1,7 @@
 # pyright: strict
-"""Matches ops whose argument names are known but not their overload; owns that choice, but not what may run (`policy`).
+"""Matches ops whose argument names, but not overload, are known; `policy` decides what may run.
 
-TraceLens's files are of this kind. If a trace gives arguments by position, `match` decides instead.
+TraceLens's files are of this kind. If a trace gives arguments by position, `match` chooses the overload instead.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ _WIDENS = {
     "Scalar[]": ("int[]", "float[]", "bool[]"),
     "float[]": ("int[]",),
 }
-"""Schema type → other types that a file may declare for an argument of this type."""
+"""Schema type → other types under which a file may list such an argument."""
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
-    """Return the plan with an overload for `device`, or a reason, for each op that has neither.
-
-    Other ops stay unchanged, except ops with a user's executor registered here and ops whose library is missing here.
+    """Add an overload for `device`, or a reason why there is none, to each op of a plan that has neither. Other ops
+    stay unchanged, except ops with a user's executor registered in this process and ops whose library is not installed.
     """
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
@@ -52,13 +51,13 @@ OF_A_PLACE = frozenset({"policy", "library missing"})
 
 
 def _asked_again(op: ReplayOp) -> ReplayOp:
-    """Remove the reason from a resolved op if it applied only to the machine where its plan was last written."""
+    """Remove the reason from a resolved op if it was only about the machine on which the plan was written."""
     is_of_a_place = op.resolved_by is not None and op.reason is not None and op.reason.kind in OF_A_PLACE
     return msgspec.structs.replace(op, reason=None) if is_of_a_place else op
 
 
 def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """Return the op; if its function or library is missing here, add the reason why it cannot run."""
+    """Add the reason why an op cannot run if its function or library is missing on this machine."""
     if op.reason is not None or op.collective is not None:
         return op
     try:
@@ -69,8 +68,8 @@ def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
 
 
 def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """Return the op as run by a user's executor, if the executor overrides torch or the op's library is
-    missing here.
+    """Return the op as a call of a user's executor if the executor overrides torch, or if the op's library is not
+    installed.
     """
     is_missing = op.reason is not None and op.reason.kind == "library missing"
     if op.resolved_by == "executor" or (op.reason is not None and not is_missing):
@@ -94,7 +93,7 @@ def _resolved(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
-    """Return the op with its overload, or with a user's registration. Raises Unbound."""
+    """Return the op with its overload, or as a call of a user's registration. Raises Unbound if neither is possible."""
     parts = split_name(op.name)
     if parts is None:
         raise Unbound(Reason("label, not an op"))
@@ -123,8 +122,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _overrides(name: str) -> bool:
-    """Check whether a user's executor takes precedence over torch; two matching patterns count, too, and `_by_user`
-    reports them.
+    """Check whether a user's executor takes precedence over torch. True also if two patterns match, which `_by_user`
+    then reports.
     """
     try:
         entry = EXECUTORS.find(name)
@@ -134,8 +133,8 @@ def _overrides(name: str) -> bool:
 
 
 def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
-    """Return the op as run by a user's executor, with the arguments as in the file. Raises Unbound if there is no
-    executor.
+    """Return the op as a call of a user's executor, with the arguments listed in the file. Raises Unbound if there is
+    no executor.
     """
     try:
         entry = EXECUTORS.find(op.name)
@@ -176,7 +175,7 @@ def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
 
 
 def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
-    """Check whether the overload has all of these arguments and requires no others."""
+    """Check whether an overload has all of these arguments, and defaults for its others."""
     wanted = {arg.name: arg for arg in spec.args}
     if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
         return False
@@ -209,8 +208,8 @@ def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]
 
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
-    """Return the argument in the schema's form: its type, whether it is written, and a single number as a list if
-    required.
+    """Return the argument with the schema's type and mutability, and a single number as a list if the schema requires
+    one.
     """
     value = decode_enum(wanted.kind, arg.value)
     if wanted.kind == "int[]" and isinstance(value, int):

@@ -21,7 +21,7 @@ _DEFINING = frozenset({"define", "custom_op", "triton_op"})
 
 
 def defining_file(name: str, overload: str, files: Collection[str]) -> Path | None:
-    """Return the file among `files` (resolved paths) that defines "ns::op", or None. Reads only these files."""
+    """Return the file among `files` (resolved paths) that defines "ns::op", or None. Reads no other files."""
     if not files:
         return None
     file = _place(name, overload)
@@ -55,8 +55,8 @@ def _torch_library() -> Path:
 
 
 def registered_by(op: ReplayOp) -> str | None:
-    """Return the user's name or file of the function that an op of a plan calls; None if it belongs to torch or
-    opreplay.
+    """Return what registered the function that a plan's op calls: the user's name for it, or its file. None if the
+    function belongs to torch or opreplay.
     """
     namespace = op.called.partition("::")[0]
     if op.resolved_by == "import":
@@ -75,7 +75,7 @@ def registered_by(op: ReplayOp) -> str | None:
 
 
 def _calls_for(file: str, name: str) -> bool:
-    """Check whether a file calls a function that defines ops with this name as a literal first argument."""
+    """Check whether a file calls one of `_DEFINING` with the op's name as a literal first argument."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,13 +1,14 @@
 # pyright: strict
-"""Decides which ops are replayed with gradients enabled; the executors own how.
+"""Decides which ops are replayed with gradients enabled; the executors enable them.
 
-Gradients are enabled if all of these hold: autograd is known to have recorded at least half of the op's calls; the
+Gradients are enabled if three conditions hold: autograd is known to have recorded at least half of the op's calls; the
 function called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`), or its kernel
 checks the gradient mode; and it writes to none of its arguments. If the trace does not show whether autograd recorded
-the calls, gradients are off, and an assumption says so. These ops choose their implementation by the gradient mode:
-`linear` on a batch folds the batch into rows so that its backward is a product, too; `embedding_bag` keeps what its
-backward needs. All other ops do the same work in both modes, and gradients would only add autograd's own time of some
-microseconds.
+the calls, gradients are off, and an assumption says so.
+
+These ops choose their implementation by the gradient mode: `linear` on a batch folds the batch into rows so that its
+backward is a product, too; `embedding_bag` keeps what its backward needs. All other ops do the same work in both modes,
+and gradients would only add some microseconds of autograd's own time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 
 ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
-"""Ops with a derivative whose kernel checks the gradient mode itself; this one keeps a workspace for the backward
+"""Ops with a derivative whose kernel checks the gradient mode; this one keeps a workspace for the backward
 (mkldnn/RNN.cpp).
 """
 
 
 def with_gradient_mode(op: ReplayOp) -> ReplayOp:
-    """Return the op of a plan, marked if it should run with gradients enabled; queries torch's dispatcher."""
+    """Mark an op of a plan if it should run with gradients enabled, and note why; queries torch's dispatcher."""
     with_gradients, assumed = op.recorded.gradient_calls or 0, op.recorded.gradient_calls_assumed
     if not (with_gradients or assumed) or not _takes_gradients(op):
         return op
@@ -44,13 +45,13 @@ def _with_note(op: ReplayOp, what: str) -> ReplayOp:
 
 
 def _assumed_off(calls: int, count: int) -> str:
-    """Return the note for an op of `count` calls, of which autograd may have recorded `calls`."""
+    """Return a note for an op with `count` calls; autograd may have recorded `calls` of them."""
     of_calls = "" if calls == count else f" for {calls:,} of {count:,} calls"
     return f"gradients assumed off{of_calls}: no later call or backward node shows whether they were on"
 
 
 def _takes_gradients(op: ReplayOp) -> bool:
-    """Check whether the op is a dispatcher op that takes floats, writes to no argument, and depends on the gradient
+    """Check whether an op is a dispatcher op that takes floats, writes to no argument, and depends on the gradient
     mode.
     """
     if op.reason is not None or op.resolved_by not in ("jit", "torch.ops", "import"):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Decides what runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
-Owns that choice; torch provides which kernels exist (`host.dispatcher`), the equivalents are in `ops.aten`.
+torch says which kernels exist (`host.dispatcher`); the equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from opreplay.replay.resolve.schema import OpSpec
 def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Candidates:
-    """Return the `overloads` of op `name` with how `spec`, one of them, runs on `device`, or why it does not run.
+    """Return the `overloads` of the op `name`, with how its overload `spec` runs on `device`, or why it cannot run.
 
-    `dtypes` are the dtypes of the tensors by name, `values` their sizes and the values of other arguments. If this
+    `dtypes` are the dtypes of the tensors by name; `values` are their sizes and the values of other arguments. If this
     torch build has no kernels for the device at all, single ops cannot be judged, and the overloads are returned
     unchanged.
     """
@@ -53,7 +53,7 @@ _CHECKED_INSIDE = {
         ("aten::crow_indices", "aten::col_indices", "aten::ccol_indices", "aten::row_indices"), "compressed sparse"
     ),
 }
-"""Ops that check the layout themselves, so that the dispatcher has a kernel for any layout."""
+"""Op that checks the layout itself → the layout it requires; the dispatcher has a kernel for any layout."""
 
 
 def wanted_layout(spec: OpSpec) -> str | None:

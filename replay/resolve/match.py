@@ -2,7 +2,7 @@
 """Finds the overload that fits a recorded call best: the one with the lowest sum of argument costs, not the first
 match.
 
-Owns the costs. Does not own the values that the chosen overload is called with (`bind`).
+Defines the costs; `bind` determines the argument values for the chosen overload.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 DEFAULTED_ARGUMENT = 0.5
 """Cost of an argument that was added to the schema since the recording."""
 CHANGED_ARITY = 5.0
-"""Cost of any difference in arity: an overload of the recorded arity wins if it fits at all."""
+"""Cost of any difference in the number of arguments: an overload with the recorded number wins if it fits at all."""
 SKIPPED_ARGUMENT = 0.1
 """Cost of a recorded entry before the arguments: of two overloads that match the end, the longer one explains more."""
 SKIPPED_TO_OUT = 20.0
-"""Cost of using entries of an interpreter's stack for an `out=`: an entry below the arguments is rarely an `out=`."""
+"""Cost of using an entry of an interpreter's stack as `out=`: an entry below the arguments is rarely an `out=`."""
 DROPPED_ARGUMENT = 8.0
 """Cost of a recorded argument that the schema does not have."""
 
 _COMPLEX = re.compile(r"[-+0-9.einfa]+j")
 _DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
 _CODES = {**{kind: len(names) for kind, names in CODES.items()}, "bool": 2}
-"""Number of integers that are valid codes for a value of these types."""
+"""Schema type → number of its codes; an integer is valid for the type if it is below this number."""
 _SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An overload and its cost; 0 is an exact fit."""
+    """An overload and the cost of using it for a recorded call; 0 is an exact fit."""
 
     spec: OpSpec
     cost: float
     recorded: tuple[RecordedArg, ...]
     """The recorded arguments that belong to the overload, in its order; possibly fewer than it has."""
     skipped: int = 0
-    """Number of recorded entries before these; TorchScript's interpreter records its whole stack, with the arguments
-    last.
+    """Number of recorded entries before the arguments; TorchScript's interpreter records its whole stack, with the
+    arguments last.
     """
     dropped: int = 0
-    """Number of recorded entries after these."""
+    """Number of recorded entries after the arguments."""
 
 
 def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
-    """Return the overload that fits best, or None if none fits; of equal ones the first in the dispatcher's order.
+    """Return the overload that fits best, or None if none fits; on equal cost, the first one in the dispatcher's order.
 
     `overload` is the overload name if the trace records it (an ExecutionTrace): that overload is returned if it fits.
     """
@@ -67,7 +67,8 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
 
 
 def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> str | None:
-    """Return why a recorded number is not a code of a dtype, layout or memory format; None if all numbers are codes.
+    """Return why a recorded number is not a known code of a dtype, layout or memory format; None if no unknown code is
+    needed.
 
     Newer versions of torch have more codes. A call with such a code would fit an overload with a code argument better
     than `match`, which takes the number as a size or another number.
@@ -90,8 +91,8 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 
 
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
-    """Return an alternative match for a call matched with `out=`, as the end of an interpreter's stack; None if there
-    is none.
+    """Return an alternative to a match with `out=`: an overload without it that fits the last entries; None if there is
+    none.
 
     TorchScript records its stack, so a tensor below the arguments looks like one more argument.
     """
@@ -102,9 +103,9 @@ def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[Record
 
 
 def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
-    """Return the unrecorded argument for which another overload takes a string; None if there is no such overload.
+    """Return the unrecorded argument that is a string in another overload; None if there is no such overload.
 
-    In a trace, None and a string look the same.
+    None and a string look the same in a trace.
     """
     for spec in specs:
         if spec == match.spec or len(spec.args) != len(match.spec.args) or _sum(spec, match.recorded) is None:
@@ -116,7 +117,7 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """Return how well one overload fits, aligned at the front, or at the end if more was recorded than it takes."""
+    """Match one overload from the first argument, or from the last if more was recorded; None if it does not fit."""
     wanted = len(spec.args)
     extra = len(recorded) - wanted
     if extra == 0:
@@ -182,7 +183,7 @@ def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
 
 
 def _text_cost(kind: str, text: str) -> float | None:
-    """Return the cost of a non-numeric string: a complex number, or a device or string of an ExecutionTrace."""
+    """Return the cost of passing a recorded string: a complex number, or a device or string of an ExecutionTrace."""
     if kind in ("complex", "Scalar"):
         return {"complex": 0.0, "Scalar": 1.0}[kind] if text.endswith("j") and _COMPLEX.fullmatch(text) else None
     if kind == "Device":
@@ -198,14 +199,14 @@ _INT: dict[str, float] = {
     "complex": 3.0,
     "int[]": 6.0,
 }
-"""Costs of an integer."""
+"""Schema type → cost of passing a recorded integer."""
 _UNREAD_SCALAR: dict[str, float] = {
     **dict.fromkeys(("int", "Scalar", "float", "bool", "ScalarType"), 0.0),
     "Layout": 0.2,
     "MemoryFormat": 0.2,
     "complex": 1.0,
 }
-"""Costs of a Scalar whose text was not recorded, so that its type is unknown."""
+"""Schema type → cost of passing a Scalar whose text was not recorded, so that its type is unknown."""
 
 
 def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
@@ -232,10 +233,10 @@ _ABSENT_COST: dict[str, float] = {
     **dict.fromkeys(("Tensor", "Tensor[]"), 6.0),
     **dict.fromkeys(("int", "float", "bool", "Scalar", "complex"), 12.0),
 }
-"""Costs of an empty entry for types that do not accept None.
+"""Schema type that does not accept None → cost of an empty entry.
 
-Strings, devices and lists of more than 30 elements are never recorded; an undefined tensor looks the same; a number
-should not be empty.
+Strings, devices and lists of more than 30 elements are never recorded. An undefined tensor looks the same as an empty
+entry; a number should not be empty.
 """
 
 

@@ -1,10 +1,10 @@
 # pyright: strict
 """Finds schemas for a recorded name, and the function to call for a plan's op; the only module that accesses torch.ops.
 
-Sources in order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module
-that the user named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is
-used as an attribute, and the policy is checked each time, because a plan file is as untrusted as a trace. Does not own
-matching (`match`) or equivalents (`ops.aten`).
+Sources in order: the dispatcher's table, an allow-listed import of the library, a plain function of a module that the
+user named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is used as an
+attribute, and the policy is checked each time, because a plan file is as untrusted as a trace. `match` chooses the
+overload; equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ RENAMED: dict[str, str] = {
     **portable.RENAMED,
     **UNDER_ATEN,
 }
-"""Op that torch no longer has, or npu's op under aten's name → op that replaced it, with the same leading arguments."""
+"""Removed op of torch, or npu op under the aten namespace → op that replaced it, with the same leading arguments."""
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1", "xpu": "XPU", "mps": "MPS", "hpu": "HPU"}
 _CPU_RELATED = ("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
 
 _UNDECIDED: Any = object()
 _verdicts: dict[str, Reason | None] = {}
-"""Cached verdicts by schema text, which is unique to an overload."""
+"""Schema text, which is unique to an overload → cached verdict of the policy."""
 _imported: dict[str, tuple[str, ...]] = {}
 
 
@@ -60,10 +60,10 @@ class Candidates:
 
 
 def candidates(name: str, policy: Policy) -> Candidates:
-    """Return every overload of a recorded "namespace::op[.overload]", or a substitute, with the policy's verdict on the
-    name.
+    """Return every overload of a recorded "namespace::op[.overload]", or a substitute; or the reason (e.g. the policy)
+    why there is none.
 
-    May import a library that the policy allows, or register references; never raises, whatever the name looks like.
+    May import a library that the policy allows, or register references; never raises for any text.
     """
     parts = split_name(name)
     if parts is None:
@@ -117,7 +117,7 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
-    """Return how an op was registered in the dispatcher's table; a library counts as imported no matter what imported
+    """Return how an overload in the dispatcher's table got there; a library counts as imported no matter what imported
     it.
     """
     if is_reference(spec.name):
@@ -202,7 +202,7 @@ def _is_installed(module: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _import_failure(module: str) -> str | None:
-    """Import a module of the user or of the policy's table; return the error if the module exists but its
+    """Import a module named by the user or by the policy; return the error if the module exists but its
     import fails.
     """
     if not _is_installed(module):
@@ -216,12 +216,12 @@ def _import_failure(module: str) -> str | None:
 
 
 def imported_libraries() -> dict[str, tuple[str, ...]]:
-    """Return the modules imported in this process to resolve ops, by namespace, for the report."""
+    """Return namespace → modules imported in this process to resolve ops, for the report."""
     return dict(_imported)
 
 
 def policy_verdict(spec: OpSpec) -> Reason | None:
-    """Return the policy's verdict on one overload's arguments."""
+    """Return why the policy forbids an overload because of its arguments; None if it is allowed."""
     verdict = _verdicts.get(spec.text, _UNDECIDED)
     if verdict is _UNDECIDED:
         verdict = refuse_arguments(spec.name, ((arg.name, arg.type_text) for arg in spec.args if not arg.out))
@@ -235,7 +235,7 @@ def device_has_kernels(device: str) -> bool:
 
 
 def has_kernel(spec: OpSpec, device: str) -> bool:
-    """Check whether the dispatcher can run this overload on a device such as "cpu" or "cuda:0"."""
+    """Check whether the dispatcher has a kernel of this overload for a device such as "cpu" or "cuda:0"."""
     return _has_kernel(spec.full_name, device.partition(":")[0])
 
 
@@ -246,11 +246,11 @@ def _has_kernel(full_name: str, kind: str) -> bool:
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the function to call for an op of a plan, with positional arguments in schema order and keyword-only ones
-    by name.
+    """Return the function to call for an op of a plan, with positional arguments in schema order and the others by
+    name.
 
     Checks the name, overload and argument values against the dispatcher's table and the policy again. Raises
-    NotReplayable.
+    NotReplayable if the op cannot be called.
     """
     _stop_for(op.reason)
     for arg in op.args:
@@ -268,7 +268,7 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def _checked_overload(op: ReplayOp, name: str, policy: Policy) -> OpSpec:
-    """Return the overload of `name` that an op of a plan calls. Raises NotReplayable."""
+    """Return the overload of `name` that a plan's op calls. Raises NotReplayable if none may be called."""
     overloads = candidates(name, policy)
     _stop_for(overloads.reason)
     spec = next((spec for spec in overloads.specs if spec.overload == (op.overload or "")), None)
@@ -287,7 +287,7 @@ def _stop_for(reason: Reason | None) -> None:
 
 
 def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the user's Python function that an op of a plan names, with the same lookup and checks as when it was
+    """Return the user's Python function that a plan's op calls, after the lookup and checks made when the op was
     resolved.
     """
     entry = candidates(op.called, policy)
@@ -299,8 +299,8 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
-    """Return the overload that an op of a plan names, for inspection only, not for calls; None if the dispatcher has
-    none.
+    """Return the overload that a plan's op names, for inspection but not for calls; None if the dispatcher does not
+    have it.
     """
     parts = split_name(op.via or op.name)
     if parts is None:
@@ -313,7 +313,7 @@ def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
 
 
 def _overload(spec: OpSpec) -> Callable[..., Any]:
-    """Return the torch.ops overload of a spec; the names are safe to use because the spec comes from the dispatcher's
+    """Return the torch.ops overload of a spec; its names are safe to use because the spec comes from the dispatcher's
     table.
     """
     import torch

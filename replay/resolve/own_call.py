@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds the call of the recorded op's own implementation, for comparison with a substitute's results.
+"""Finds the call of a recorded op's own implementation, for comparison with the results of a substitute.
 
-Owns no tensors: the comparison is `opreplay.replay.execute.executors.torch.values`.
+`opreplay.replay.execute.executors.torch.values` does the comparison.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from opreplay.replay.resolve.names import candidates, policy_verdict
 from opreplay.replay.resolve.policy import Policy
 
 TORCHS = frozenset({"aten", "prims", "quantized", "prim"})
-"""Namespaces whose own implementation belongs to torch."""
+"""Namespaces whose ops are implemented by torch itself."""
 UNINITIALIZED = ("empty", "new_empty", "resize")
 """Prefixes of names of ops whose results are uninitialized memory."""
 
 
 class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to the recorded op's own implementation."""
+    """A call of the recorded op's own implementation."""
 
     op: ReplayOp
     against: Against
 
 
 def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
-    """Return the call of the own implementation of an op that a substitute runs, or the verdict if there is none.
-
-    The arguments keep their positions: the n-th of the call is the n-th of `op`.
+    """Return the call of an op's own implementation, if a substitute runs the op; otherwise why nothing can be
+    compared. The arguments keep their positions: the n-th of the call is the n-th of `op`.
     """
     verdict = _verdict_before_lookup(op)
     if verdict is not None:
@@ -68,8 +67,8 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
 
 
 def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
-    """Return the verdict if it needs no schema: the op runs its own implementation, or there is none to
-    compare with.
+    """Return the verdict if nothing can be compared: the op runs its own implementation, or has none. No schema is
+    needed.
     """
     if op.resolved_by == "reference":
         return not_compared("the reference implementation ran, because the library is not installed")
@@ -85,7 +84,7 @@ def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
 
 
 def _recorded(arg: ReplayArg) -> RecordedArg:
-    """Return an argument of the plan in recorded form, for finding the overload that accepts it."""
+    """Return a plan's argument in the form of a recorded one, for matching it to an overload."""
     if arg.type == "Tensor" and any(arg.tensors):
         return RecordedArg(kind="tensor", tensor=arg.tensors[0])
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is not None):
@@ -98,7 +97,7 @@ def _recorded(arg: ReplayArg) -> RecordedArg:
 
 
 def _with_values(args: Sequence[ReplayArg], sources: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Return the arguments with the values of `sources` at the same positions if the types are equal."""
+    """Return `args` with the values of `sources` at the same positions, where the types are equal."""
     valued = [
         msgspec.structs.replace(arg, value=source.value) if arg.type == source.type and not arg.tensors else arg
         for arg, source in zip(args, sources, strict=False)

@@ -1,9 +1,9 @@
 # pyright: strict
 """The rules for what a trace may run and import, as tables and pure functions; independent of torch.
 
-The verdict uses a schema's name and argument types, before anything is looked up as a Python attribute or called. Does
-not own the lookup (`names`) or budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for every
-schema of the torch version that the project is tested with.
+The verdict depends on a schema's name and argument types, and is made before anything is looked up as a Python
+attribute or called. `names` does the lookup; budgets are in `ir.sizes`. tests/golden/policy_verdicts.txt holds the
+verdict for every schema of the torch version that the project is tested with.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SAFE_DESPITE_NAME: dict[str, str] = {
 """Ops that check their arguments although their name says unsafe → the reason."""
 
 REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
-"""Names of arguments that make an op forbidden."""
+"""Argument names that make an op forbidden."""
 
 FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
 """Argument name → the only value it may have: `segment_reduce(unsafe=True)` reads out of bounds."""
@@ -120,7 +120,7 @@ STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
     }.items()
     for op in ops
 )  # fmt: skip
-"""(op, argument) pairs that may take a string: it chooses between modes of the computation, or names it in an error."""
+"""(op, argument) pairs that may take a string, which selects a mode or appears in an error message."""
 
 VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
     {
@@ -142,8 +142,8 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
 """Names of string arguments allowed for vendor ops; their values come from a table here, never from a trace."""
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
-"""Pattern of allowed strings: modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or
-control characters.
+"""Matches allowed strings: modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control
+characters.
 """
 
 
@@ -155,7 +155,7 @@ Imports = Mapping[str, str | Sequence[str]] | Iterable[str | tuple[str, str]]
 
 
 def named_modules(imports: Imports | None) -> dict[str, str]:
-    """Return `Policy.allow_imports` for the user's input; modules of a repeated namespace are combined.
+    """Convert the user's input to `Policy.allow_imports`; modules of a repeated namespace are combined.
 
     Raises UsageError for input that names no namespace or module.
     """
@@ -179,7 +179,7 @@ def _two(parts: Any) -> tuple[Any, Any]:
 
 
 def _are_names(namespace: Any, modules: Any) -> bool:
-    """Check whether these are a namespace of ops and at least one module."""
+    """Check whether these are a valid op namespace and a list of at least one module name."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         return False
     listed = cast("Sequence[Any]", modules) if isinstance(modules, list | tuple) else ()
@@ -220,7 +220,7 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
 
 
 def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason | None:
-    """Return why a schema with these (argument name, type text) pairs may not run, or None.
+    """Return why the policy forbids a schema with these (argument name, type text) pairs, or None.
 
     `name` is "namespace::op" without the overload; the type text is from the schema object, e.g. "Optional[str]".
     """
@@ -238,7 +238,7 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
 
 
 def refuse_value(argument: str, value: object) -> Reason | None:
-    """Return why an argument may not have this value, or None."""
+    """Return why the policy forbids this value of an argument, or None."""
     if argument in FIXED_ARGUMENTS and value is not None and bool(value) != FIXED_ARGUMENTS[argument]:
         return Reason("policy", f"{argument}={value}")
     texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)

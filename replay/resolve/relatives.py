@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the recorded calls around one call of a trace when a rule needs them; the index is built once per trace, on
+"""Finds the recorded calls around one call of a trace when a rule needs them. The index is built once per trace, on
 first use.
 """
 
@@ -25,11 +25,11 @@ MAX_ANCESTORS = 6
 MAX_PLACE = 1024
 """Maximum number of earlier siblings among which calls of the same name are counted."""
 MAX_SAME_NUMBER = 64
-"""Maximum number of calls with one autograd sequence number that are considered, the last ones: calls that record no
-node share the next node's number with the call that records it.
+"""Maximum number of calls with one autograd sequence number that are considered; the last ones are kept. Calls that
+record no backward node have the same number as the next call that records one.
 """
 MAX_DISPATCHES = 24
-"""Maximum number of rows that record one call; four nested transforms of `torch.func` record up to twelve."""
+"""Maximum number of rows that are treated as one call; four nested transforms of `torch.func` record up to twelve."""
 MAX_DEPTH = 16
 """Maximum number of parents considered; a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -40,7 +40,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class RelativesIndex:
-    """Looks up parents, children and following siblings of rows."""
+    """Looks up parents, children and following siblings of the rows of `Trace.ops`."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -51,12 +51,12 @@ class RelativesIndex:
 
     @cached_property
     def _groups(self) -> Rows:
-        """The group id that siblings share: the parent's row, or a negative number per track for outermost ops."""
+        """Group id of each row, shared by siblings: the parent's row, or a negative number per track."""
         return np.where(self._parents >= 0, self._parents, -1 - self._trace.ops.track.astype(np.int64))
 
     @cached_property
     def _by_group(self) -> Rows:
-        """Rows sorted by group, then by start."""
+        """Rows of `Trace.ops`, sorted by group id, then by start time."""
         return np.lexsort((self._trace.ops.start_ns, self._groups))
 
     @cached_property
@@ -118,7 +118,7 @@ class RelativesIndex:
         )
 
     def _dispatches(self, row: int) -> tuple[int, int]:
-        """Return (outermost, innermost) of the nested rows that record one call."""
+        """Return (outermost, innermost) of the nested rows that record the same call."""
         innermost = row
         for _ in range(MAX_DISPATCHES):
             rows = self._rows_in(innermost, MAX_INNER)
@@ -137,7 +137,7 @@ class RelativesIndex:
         return row
 
     def _batched(self, row: int, children: list[int]) -> tuple[OpSignature, Relatives] | None:
-        """Return the call of the same op among the children of a row and the calls around it; None if there is none."""
+        """Return the child of a row that calls the same op, and the calls around that child; None if there is none."""
         name = self._names[row]
         inside = next((r for r in children if self._names[r] == name), None)
         return None if inside is None else (self._signature(inside), self.around(inside))
@@ -152,7 +152,7 @@ class RelativesIndex:
         return order, numbers[order]
 
     def _same_number(self, row: int) -> list[int]:
-        """Return the rows with the same autograd sequence number as `row`, in file order."""
+        """Return the rows with the same autograd sequence number as `row`, in file order, at most `MAX_SAME_NUMBER`."""
         numbers = self._trace.ops.sequence
         if numbers is None or numbers[row] < 0:
             return []
@@ -162,9 +162,8 @@ class RelativesIndex:
         return [int(r) for r in order[max(low, high - MAX_SAME_NUMBER) : high]]
 
     def _node(self, row: int) -> int | None:
-        """Return the row of a call's backward node, whose first argument has the size of the call's result.
-
-        For a composite, this is the backward node of its last call.
+        """Return the row of a call's backward node, whose first argument has the shape of the call's result; None if
+        unknown. For a composite, this is the backward node of its last call.
         """
         for _ in range(INNER_DEPTH):
             node = self._node_of_number(row)
@@ -177,8 +176,8 @@ class RelativesIndex:
         return None
 
     def _node_of_number(self, row: int) -> int | None:
-        """Return the row of the backward node with a call's sequence number and name; None if a later call of this name
-        recorded it.
+        """Return the row of the backward node with a call's sequence number and op name; None if a later call of this
+        name recorded it.
         """
         called = self._signature(row).name
         name = _plain(called.partition("::")[2])
@@ -195,7 +194,7 @@ class RelativesIndex:
     def _forward(self, rows: tuple[int, ...]) -> int | None:
         """Return the row of the forward call that belongs to the innermost backward node among these rows.
 
-        It is the last call with the node's number and name.
+        It is the last call with the backward node's sequence number and op name.
         """
         for row in rows:
             node = _NODE.fullmatch(self._signature(row).name)
@@ -209,8 +208,8 @@ class RelativesIndex:
         return None
 
     def _above(self, row: int) -> list[int]:
-        """Return the rows that enclose a row, innermost first; of several rows that record one call, only the
-        outermost.
+        """Return the rows that enclose a row, innermost first; if several rows record one call, only the outermost of
+        them.
         """
         ancestors: list[int] = []
         row = int(self._parents[row])
@@ -221,7 +220,7 @@ class RelativesIndex:
         return ancestors
 
     def _place(self, row: int) -> int:
-        """Return how many calls with the same name come before a row under the same parent."""
+        """Return the number of earlier calls with a row's name and parent."""
         place = int(self._places[row])
         before = self._by_group[max(0, place - MAX_PLACE) : place]
         before = before[self._groups[before] == self._groups[row]]
@@ -229,7 +228,7 @@ class RelativesIndex:
 
     @cached_property
     def _names(self) -> Rows:
-        """Integer ids for the names of the rows."""
+        """Id of each row's op name; equal names have equal ids."""
         numbers: dict[str, int] = {}
         of_signatures = [numbers.setdefault(signature.name, len(numbers)) for signature in self._trace.signatures]
         return np.array(of_signatures, np.int64)[self._trace.ops.signature]
@@ -244,8 +243,8 @@ class RelativesIndex:
         return inner
 
     def _following(self, row: int) -> tuple[list[int], list[int], list[str]]:
-        """Return (rows, their levels, names of labels) of the next calls: first of the same parent, then after the
-        parent.
+        """Return (rows, levels, names of labels) of the calls that follow a row, first with the same parent, then after
+        the parent.
         """
         rows: list[int] = []
         levels: list[int] = []
@@ -273,7 +272,7 @@ class RelativesIndex:
         return rows, levels, labels
 
     def _sized(self, row: int) -> int | None:
-        """Return the row itself, or the first nested row that has sizes."""
+        """Return the row itself if it records shapes, otherwise its first nested row that does."""
         for _ in range(INNER_DEPTH + 1):
             if self._signature(row).dims:
                 return row
@@ -296,9 +295,7 @@ class RelativesIndex:
 
 
 def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
-    """Check whether a nested call records the same arguments as the outer call; `torch.func` may record arguments
-    twice.
-    """
+    """Check whether a nested row records the same call as the outer row; `torch.func` may record arguments twice."""
     if outer.name != inner.name or not outer.dims or not inner.dims:
         return False
     short, long = sorted((len(outer.dims), len(inner.dims)))

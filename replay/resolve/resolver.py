@@ -1,7 +1,7 @@
 # pyright: strict
 """Resolves one recorded op to a call: user registrations, its overload and arguments, or the reason why it fails.
 
-Owns the order of the methods; the methods are in `names`, `match`, `bind`, `conversions` and `executors`.
+Determines the order of the methods, which are in `names`, `match`, `bind`, `conversions` and `executors`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from opreplay.traces.model import OpSignature, Trace
 
 Recordeds = Sequence[RecordedArg]
 _SPELLED = 12
-"""Maximum number of arguments shown if no overload fits."""
+"""Maximum number of arguments that the message shows if no overload fits."""
 
 
 class Resolver:
@@ -96,8 +96,8 @@ class Resolver:
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
-        """Resolve by the user's conversions and executors with override, then by built-in methods, then by the user's
-        other registrations.
+        """Resolve an op by the user's conversions and executors that override torch, then by built-in methods, then by
+        the user's others.
         """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
@@ -127,7 +127,7 @@ class Resolver:
     def _convert(
         self, op: ReplayOp, entry: OpFunction | None, recorded: Recordeds, context: Context
     ) -> ReplayOp | None:
-        """Return the op converted by a user's conversion; None if no conversion applies to the call."""
+        """Return the op as converted by a user's conversion; None if no conversion applies to the call."""
         if entry is None:
             return None
         call = RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
@@ -169,9 +169,7 @@ class Resolver:
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
     def _ordered(self, name: str, target: Converted, overload: str | None) -> tuple[Recordeds, str | None]:
-        """Return the named arguments of a conversion in the order of the first overload that has them, with that
-        overload.
-        """
+        """Return a conversion's arguments in the order of the first overload that has them, and that overload."""
         if not target.by_name:
             return target.args, overload
         for spec in candidates(name, self._policy).specs:
@@ -189,7 +187,7 @@ class Resolver:
         via: str | None = None,
         by_name: Mapping[str, RecordedArg] | None = None,
     ) -> ReplayOp:
-        """Return the op with a user's callable to run it; `by_name` holds arguments named by a conversion."""
+        """Return the op as a call of a user's executor; `by_name` holds arguments that a conversion named."""
         name = via or op.name
         if by_name:
             args, assumptions = bind_by_name(entry, recorded, by_name, context)
@@ -209,7 +207,7 @@ class Resolver:
     def _resolve(
         self, op: ReplayOp, name: str, recorded: Recordeds, overload: str | None, context: Context
     ) -> ReplayOp:
-        """Return `op` with the overload of `name` that fits the recorded arguments, and these arguments by name."""
+        """Resolve `op` to the overload of `name` that fits the recorded arguments. Raises Unbound."""
         overloads = candidates(name, self._policy)
         if overloads.reason is not None:
             raise Unbound(overloads.reason)
@@ -231,11 +229,11 @@ class Resolver:
         return resolved
 
     def _is_wrong(self, op: ReplayOp) -> bool:
-        """Check whether a run on meta tensors contradicts the resolved call."""
+        """Check whether a call on meta tensors contradicts the resolved call."""
         return check_ops([op], self._policy)[0].status in META_WRONG
 
     def _bound(self, op: ReplayOp, name: str, match: Match, overloads: Candidates, context: Context) -> ReplayOp:
-        """Return `op` as a call of the matched overload, run in the way that the device supports."""
+        """Return `op` as a call of the matched overload, or of its equivalent on the device."""
         layout = wanted_layout(match.spec)
         if layout is not None:
             raise Unbound(Reason("layout not recorded", f"the op accepts only {layout} tensors"))
@@ -265,7 +263,7 @@ class Resolver:
         )
 
     def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
-        """Raise Unbound for reasons that need no schema."""
+        """Raise Unbound for a call that cannot be resolved for a reason that is known without its schema."""
         name = signature.name
         reason = None if self._is_allowed_collective(name) else not_an_op(signature, on_device=bool(kernels))
         if reason is not None and reason.kind == "label, not an op":
@@ -284,15 +282,15 @@ class Resolver:
         return self._policy.collectives and parts is not None and parts[0] in COLLECTIVE_NAMESPACES
 
     def _takes_nothing(self, name: str) -> bool:
-        """Check whether an op has no shapes because it takes no arguments."""
+        """Check whether an op has no recorded shapes because it takes no arguments."""
         return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
 
 
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
-    """Return the arguments of a call that cannot run here, for its prediction.
+    """Return the arguments of a call that cannot run here, for predicting its time.
 
-    The names are those published by the op's vendor. If none fit, they are those of `opreplay op`, and if that knows
-    none either, arg0, arg1, ...
+    The argument names are those published by the op's vendor. If these do not fit, they are those used by `opreplay
+    op`, and if that knows none, arg0, arg1, ...
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:
@@ -305,7 +303,7 @@ def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy
 
 
 def _records_lists(trace: Trace) -> bool:
-    """Check whether a trace records sizes of tensor lists: if it records strides or has any list sizes."""
+    """Check whether a trace records sizes of tensor lists: it records strides, or has sizes of at least one list."""
     return any(
         signature.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in signature.dims or ())
         for signature in trace.signatures
@@ -313,9 +311,7 @@ def _records_lists(trace: Trace) -> bool:
 
 
 def _tells_number_lists(trace: Trace) -> bool:
-    """Check whether any list of numbers has a recorded type; True for a trace without any types, which is
-    inconclusive.
-    """
+    """Check whether a list of numbers has a recorded type in the trace; also True for a trace without any types."""
     typed = [signature.types for signature in trace.signatures if signature.types is not None]
     return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
 
@@ -334,10 +330,10 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
-    """Return the overload that fits best, or `overload` if it fits; if the policy refuses it, another one that fits
+    """Return the overload that fits best, or `overload` if it fits; if the policy forbids it, another one that fits
     equally well.
 
-    Raises Unbound if no overload fits, or no allowed one.
+    Raises Unbound if no overload fits, or none that fits is allowed.
     """
     match = best_match(specs, recorded, overload)
     if (unknown := unknown_code(match, specs, recorded)) is not None:
@@ -375,7 +371,7 @@ def _common_float(trace: Trace) -> str:
 
 
 def _with_unread_text(op: ReplayOp, match: Match, specs: Sequence[OpSpec]) -> ReplayOp:
-    """Return the op with a note if another overload takes a string in place of an unrecorded argument."""
+    """Add a note to the op if another overload takes a string in place of an unrecorded argument."""
     unread = text_rival(match, specs)
     if unread is None:
         return op

@@ -1,8 +1,7 @@
 # pyright: strict
 """Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
 
-Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) or which overload fits
-(`match`).
+Reads the dispatcher's table by name. `policy` decides what may be called, `match` which overload fits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _KINDS = {
     "Dimname": "str",
     "QScheme": "int",
 }
-"""Text of a schema type without Optional and List → type name in the IR."""
+"""Text of a schema type, without Optional and List → type name in the IR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +174,7 @@ def _plain(value: Any) -> Value:
 
 
 def named_after_gaps(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Return the arguments in the schema's order; arguments after an omitted one are passed by name."""
+    """Return the arguments; those after an omitted one are marked to be passed by name."""
     names = {arg.name for arg in args}
     left_out = next((at for at, arg in enumerate(spec.args) if arg.name not in names), len(spec.args))
     behind = {arg.name for arg in spec.args[left_out:]}

@@ -41,7 +41,7 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Check whether every call was replayed and predicted, as far as requested."""
+        """Check whether every requested measurement and prediction of the calls was made."""
         return not any(self.failed(case) or case.unpredicted for case in self.cases)
 
     def failed(self, case: Case) -> bool:

@@ -50,7 +50,7 @@ _UNSOUND = (
     f"{MAX_TEXT} LIMIT 1",
     "SELECT 1 FROM times WHERE typeof(measured_us) != 'real' OR typeof(relative) NOT IN ('real', 'null') LIMIT 1",
 )
-"""Queries for rows that this module would not have written, which a join would return many times."""
+"""Queries that find rows that this module would not have written, which a join would return many times."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_of(header: Header) -> tuple[str, str]:
-    """Return a digest of everything that makes times of two runs incomparable, and a short description of it."""
+    """Return a digest of everything that must agree to compare times of two runs, and a short description of it."""
     facts = {name: header.environment[name] for name in MUST_AGREE if name in header.environment}
     options = {**WERE_ALWAYS, **{name: header.options[name] for name in OPTIONS_MUST_AGREE if name in header.options}}
     device = facts.get("device_name") or facts.get("cpu") or facts.get("device") or "unknown device"
@@ -144,7 +144,7 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
 
 
 def read_history(path: str) -> tuple[Series, ...]:
-    """Return every op on every machine in the latest runs, in the order of first runs.
+    """Return every op on every machine in the latest runs, ordered by first run.
 
     Raises FormatError if the file is damaged or is not a history.
     """

@@ -78,7 +78,7 @@ CacheState = Literal["cold", "warm"]
 "warm": it does, as in a loop. "cold": it does not, like most ops in a model.
 """
 RunCache = Literal["cold", "warm", "step"]
-"""Cache state of a run; "step": arguments are as far away in the cache as the calls of the recorded step leave them."""
+"""Cache state of a run; "step": an op's arguments have the same reuse distance in the cache as in the recorded step."""
 MeasuredCache = Literal["cold", "warm", "step", "sequence"]
 """Cache state of a measurement; "sequence": an op finds what the ops before it left in the caches."""
 
@@ -96,8 +96,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     ci_high_us: float | None
     """Upper end of the order-statistic 95 % confidence interval of the median.
 
-    None below six samples, whatever was given, because the median is between the smallest and the largest of them with
-    less than 95 % confidence.
+    None below six samples, even if a value is passed, because the median is between the smallest and the largest of
+    them with less than 95 % confidence.
     """
     warnings: tuple[MeasureWarning | str, ...] = ()
     """Reasons to trust the measurement less; text in files of schema 1."""
@@ -106,36 +106,36 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     deciles_us: tuple[float, ...] = ()
     """Quantiles 0, 0.1, ..., 1 of the samples."""
     outliers: int = 0
-    """Number of samples over three interquartile ranges above the upper quartile; they count like all others."""
+    """Number of samples over three interquartile ranges above the upper quartile; they are not excluded."""
     cache: MeasuredCache = "warm"
     host_us: float | None = None
     """Time that the host needs to launch a call; None if it is part of the call's time."""
     graph: bool = False
     """Whether the calls of a sample were launched together, as a captured graph."""
     gauge_us: tuple[float, float] | None = None
-    """Time of a fixed piece of work on the same device, measured along with the samples.
+    """Time of a fixed workload (gauge) on the same device, measured along with the samples.
 
     The two values are medians over the first and the second half of the samples.
     """
     relative: float | None = None
-    """Median over the samples of the time divided by the root of the gauge readings around it.
+    """Median over the samples of the time relative to the gauge readings around it.
 
-    See `measure.against_gauge`. Only its ratio to the value of another run is meaningful. None if the device has no
-    gauge.
+    A time is divided by a root of the readings' product; see `measure.against_gauge`. Only the ratio to the value of
+    another run is meaningful. None if the device has no gauge.
     """
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
     median_error: float | None = None
     """Standard error of the logarithm of `median_us`, from batch means; None with fewer than 16 samples."""
     visits: tuple[tuple[float, ...], ...] = ()
-    """(median of the samples, medians of the gauges) for each visit; visits are far apart in the run."""
+    """(median of the samples, medians of the gauges) of each round of samples; rounds are far apart in the run."""
     first_call_us: float | None = None
     """Time of the very first call, which may compile, tune or load.
 
     It is not included in the other times, except with the warning "first call".
     """
     repeated: int = 0
-    """Number of samples repeated because another program had the processor; discarded ones are not in any time."""
+    """Number of samples discarded and repeated because another program had the processor; no time includes them."""
     threads: int | None = None
     """Threads that an op could use on the CPU; None for other devices and in older files."""
 

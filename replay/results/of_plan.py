@@ -1,5 +1,5 @@
 # pyright: strict
-"""Build result records from plan ops: recorded kernels by CANN type, products, summaries."""
+"""Build result records from plan ops: recorded kernels by CANN type, FLOPs and bytes, summaries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNNAMED = re.compile(r"arg\d+")
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
-    """Return all launches of known type, summed over calls, type with most time first; () without a kernel table."""
+    """Return the launches of each known kernel type, summed over calls, most time first; () without a kernel table."""
     by_type: dict[str, tuple[int, float]] = {}
     for kernel in recorded.kernels:
         if kernel.type is not None:

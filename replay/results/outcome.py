@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     For an op that was stopped when the run's time was over, it is the op's whole time.
     """
     attempts: int = 1
-    """Number of attempts: 2 if the op failed among others and was retried alone, which gave this outcome."""
+    """Number of attempts: 2 if the op failed next to other ops, and this is the outcome of a retry without them."""
     suspect: bool = False
     """Whether the op raised an error that a process in a bad state could also raise."""
     poisoned: bool = False

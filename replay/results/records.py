@@ -94,7 +94,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     similar name whose rule was used.
     """
     measured: Literal["", "call", "op", "family"] = ""
-    """Nearest of the user's own measurements (calls in a device file) that the time is based on.
+    """Closest of the user's own measurements (calls in a device file) on which the time is based.
 
     "call": this very call; "op": other calls of the op; "family": its kernel family; "": none.
     """
@@ -123,7 +123,7 @@ class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the arguments were filled, apart from the assumptions about each argument."""
+    """How the arguments were filled; the assumptions about each argument are stored separately."""
 
     summary: str = ""
     """The initializer's description of the values, such as "5 sequences of 200"."""
@@ -183,7 +183,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     product: Product | None = None
     """FLOPs and bytes; None if the op multiplies no matrices, or if its sizes do not determine them."""
     npu_kernels: tuple[NpuKernel, ...] = ()
-    """Kernels that the recorded NPU ran over all calls, type with most time first; only if there is a kernel table."""
+    """Kernels that the recorded NPU ran, summed over all calls, most time first; only if there is a kernel table."""
     initializer: str | None = None
     filling: Filling | None = None
     """How the arguments were filled; None if there is nothing to report."""
@@ -195,7 +195,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     fidelity: Fidelity | None = None
     """How kernels, child ops and times compare with the recorded ones; None if that was not requested."""
     values: ValueCheck | None = None
-    """How results compare with those of the recorded op's own implementation; None if that was not requested."""
+    """How results compare with results of the recorded op's own implementation; None if that was not requested."""
     collective: CollectiveFacts | None = None
     """For a collective: sizes, rates, and how it ran on real ranks; None for other ops."""
     suspicions: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     measure_s: float | None = None
     """Wall time of the measuring loop."""
     attempts: int = 1
-    """Number of attempts: 2 if the op failed among others and was retried alone in a fresh process."""
+    """Number of attempts: 2 if the op failed next to other ops and was retried alone in a fresh process."""
 
     def why_not(self) -> Reason:
         """Return why the op was not replayed."""
@@ -265,7 +265,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     unpredicted_share: dict[str, float] = {}
     """SoC → share of `recorded_us` without predictions in `simulated_us`; empty if no time was recorded."""
     losses: dict[str, int] = {}
-    """Reason, such as "truncated file" → number of losses while reading; other numbers are for the rest."""
+    """Reason, such as "truncated file" → number of losses while reading; other numbers cover only what was read."""
 
 
 class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,7 +283,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[Clock, ...]
     disagreements: int
     disagreeing: tuple[Disagreement, ...]
-    """The first of the disagreements; `collective` is the position in time order."""
+    """The first disagreements; their field `collective` is the collective's position in time order."""
     missing: int
     """Largest number of members of one collective whose traces are missing.
 
@@ -305,7 +305,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     ops: int
     """Number of unique ops over all ranks."""
     rank_ops: int
-    """Sum of the ranks' ops, which would have to be run without merging equal ops."""
+    """Sum of the ranks' numbers of ops: as many would be run if equal ops were not merged."""
     replayed: int
     covered_share: float | None
     """Covered share of the recorded time; None if ranks have different clocks, whose times cannot be added."""
@@ -318,7 +318,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     """Largest recorded time of one rank; None, like `recorded_us`, if the ranks have no common clock."""
     simulated_us: dict[str, float] = {}
     collectives: CollectivesResult | None = None
-    """None if the traces share no collective, or if no trace has times of collectives."""
+    """Collectives of the ranks; None if the traces share no collective, or if no trace has times of collectives."""
 
 
 class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,9 +338,9 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     waits_recorded: int
     """Number of replayed collectives that were waited for at the recorded point."""
     waits_inferred: int
-    """Number that were waited for before the first call that started after they had ended in the recording."""
+    """Number of replayed collectives waited for before the first call that started after their recorded end."""
     waits_unknown: int
-    """Number that were waited for immediately, because the recording does not show where."""
+    """Number of replayed collectives waited for immediately, because the recording does not show where."""
     in_flight_us: float
     """Time in which at least one collective was in flight."""
     waited_us: float
@@ -356,7 +356,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     calls_alone_us: float
     """Sum of the calls in passes without collectives."""
     wall_alone_us: float
-    """Wall time of such a pass."""
+    """Wall time of a pass without collectives."""
     collectives_alone_us: float
     """Time of the collectives one after the other, without calls."""
     unseen: int = 0
@@ -379,7 +379,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     calls_cut: int
     """Number of calls beyond the limit of a sequence."""
     recorded_step_us: float
-    """Wall time of the step."""
+    """Recorded wall time of the step."""
     recorded_us: float
     """Recorded time of the replayed calls on the clock that shares use: the device's clock if the trace has one."""
     recorded_host_us: float | None
@@ -388,10 +388,10 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Share of the step's recorded time that is not in the sequence."""
     passes: int
     sum_us: float | None
-    """Sum over all calls of a pass, as the median of the passes; None if no pass was completed."""
+    """Median over the passes of the sum of all calls; None if no pass was completed."""
     sum_low_us: float | None
     sum_high_us: float | None
-    """Upper end of the 95 % interval of that median; None below six passes."""
+    """Upper end of the 95 % interval of `sum_us`; None below six passes."""
     wall_us: float | None
     """Wall time of one pass, including what happens between the calls, such as freeing tensors."""
     tensors: Tensors
@@ -469,23 +469,23 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the calls' tensor arguments came from, and how long all calls took."""
+    """Where the calls' tensor arguments came from, and how much of the memory budget they used."""
 
     recorded: int = 0
     """Number of arguments whose memory was recorded; for all others, the source is inferred."""
     results: int = 0
     """Number of arguments that were a result of an earlier call."""
     views: int = 0
-    """Number of arguments that were such a result with another shape."""
+    """Number of arguments that were the result of an earlier call, viewed with another shape."""
     outside_arguments: int = 0
     """Number of arguments that were a tensor from outside the sequence."""
     remade: int = 0
-    """Number of arguments created anew for their call."""
+    """Number of arguments newly created for their call."""
     outside: int = 0
     """Number of tensors from outside the sequence, each with its own memory."""
     recycled: int = 0
-    """Number of further tensors from outside that shared memory with others."""
+    """Number of further tensors from outside the sequence that shared memory with other tensors from outside."""
     refilled: int = 0
-    """Number of tensors in a pass that were refilled because they were not finite or outside their reader's domain."""
+    """Number of tensors in a pass that were refilled: not finite, or outside the domain of the op that reads them."""
     peak_bytes: int = 0
     budget_bytes: int = 0

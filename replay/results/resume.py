@@ -175,7 +175,7 @@ def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] =
 def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpResult]:
     """Return the results that need not be repeated.
 
-    Repeated are ops that ran out of time or lost a process and, if a failure ends the run of `header`, failed ops.
+    Ops that ran out of time or lost a process are repeated; failed ops, too, if a failure ends the run of `header`.
     """
     failures_end = header is not None and bool(header.options.get("stop_on_error"))
     return [

@@ -53,7 +53,7 @@ def suspicions(
     simulated: Iterable[tuple[str, Simulated]] = (),
     refilled: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the contradictions in one row, each with a cause: "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...".
+    """Return the contradictions in one row, each with a cause: "910b3 ÷ recorded is 5e-05: ...".
 
     `share` is the row's share of all recorded time; times are in microseconds per call. `measured_us` is given only if
     it was measured on the kind of device that was recorded. `refilled` says how a sequence changed values of the op

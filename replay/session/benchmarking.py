@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 ACCELERATORS = ("cuda", "npu", "xpu")
-"""Devices that run asynchronously, so that a host clock measures only the launch of the work."""
+"""Device types that run asynchronously, so that a host clock measures only the launch of the work."""
 
 
 def benchmark(
@@ -32,21 +32,21 @@ def benchmark(
 ) -> Measurement:
     """Time `function(*args)` in this process.
 
-    The call is warmed up and then sampled until the median is certain; the result holds its interval and warnings.
+    The call is warmed up and then sampled until the median is precise; the result holds its interval and warnings.
 
     Args:
         function: the function to call repeatedly.
         args: positional arguments. Each call uses another copy of their tensors, so that these are not in the caches;
             without tensors, or if they cannot be copied, the measurement says "warm".
         named: keyword arguments; their tensors are copied as well.
-        kwargs: keyword arguments whose names this function uses itself.
+        kwargs: keyword arguments whose names are also parameters of `benchmark`.
         device: device on which the function computes; by default the device of the tensors.
         cache: "cold", or "warm" to use the same memory in each call.
         op_time_s: seconds for the samples.
         options: all options of a run, in place of `cache` and `op_time_s`.
 
     Runs in the caller's gradient mode, on as many CPU threads as are idle. Exceptions of the function are not caught.
-    Raises UsageError for tensors on several devices, and if no tensor says which accelerator to synchronise.
+    Raises UsageError for tensors on several devices, and if no tensor shows which accelerator to synchronise.
     """
     require_torch()
     import torch
@@ -73,7 +73,7 @@ def benchmark(
 
 
 def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
-    """Return the device of a call with these tensors. Raises UsageError if the device is ambiguous."""
+    """Return the device of a call with these tensors. Raises UsageError if it is ambiguous or differs from `named`."""
     import torch
 
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -74,7 +74,7 @@ class Shown:
 
 
 def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool = False) -> Console:
-    """Return a console that writes only to `out`; by default, rich in a notebook would also display what it prints."""
+    """Return a console that writes only to `out`; in a notebook, rich would otherwise also display the output."""
     from rich.console import Console
 
     return Console(
@@ -102,7 +102,7 @@ class Tabular(Shown):
         return tuple(self._tables())
 
     def frame(self, table: str | None = None) -> pandas.DataFrame:
-        """Return a table as a data frame, by default the first table; missing values are those of pandas.
+        """Return a table as a data frame, by default the first table; missing values are represented as in pandas.
 
         Times are in microseconds, shares from 0 to 1. Raises UsageError if there is no table of that name.
         """

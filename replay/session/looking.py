@@ -64,12 +64,12 @@ class Inspection(Tabular):
         from opreplay.traces.times.peaks import peak_named
 
         self.trace = trace
-        """The trace as returned by `read_trace`, in columns."""
+        """The trace as returned by `read_trace`, stored in columns."""
         self._peak, self._limits = None if peak is None else peak_named(peak), limits
 
     @cached_property
     def summary(self) -> TraceSummary:
-        """Return counts, times and losses of the file."""
+        """Return counts and times of the file, and what was lost in recording or reading it."""
         return summarize(self.trace)
 
     @cached_property
@@ -104,10 +104,10 @@ def inspect(
 
     Args:
         trace: a profile, or a trace that was already read or opened.
-        process: process to use of a file into which the profiles of several processes were merged.
+        process: name of the process to use, if the file was merged from the profiles of several processes.
         kernel_details: kernel table of an NPU.
-        capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings.
-        peak: device whose peak rates shares refer to, such as "MI300X", if the trace does not name its device.
+        capture: the profile recorded while the CUDA graphs of a trace were captured, or a folder of such profiles.
+        peak: device whose peak rates count as 100 %, such as "MI300X", if the trace does not name its device.
         limits: limits of the reader.
 
     Raises UsageError for a plan, which has no recorded times, and TraceError for a file that cannot be read.
@@ -173,15 +173,15 @@ def timeline(
     Args:
         trace: a trace or a captured plan; several traces are the ranks of one job.
         ranks: whether the processes of one file are the ranks of a job.
-        process: process to use of a file into which the profiles of several processes were merged.
+        process: name of the process to use, if the file was merged from the profiles of several processes.
         kernel_details: kernel table of an NPU.
         step: N of ProfilerStep#N, or the Nth iteration of a server; by default the step of median length.
         what_if: changes: "aten::mm*=0.5x", "nccl*=0", "fuse aten::add,aten::mul", "dtype bf16", "cudagraph".
         soc: names of simulated devices, or device files, on which the step is predicted as well.
         cluster: the simulated cluster, such as "2x8x910b3".
-        host_scale: factor for recorded host times on simulated devices.
-        measured: results of a run with times for the ops of a CPU step, or for a job.
-        host: results of a run with host times for the calls of a captured plan.
+        host_scale: factor for recorded CPU times on simulated devices.
+        measured: results of a run; their measured times are used for the ops of a CPU step or of a job.
+        host: results of a run; their CPU times are used for the calls of a captured plan.
         fused: fused kernels of inference servers that replace calls of a captured plan, as in `simulate`.
         plugins: files and modules to run first.
         limits: limits of the reader.
@@ -216,7 +216,7 @@ def timeline(
 
 
 class _StepOptions(NamedTuple):
-    """Options of an analysis of one step, for one trace or for several ranks."""
+    """Options for the analysis of one step, of a single trace or of several ranks."""
 
     step: int | None
     what_if: tuple[str, ...]
@@ -226,7 +226,7 @@ class _StepOptions(NamedTuple):
 
 
 def _captured(trace: Source | OpenTrace) -> ReplayPlan | None:
-    """Return the captured plan if `trace` is or holds one; None for a trace."""
+    """Return the captured plan that `trace` is or holds, None for a trace. Raises UsageError for a trace's plan."""
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, (str, os.PathLike)) and plan_dialect(os.fspath(source)) is not None:
         read = open_input(os.fspath(source))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A single op: its description, its result, its time here and on a simulated device, and ways to share it."""
+"""A single op: describe it, call it, time it here and on a simulated device, and export it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Op(Shown):
             return PreparedCall(self.ir, executor.prepare(self.ir, seed=options.seed), options)
 
     def __call__(self) -> Any:
-        """Call the op once on new arguments, which are equal each time, and return its result. Raises NotReplayable."""
+        """Call the op once on newly allocated, equal arguments, and return its result. Raises NotReplayable."""
         return self.prepare()()
 
     def measure(self, *, options: RunOptions | None = None) -> Measurement:
@@ -209,12 +209,12 @@ class PreparedCall:
 
     @property
     def function(self) -> Any:
-        """Return the function that is called: an overload of torch, a stand-in, or a function of the user."""
+        """Return the function that is called: an overload of torch, a substitute, or a function of the user."""
         return self._prepared.overload_call.func
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """Return the positional arguments, with the very tensors that the call uses."""
+        """Return the positional arguments; their tensors are the ones that the call uses, not copies."""
         return self._prepared.overload_call.args
 
     @property

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Registrations made by this program itself, which worker processes do not have."""
+"""Find registrations made by this program itself, which worker processes do not have."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     """Raise UsageError if an op of the plan would run differently in a worker process than in this one.
 
-    Ops of torch.library, executors and initializers registered by a notebook or a script exist only in its own process;
-    a worker has only what is installed and what the options name. Without them, a worker would measure something
-    different.
+    Ops of torch.library, executors and initializers registered by a notebook or a script exist only in that process. A
+    worker loads only what is installed and what the options name, and would therefore measure something different.
     """
     lacking = None if options.isolation == "none" else next(_missing_in_workers(plan.ops, options), None)
     if lacking is not None:
@@ -35,7 +34,7 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
 
 
 def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
-    """Yield descriptions of what these ops need to run but worker processes do not have."""
+    """Yield descriptions of executors, initializers and ops that `ops` need but worker processes do not have."""
     from opreplay.initializers.extensions import registered
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -55,9 +54,8 @@ def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterato
 
 
 def _defined_here(op: ReplayOp) -> Path | None:
-    """Return the Python file that defined the op in torch.
-
-    Return None if the file is part of torch or of a library that opreplay knows.
+    """Return the Python file that defined the op in torch; None if it belongs to torch or to a library known to
+    opreplay.
     """
     if op.reason is not None or op.resolved_by != "torch.ops":
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Settings that the ops of one opened trace share: their device, and the modules that may be imported for them."""
+"""Settings shared by the ops of an opened trace: their device, and the modules that may be imported for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The user's files and modules that were run when the trace was opened."""
 
     def of_run(self, options: RunOptions | None) -> RunOptions:
-        """Return the options with this device, these imports and plugins.
+        """Return the options with this device, and with these imports and plugins added.
 
         Raises UsageError if the options name another device.
         """
@@ -77,7 +77,7 @@ def warn_user(line: str) -> None:
 
 
 def warn_of_damage(read: Read) -> Read:
-    """Return what was read from a file, after warnings about lost, wrong or unknown data in it."""
+    """Warn about lost, wrong or unknown data in what was read from a file, and return it unchanged."""
     from opreplay.replay.plan.inputs import WARNING, warnings_of
 
     for line in warnings_of(read):

@@ -76,9 +76,9 @@ def _whole(name: str, value: object) -> int:
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
     """Return the op "namespace::op" or "namespace::op.overload" called with these arguments, which may be meta tensors.
 
-    Shapes, dtypes, strides and shared memory are copied; the values of tensors are not: they are generated, as for an
-    op of a trace. `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As with `op`, a
-    call that cannot run here has a `reason` and can be simulated.
+    Shapes, dtypes, strides and shared memory are copied. The values of tensors are generated, as for an op of a trace.
+    `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As with `op`, a call that
+    cannot run here has a `reason` and can be simulated.
 
     Raises UsageError for anything that is not a call of an op, and for names that are probably misspelt.
     """
@@ -156,7 +156,7 @@ def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return the storage of a tensor, and its first byte and end in it.
+    """Return (storage, first byte, end byte) of a tensor; the bytes are offsets in the storage.
 
     Raises UsageError if the tensor is not dense.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls given as text, over several sizes: measured here, predicted on simulated devices."""
+"""Measure calls that are given as text over several sizes, and predict them on simulated devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sweep(Tabular):
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """Return one case per call, in the order of the sizes."""
+        """Return one case per call and combination of sizes, in the order of the sizes."""
         return self.found.cases
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ Source = Path | Sequence[Path] | Trace | ReplayPlan
 
 
 class Files(NamedTuple):
-    """Several traces whose equal ops are merged: paths, globs and folders, and ExecutionTraces of some of them."""
+    """Several traces: paths, globs or folders, and ExecutionTraces of some traces. Ops that traces share are merged."""
 
     patterns: tuple[str, ...]
     execution_traces: tuple[str, ...]
@@ -54,7 +54,7 @@ class OpenTrace(Tabular):
 
     def __init__(self, read: Trace | ReplayPlan | Files, selection: Selection, setting: Setting) -> None:
         self.read = read
-        """Contents of the file, a trace or a plan; or the files to read when their ops are needed."""
+        """The trace or plan that was read; for several traces, `Files`, which are read when their ops are needed."""
         self.setting = setting
         self._selection = selection
         self._merged: dict[bool, Traces] = {}
@@ -65,7 +65,7 @@ class OpenTrace(Tabular):
         return self.job(RunOptions(device=self.setting.device)).plan
 
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
-        """Return the job of these ops with the options of a run and `more` settings, on simulated devices.
+        """Return the job that replays these ops with the options of a run and `more` settings, on simulated devices.
 
         A plan stored by an earlier process is used only while torch is not loaded, because a program that has loaded
         torch may have registered ops with it.
@@ -91,7 +91,7 @@ class OpenTrace(Tabular):
         return (single_op(self.plan, op, self.setting) for op in self.plan.ops)
 
     def __getitem__(self, wanted: str | int) -> Op:
-        """Return the heaviest op with this name, glob ("aten::*mm*"), beginning of an id, or rank ("#4" is the fourth).
+        """Return the op with most time that matches a name, glob ("aten::*mm*"), start of an id, or rank ("#4").
 
         An integer is an index from 0. Raises UsageError if no op matches, IndexError for an index that is too large.
         `find` returns all matches.
@@ -100,14 +100,14 @@ class OpenTrace(Tabular):
         return single_op(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
-        """Return all ops that match a name, glob, beginning of an id or rank, heaviest first.
+        """Return all ops that match a name, glob, beginning of an id or rank, those with most time first.
 
         Raises UsageError if no op matches.
         """
         return tuple(single_op(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
     def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
-        """Return the tables: the ops as recorded, how each op is replayed, and why the others are not."""
+        """Return the tables: the ops as recorded, how each op is replayed, and why ops cannot be replayed."""
 
         def of_plan(name: str) -> AnyTable:
             return self._view().tables[name]()
@@ -216,7 +216,7 @@ def open(
 def _read(
     source: Source, execution_traces: tuple[str, ...], kernel_details: str | None, limits: Limits | None
 ) -> Trace | ReplayPlan | Files:
-    """Read a single file; return several files by name, unread."""
+    """Read a single file; for several files, return their paths without reading them."""
     if isinstance(source, (Trace, ReplayPlan)):
         return source
     patterns = paths_of(source)
@@ -282,9 +282,9 @@ def recorded_trace(
     capture: str | None = None,
     limits: Limits | None = None,
 ) -> Trace:
-    """Return one trace with all its times; the file is read again if it was opened without them.
+    """Return one trace with all its event times; the file is read again if it was opened without them.
 
-    Raises UsageError for a plan.
+    Raises UsageError for a plan, and for several traces.
     """
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, ReplayPlan):

@@ -197,7 +197,7 @@ class EventReplayer:
         return self._prepared()
 
     def get_repro_info(self) -> dict[str, Any]:
-        """Return a new dict with `op_name` and `replay_ir`, an entry of event_replay_ir.json; equal each time."""
+        """Return `op_name` and `replay_ir`, as in an entry of event_replay_ir.json: a new, equal dict each time."""
         entry = entry_of(self.op.ir)
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
@@ -261,7 +261,7 @@ def _as_tensor_cfg(value: Any) -> Any:
 
 
 def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, str]) -> Op:
-    """Return the op of an event, in the batch that the event names.
+    """Return the op of an event, with the batch that the event names.
 
     Raises the same errors as `op_of_event`, and UsageError for an invalid batch.
     """
@@ -271,7 +271,7 @@ def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, st
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Convert options of an op's initializers to the form of init_arg. Raises UsageError for an unknown option."""
+    """Convert options of an op's initializers to NAME.OPTION=VALUE. Raises UsageError for an unknown option."""
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 LOSERS = 10
-"""Maximum number of ops with the largest loss that a simulation lists."""
+"""Maximum number of ops predicted slower than recorded that are listed, largest loss first."""
 
 
 class Results(Tabular):
@@ -154,7 +154,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 
 
 class Simulation(Tabular):
-    """Prediction of a step on one or several simulated devices; times in microseconds over all calls."""
+    """Prediction of a step on one or several simulated devices; times are in microseconds, summed over all calls."""
 
     _command = "opreplay.simulate"
 
@@ -168,9 +168,9 @@ class Simulation(Tabular):
     ) -> None:
         self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
-        """Device → predicted step: total with its band, time of each op, and time by bound and by kernel family."""
+        """Device → predicted step: total with its band, time of each op, by limiting resource, by kernel family."""
         self.problems = problems
-        """Ops whose contents could not be made, so that only their shapes count, or that cannot hold the batch."""
+        """Ops whose inputs could not be generated, so that only shapes count, or cannot hold the recorded batch."""
 
     @property
     def total_us(self) -> dict[str, float]:
@@ -238,9 +238,9 @@ def simulate(
 
 
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
-    """Return where a job's trace spends its time, and its step with gaps on the job's devices, as the command shows.
+    """Return where a job's trace spends its time, and its step with idle gaps on the job's devices, like `simulate`.
 
-    A trace that was opened without activity is read again. A large trace, or several traces, have no step.
+    A trace opened without event times is read again. A large trace, or several traces, have no step.
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of
@@ -291,19 +291,19 @@ def compare(
     method: Method = "gauges",
     force: bool = False,
 ) -> Comparison:
-    """Judge each op of two sides, given as results or as files: results, traces or plans.
+    """Compare two inputs op by op, given as results or as files: results, traces or plans.
 
     Args:
-        before: the first side.
-        after: the second side; None compares the measured times of one result file with its predictions.
+        before: the first input.
+        after: the second input; None compares the measured times of one result file with its predictions.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
             recorded times of traces and plans, and the measured times of results.
         threshold: share, 0.05 for 5 %; smaller changes count as equal.
-        method: for two runs: "gauges" or "medians".
+        method: for two runs: "gauges" (relative to reference measurements taken with every sample) or "medians".
         force: also compare runs of two machines or two measurement methods.
 
     Raises EnvironmentRefused if two runs are of two machines or two measurement methods, unless `force` is set;
-    UsageError for times that a side does not have.
+    UsageError for times that an input does not have.
     """
     from contextlib import nullcontext
 

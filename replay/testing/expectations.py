@@ -105,8 +105,8 @@ class Expectations:
         return results
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
-        """Check an op as `opreplay.check` does; fail if a point of `require` (by default: right and safe) fails or was
-        not tried.
+        """Check an op as `opreplay.check` does; fail if a check in `require` (by default: right and safe) fails or was
+        not run.
         """
         from opreplay.replay.session.checking import check
 

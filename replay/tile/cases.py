@@ -92,7 +92,7 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 
 
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
-    """Return each text with every combination of the sizes in `shapes` (such as "n=1,47,128") for the names in it.
+    """Return the cases of each text, with every combination of the sizes in `shapes` ("n=1,47,128") that it names.
 
     Raises UsageError for sizes that no case names, and for too many cases.
     """

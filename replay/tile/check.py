@@ -29,7 +29,7 @@ TOLERANCE = {
 }
 """Largest allowed difference by dtype.
 
-It is relative to the reference's element plus its largest element (plus 1 if that is larger). It allows sums in a
+The difference is relative to the reference's element plus its largest element (at most 1). It allows sums in a
 different order and, for 2-byte types, a few units in the last place; quantised results may be rounded to the
 neighbouring value. Other integers must be equal.
 """
@@ -37,7 +37,7 @@ neighbouring value. Other integers must be equal.
 MOST_ELEMENTS = 1 << 24
 """Maximum number of elements of all tensors of a case for which values are computed."""
 MOST_PRODUCTS = 1 << 30
-"""Maximum number of multiply-adds of such a case, estimated from its largest matrices."""
+"""Maximum number of multiply-adds of a case for which values are computed, estimated from its largest matrices."""
 
 VALUE_DEVICE = "910b3"
 """Device on whose cores values are computed if no device is given; all 910B and 910C have the same memory limits."""
@@ -118,8 +118,8 @@ With these inputs, sums may cancel and small values may be subnormal.
 def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
     """Return random inputs for a case; the same seed gives the same inputs.
 
-    Inputs are normally distributed or another kind of `DRAWS`; integer dtypes get small integers. Raises UsageError if
-    the program's `inputs=` returns anything but matching tensors.
+    Floating-point inputs are normal random numbers, changed by the function `DRAWS[kind]`; integer dtypes get small
+    integers. Raises UsageError if the program's `inputs=` returns anything but matching tensors.
     """
     import torch
 
@@ -183,9 +183,9 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
     """Run a case and compare it with the reference.
 
     A small case is run with each kind of `DRAWS` that the reference accepts. `inputs` replaces some of the random
-    inputs; the others are then normally distributed. Raises TileError for an exceeded limit, or with limit `values` if
-    a result differs by more than its dtype's tolerance; the error names the line of the store that wrote the worst
-    element. Raises UsageError if there is no reference.
+    inputs; in this case, the remaining inputs are normally distributed. Raises TileError for an exceeded limit, or with
+    limit `values` if a result differs by more than its dtype's tolerance; the error names the line of the store that
+    wrote the worst element. Raises UsageError if there is no reference.
     """
     import torch
 
@@ -226,7 +226,7 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
 
 
 def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:
-    """Compare the results of another implementation for a program's arguments with the reference.
+    """Compare another implementation's results for a program's arguments with the program's reference.
 
     Raises TileError if they differ by more than the tolerance.
     """
@@ -255,7 +255,7 @@ def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) 
 
 
 def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
-    """Run all cores on one thread, because tiles are too small for several threads."""
+    """Run all cores with one CPU thread, because tiles are too small for several threads."""
     import torch
 
     threads = torch.get_num_threads()

@@ -19,11 +19,11 @@ from opreplay.replay.tile.running import CoreRuns, head_of, run_times
 from opreplay.traces.sums import summed
 
 ROUNDS = 3
-"""Maximum number of rounds of slowing transfers down until they match the bandwidth of L2 and HBM."""
+"""Maximum number of times that transfers are slowed down until they match the bandwidth of L2 and HBM."""
 CLEARLY_LESS = 0.95
-"""Minimum share of the heaviest core's work for scheduling a core; it may finish last because it waits more."""
+"""A core with at least this share of the heaviest core's work is also scheduled: it may wait more and finish last."""
 LATENT = 0.6
-"""Share of the core's time below which no pipe is the bound; the core then mostly waits for data and flags."""
+"""If no pipe is busy for this share of the core's time, none is the bound: the core mostly waits for data and flags."""
 
 PIPE_NAMES = {
     "MTE2": "mte2",
@@ -70,7 +70,7 @@ class TileTime:
     high_us: float
     """Upper end of the 80 % band: from measured times of the program, or the band of an uncalibrated kernel."""
     in_l2: float
-    """Share of the bytes that the kernel accesses that are in L2 when it starts."""
+    """Share of the bytes accessed by the kernel that are in L2 when it starts."""
     overlapped_us: float
     """Time if no pipe ever waited for another."""
     serial_us: float
@@ -88,9 +88,9 @@ class TileTime:
     notes: tuple[str, ...]
     confidence: Confidence = "uncalibrated"
     factor: float = 1.0
-    """Calibration factor from measured times of the program, already included in all of these times."""
+    """Calibration factor from measured times of the program; the times of this class already include it."""
     outside: str = ""
-    """How the case differs from the measured cases if it is far outside of them; "" otherwise."""
+    """How the case differs from the measured cases if it is far from all of them; "" otherwise."""
     lines: tuple[LineTime, ...] = ()
     spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
 
@@ -168,7 +168,7 @@ def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
     """Return the share of a kernel's bytes that is in L2 at its start.
 
-    It is 0 if cold, and otherwise as in a network, or more after a run of the same kernel.
+    It is 0 for state "cold", as in a network for "network", and at least that after a run of the same kernel.
     """
     if state == "cold":
         return 0.0
@@ -207,8 +207,8 @@ def estimate(
     """Return the time of a program on a device, in microseconds.
 
     Raises TileError if the program exceeds a limit, or stores fewer elements than a result has. `state` is the cache
-    state at the start, and `keep` the number of instructions of the busiest core to keep. With `every`, all loop
-    iterations are run, including repetitive ones.
+    state at the start, and `keep` is the number of the busiest core's instructions that the result lists. With `every`,
+    all loop iterations are run, including repetitive ones.
     """
     runs = run_times(bound, device, cores, every=every)
     demand = _demand(bound, runs, device, state)

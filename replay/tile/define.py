@@ -56,18 +56,19 @@ def kernel(
     library: bool = False,
     measured: str | None = None,
 ) -> Callable[[Callable[..., Any]], Program]:
-    """Return a decorator that makes a function of tensors in GM, written with tiles, a kernel of op "namespace::name".
+    """Return a decorator that turns a function of tensors in GM, written with tiles, into a kernel of `op`.
 
     Arguments are tensors. Results are annotated with `tile.Out`, `tile.InOut` or `tile.Sum`. Arguments with a default,
     or annotated with `int`, `float` or `bool`, are numbers. Keyword-only arguments are settings such as tile sizes.
 
-    `reference`, `results` and `when` get the inputs and numbers. `reference` returns the expected values, `results`
-    returns tensors of the results' shapes and dtypes if there is no reference, and `when` returns whether this kernel
-    runs a recorded call. `inputs` gets the same arguments with random values and returns a dict of inputs that replace
-    them for checking values, such as page tables or offsets. `arguments` converts a recorded call's arguments, given by
-    name, to this kernel's arguments. `library` also registers the kernel as a torch.library op. `choices` holds the
-    values of settings that --tune tries, and `cores` is the maximum number of cores. `measured` is a CSV of measured
-    times, in the folder of the kernel's file, that calibrates its predictions. Raises UsageError for an invalid kernel.
+    `op` is "namespace::name". `reference`, `results` and `when` get the inputs and numbers. `reference` returns the
+    expected values, `results` returns tensors of the results' shapes and dtypes if there is no reference, and `when`
+    returns whether this kernel runs a recorded call. `inputs` gets the same arguments with random values and returns a
+    dict of inputs that replace them for checking values, such as page tables or offsets. `arguments` converts a
+    recorded call's arguments, given by name, to this kernel's arguments. `library` also registers the kernel as a
+    torch.library op. `choices` holds the values of settings that --tune tries, and `cores` is the maximum number of
+    cores. `measured` is a CSV of measured times, in the folder of the kernel's file, that calibrates its predictions.
+    Raises UsageError for an invalid kernel.
     """
 
     def register(function: Callable[..., Any]) -> Program:
@@ -100,9 +101,9 @@ def kernel(
 
 
 def _role(p: inspect.Parameter) -> str:
-    """Return the role of an argument: from its annotation, a number if it has a default, or an input tensor.
+    """Return the role of an argument: "out", "inout" or "sum" from its annotation, else "scalar" or "in" (a tensor).
 
-    Arguments annotated with a number type are numbers, too.
+    Arguments with a default, or annotated as numbers or `str`, are scalars.
     """
     annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
     scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")

@@ -45,7 +45,7 @@ LEAST_CASES = 3
 MIN_BAND_FACTOR = 1.05
 """Minimum factor of an 80 % band, even if a few cases agree better; same as for kernel families."""
 MOST_FACTOR = 10.0
-"""Ratio of measured to predicted time, or its inverse, above which the measured times must be of something else."""
+"""Maximum ratio of measured to predicted time, or its inverse; beyond it, something else must have been measured."""
 EXTRAPOLATION_FACTOR = 2.0
 """Maximum factor by which a size may exceed the measured range; kernel families, with more data, allow more."""
 OUTLYING = 2.5
@@ -85,7 +85,7 @@ class Compared:
     predicted_us: float
     """Time predicted from the program alone, without calibration."""
     held_out_error: float | None = None
-    """Relative error (predicted / measured - 1) with the factor of the other cases; None without calibration."""
+    """Relative error (predicted / measured - 1) if calibrated with the other cases only; None without calibration."""
 
     @property
     def error(self) -> float:
@@ -109,9 +109,9 @@ class Calibration:
     refused: str = ""
     """Reason why there is no calibration; "" if there is one."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Lowest and highest measured value of sizes, integer settings, cores used and predicted time."""
+    """Size, integer setting, cores used or predicted time → lowest and highest measured value."""
     kinds: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
-    """Measured dtypes and layouts of tensors, strings and flags."""
+    """Name of a tensor, string or flag → measured dtypes and layouts, or measured values."""
 
 
 def read_times(path: Path) -> tuple[Row, ...]:
@@ -233,7 +233,7 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
 
 
 def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """Return the centre of the logarithms of measured / predicted, the centre without each case, and the 80 % band."""
+    """Return the centre of log(measured / predicted), the centre without each case, and the 80 % band (a logarithm)."""
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
@@ -360,7 +360,7 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
 def with_measured(
     time: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
 ) -> TileTime:
-    """Return a prediction calibrated by measured times of its program on the device: all times scaled, with the band.
+    """Return a prediction calibrated by measured times of its program on the device: scaled times, and a new band.
 
     Far outside the measured cases, the prediction stays uncalibrated, with a band wide enough to include both the
     factor and no factor.

@@ -18,7 +18,7 @@ from opreplay.replay.tile.language.recording import advance_of
 SETTLED = 1e-6
 """Maximum difference in cycles between two repetitions that count as the same."""
 MOST_REPETITIONS = 24
-"""Maximum number of repetitions that are scheduled before their mean is used for all others."""
+"""Maximum number of repetitions that are scheduled before their mean is used for the remaining repetitions."""
 
 Slot = tuple[int, int]
 Pipe = tuple[str, str]
@@ -100,7 +100,7 @@ Counts = tuple[list[float], list[float], dict[int, float], list[int]]
 
 
 class _Numbers:
-    """Integer ids of pipes, cores and buffers, and instructions with these ids; cores share instructions."""
+    """Integer ids of pipes, cores and buffers, and instructions with these ids, which all cores share."""
 
     def __init__(self, device: DeviceProfile, traffic: Traffic) -> None:
         self.device, self.traffic = device, traffic
@@ -109,14 +109,14 @@ class _Numbers:
         self.slots: dict[Slot, int] = {}
         self.flags: list[list[float]] = []
         self.turns: dict[int, int] = {}
-        """Place → number of uses after which its first buffer is used again."""
+        """Place in the source → number of uses after which the place's first buffer is used again."""
         self.by_phase: dict[tuple[tuple[int, int], ...], dict[int, _Scheduled]] = {}
-        """Advance of the buffers at each place → instructions by identity."""
+        """Advance of the buffers at each source place → `id` of an instruction → instruction with these buffers."""
         self.cost_of: dict[int, tuple[float, float]] = {}
         self.counted: set[int] = set()
 
     def count_turns(self, steps: Sequence[Step]) -> None:
-        """Record the number of rotating buffers at each place."""
+        """Record the number of rotating buffers at each place in the source."""
         for step in steps:
             if isinstance(step, Part):
                 if id(step.steps) not in self.counted:
@@ -260,7 +260,7 @@ class _State:
         return start
 
     def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
-        """Schedule a body `times` more times: one by one until it reaches a steady state, then all others at once."""
+        """Schedule a body `times` more times: one by one until it reaches a steady state, then the rest at once."""
         total = advance_of(body, advance)
         turns = self.numbers.turns
         # After so many the same buffers are next.
@@ -313,7 +313,7 @@ class _State:
         return list(self.busy), list(self.occupied), dict(self.by_place), list(self.issues)
 
     def _jump(self, before: Sequence[float], after: Sequence[float], shift: float, times: int, counts: Counts) -> None:
-        """Skip `times` repetitions of `shift` cycles each: advance what moved in the last repetition."""
+        """Skip `times` repetitions of `shift` cycles each: advance the values that changed in the last repetition."""
         by = shift * times
         moved = iter([now != then for then, now in zip(before, after, strict=True)])
         for numbers in (self.free, self.done, self.written, self.read):
@@ -445,7 +445,7 @@ def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
 
 
 def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffic) -> list[float]:
-    """Return the cycles of each core's instructions, with repetitions, to find the busiest without a schedule."""
+    """Return the cycles of each core's instructions, with repetitions, to find the busiest core without a schedule."""
     known: dict[int, list[dict[str, float]]] = {}
     return [_sums(steps, lambda step: ("", costs(device, traffic, step)[0]), known).get("", 0.0) for steps in cores]
 

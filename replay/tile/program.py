@@ -1,4 +1,4 @@
-"""Programs as values: a function of tensors as a kernel, its arguments and settings, and its reference."""
+"""Classes that describe a program: its function of tensors, its arguments and settings, and its reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """An argument of a program, in order."""
+    """An argument of a program."""
 
     name: str
     role: str
@@ -44,7 +44,7 @@ class Program:
     checks: tuple[str, ...] = ()
     """Cases for the default set, for programs whose sizes depend on each other."""
     given: Callable[..., Mapping[str, Any]] | None = None
-    """Function of random inputs and numbers that returns tensors to replace inputs when checking values."""
+    """Function of random inputs and numbers that returns the tensors that replace inputs when values are checked."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -112,7 +112,7 @@ class Bound:
 
 
 def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
-    """Bind arguments by name and settings to a program, with checks; results not given are derived from the inputs.
+    """Bind arguments and settings to a program by name, and check them; results not given are derived from the inputs.
 
     Raises UsageError for unknown and for missing names.
     """
@@ -190,7 +190,7 @@ def _results(
 def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """Call a function of meta tensors so that tensors that it creates, such as masks, are meta tensors too.
 
-    If that fails, call it without that, because it may read the values of such tensors.
+    If this fails, create such tensors on the default device, because the function may read their values.
     """
     import torch
 

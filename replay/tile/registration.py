@@ -1,5 +1,5 @@
 # pyright: strict
-"""Register a program with its decorator: the op's cost on simulated devices, an executor, and optionally a torch op."""
+"""Register decorated programs: the op's cost on simulated devices, an executor, and optionally a torch op."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ _cache: dict[object, TileTime] = {}
 
 
 def _execute(program: Program, *args: Any) -> Any:
-    """Run an op with its program if nothing else can run it, on the CPU, whichever device its tensors are on."""
+    """Run an op with its program on the CPU, whatever device its tensors are on, if nothing else can run the op."""
     import torch
 
     tensors = [a for a in args if isinstance(a, torch.Tensor)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Run programs on cores: for times only on cores that differ, for values on all cores, one after the other."""
+"""Run programs on cores: for times only on cores with different work, for values on all cores, one after the other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CoreRuns:
     cores: int
     """Number of cores that have work."""
     classes: list[tuple[int, Recording]]
-    """(number of cores, work of each of them), busiest first."""
+    """(number of cores, work of one of these cores), busiest first."""
 
     @property
     def mixed(self) -> bool:
@@ -74,7 +74,7 @@ def _uncollected() -> Generator[None, None, None]:
 
 @_uncollected()
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
-    """Run a program without values on the cores that differ. Raises TileError.
+    """Run a program without values on one core of each kind of work. Raises TileError.
 
     With `every`, all loop iterations are run, including those that repeat others.
     """
@@ -142,8 +142,7 @@ def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
     """Return the number of cores for a run with values, at least two. Raises TileError.
 
-    If there are four or more blocks, each core gets at least two, because only then values carried from block to block
-    show up.
+    If there are four or more blocks, each core gets at least two, so that values carried from block to block show up.
     """
     core = _run_one(bound, device, 0, None, "vector")
     dealt = _blocks_dealt(core.recording)

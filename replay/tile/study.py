@@ -1,5 +1,5 @@
 # pyright: strict
-"""Evaluate cases (values, time on each device, exceeded limits with reasons), for the result that reports show."""
+"""Evaluate cases: values, time on each device, and exceeded limits with reasons. Reports show the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from opreplay.replay.tile.running import blocks_of_loops
 from opreplay.traces.errors import OpReplayError, UsageError
 
 STAND_INS = (16, 1)
-"""Divisors of the size limits, tried in order, for the smaller case that is run in place of one that is too large."""
+"""Divisors of the size limits for the smaller case that is run in place of a case that is too large; tried in order."""
 KEPT_SPANS = 20_000
 """Maximum number of instructions of the busiest core in a timeline."""
 
@@ -382,8 +382,8 @@ def _values_or_nearest(
 ) -> Checked | Broken | str:
     """Return the result of `_values`; for a case that is too large, the result of the same settings at smaller sizes.
 
-    If the smaller case exceeds no limit, a note gives its sizes. They are the largest sizes within one of the `parts`
-    of the limit; the first part is used for which loops with several iterations keep several.
+    If the smaller case exceeds no limit, a note gives its sizes: the largest ones within the limit divided by one of
+    `parts`. The first part is used with which loops that have several iterations keep several.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
@@ -440,7 +440,7 @@ def _is_small(case: Case, part: int) -> bool:
 
 
 OF_ANY_SIZE = ("race", "stale", "unwritten", "values", "mask")
-"""Limits that a program which violates them at some sizes also violates at multiples of these sizes."""
+"""If a program violates one of these limits at some sizes, it also violates the limit at multiples of these sizes."""
 
 
 def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:

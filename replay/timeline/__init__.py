@@ -1,2 +1,2 @@
 # pyright: strict
-"""The timeline of a step: the execution graph of a trace, scheduled again with other durations; prints nothing."""
+"""Timeline of a step: the trace's execution graph, rescheduled with changed durations. Prints nothing."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Recommend optimisations of a step: usual changes, each tried by rescheduling the step's graph, ranked by gain.
+"""Recommend optimisations of a step: try usual changes by rescheduling the step's graph, and rank them by gain.
 
-A candidate is an edit of the graph as `--what-if` makes it, with further edits for a worse and a better result of the
-same change. Each gain is that of one change alone: gains overlap, so they are never added up.
+A candidate is an edit of the graph, as `--what-if` makes it. Further edits describe a worse and a better result of the
+same change. Each gain is that of one change alone; gains overlap, so they are never added up.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, p
 LEAST_GAIN = 0.01
 """Minimum gain of a listed change, as a share of the step."""
 GOOD, LOW, BEST = 0.8, 0.6, 1.0
-"""Shares of its roofline limit that an op is assumed to reach: for the reported gain, and at both ends of its range."""
+"""Shares of roofline performance that an optimised op reaches: for the reported gain, and at the ends of its range."""
 LEAST_KERNEL_US = 5.0
 """Minimum time of an optimised call, because the roofline does not limit small kernels."""
 MOST_OPS = 8
 """Maximum number of op shapes to try, starting with the most time above the roofline limit."""
 MOST_TENSORS = 3
-"""Maximum number of tensors listed per call; the command contains all of them."""
+"""Maximum number of tensors listed per call; the `opreplay op` command contains all of them."""
 FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
-"""A group has slow calls if it has at least FEW_CALLS calls, of which at most the share MOST_SLOW is slow.
+"""Calls of one kernel have slow ones if there are at least FEW_CALLS calls and at most the share MOST_SLOW is slow.
 
 Slow calls take more than SLOW times the median; the other calls take at most EVEN times the median.
 """
 WIDE = 0.5
-"""A gain is less certain if its range is wider than this share of it."""
+"""A gain is less certain if its range is wider than this share of the gain."""
 LEAST_ERROR = 0.01
-"""Minimum error of a gain, as a share of the changed step."""
+"""Minimum relative error of a predicted step time, which widens the range of a gain."""
 LARGE_ERROR = 0.05
-"""Errors of the graph above this make every gain less certain."""
+"""A relative error of the graph's step time above this makes every gain less certain."""
 _LEVELS: tuple[Certainty, ...] = ("high", "medium", "low")
 _PRODUCTS = frozenset({"GEMM", "convolution", "attention"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A change to try."""
+    """A change of the step to try."""
 
     kind: AdviceKind
     what: str
@@ -79,21 +79,19 @@ class _Candidate:
     certainty: Certainty
     edit: Edited
     others: tuple[Edited, ...] = ()
-    """The same change with a worse and a better result."""
+    """Edits for a worse and a better result of the change; they give the gain's range."""
     changed: Bools | None = None
     """Mask of the device tasks whose source locations are reported."""
     function: str = ""
     change: str = ""
     command: str = ""
     lost_us: float = 0.0
-    """Time that other work loses by the change."""
+    """Time, in µs, by which the change slows other work."""
     least_step_us: float = 0.0
-    """Minimum length of the step after the change."""
+    """Minimum length of the step after the change, in µs."""
 
     def bounded(self, step_us: float, gain_us: float) -> float:
-        """Return the gain minus the loss of other work, limited so that the step does not get shorter than
-        its minimum.
-        """
+        """Return the gain minus the loss of other work, limited so that the step takes at least `least_step_us`."""
         return min(gain_us - self.lost_us, step_us - self.least_step_us)
 
 
@@ -163,7 +161,7 @@ def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
     """Return an upper bound of the gain: the durations and latencies that the change removes.
 
-    Infinite if it removes waits of the host.
+    The bound is infinite if the change removes waits of the host.
     """
     before, after = graph.edges.lag_us, candidate.edit.lags_us
     cut = (after <= NEVER / 2) & (before > NEVER / 2)
@@ -174,8 +172,8 @@ def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
 
 
 def _error(study: Study) -> float:
-    """Return the relative error of the graph: measured on other steps if it was tested on them, otherwise on its own
-    step.
+    """Return the relative error of the graph's step time: the larger of its own error and, if tested, the median error
+    on other steps.
     """
     other = study.timeline.other_steps
     own = max(abs(study.timeline.structure_error), abs(study.timeline.structure_error_typical))
@@ -261,9 +259,9 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
 
 
 def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield a change in which collectives fully overlap with computing; the step then takes at least their own time.
+    """Yield a change in which collectives fully overlap with computing; the step takes at least the collectives' time.
 
-    The worse result is `overlap comm`, where collectives begin when they did before.
+    In the worse result, `overlap comm`, collectives begin at their recorded times.
     """
     where_they_are = _tried(names, graph, "overlap comm")
     if where_they_are is None:
@@ -319,7 +317,7 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
 
 
 def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield kernels that take much longer in a few calls than in the other calls with the same op, shapes and name."""
+    """Yield changes of kernels of which a few calls take much longer than others with the same op, shapes and name."""
     nodes, trace = graph.nodes, names.trace
     tasks = np.flatnonzero((nodes.kind == KERNEL) & (nodes.name >= 0))
     signature = np.full(len(tasks), -1, np.int64)
@@ -408,27 +406,27 @@ class _Calls:
     kind: str
     work: CallWork
     may_be_tf32: bool
-    """Whether no kernel name says that float32 is multiplied exactly."""
+    """Whether TF32 is possible: no kernel name says that float32 is multiplied exactly."""
     roof_us: float
     bound: str
     nodes: Ints
     call_of: Ints
     """Call index of each node."""
     us: Floats
-    """Time of each call."""
+    """Time of each call, in µs."""
 
     def brought_to(self, target_us: float) -> Floats:
-        """Return a factor for each node's time so that each call takes at most `target_us`."""
+        """Return a factor for each node's time: each call then takes at most `target_us`, or LEAST_KERNEL_US."""
         return np.minimum(1.0, max(target_us, LEAST_KERNEL_US) / np.maximum(self.us, 1e-9))[self.call_of]
 
     def brought_to_share(self, share: float) -> Floats:
-        """Return a factor for each node's time so that each call takes this share of its time."""
+        """Return a factor for each node's time: each call then takes this share, or at least LEAST_KERNEL_US."""
         factors = np.maximum(share, np.minimum(1.0, LEAST_KERNEL_US / np.maximum(self.us, 1e-9)))
         return factors[self.call_of]
 
 
 def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
-    """Return the step's calls with known work, grouped by op and shapes, most time first."""
+    """Return the step's calls that have a roofline limit, grouped by op and shapes, most time first."""
     trace, nodes = names.trace, graph.nodes
     owned = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & (nodes.kind != HOST))
     signature = trace.ops.signature[nodes.owner[owned]]
@@ -486,7 +484,7 @@ def _run_command(names: Names, op: str) -> str:
 
 
 def _scaled(graph: StepGraph, parts: Sequence[tuple[_Calls, Floats]]) -> Edited:
-    """Return the step with the tasks of these calls scaled."""
+    """Return an edit with the tasks of these calls scaled by the factors."""
     out = Edited.unchanged(graph)
     for calls, factors in parts:
         out.durations_us[calls.nodes] *= factors
@@ -495,7 +493,7 @@ def _scaled(graph: StepGraph, parts: Sequence[tuple[_Calls, Floats]]) -> Edited:
 
 
 def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:
-    """Yield the op shapes with the most time above their roofline limit, improved to a realistic share of it."""
+    """Yield changes that bring the op shapes farthest above their roofline limit to a realistic share of it."""
 
     def excess_us(one: _Calls) -> float:
         return float(np.maximum(0.0, one.us - max(one.roof_us / GOOD, LEAST_KERNEL_US)).sum())
@@ -534,7 +532,7 @@ _TYPES: tuple[tuple[str, str, float, str], ...] = (
 
 
 def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:
-    """Yield narrower types for float32 products, if the device multiplies them faster."""
+    """Yield changes to narrower types for float32 products, if the device multiplies these types faster."""
     for dtype, what, width, basis in _TYPES:
         wide = [one for one in calls if one.kind in _PRODUCTS and one.work.dtype == "float32" and one.work.flops]
         wide = [one for one in wide if dtype in peak.tflops and not (dtype == TF32 and one.may_be_tf32)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device time and idle causes of all marked steps of a trace, beyond the single step of a timeline."""
+"""Device time and idle causes of every marked step of a trace; a timeline covers only one step."""
 
 from __future__ import annotations
 

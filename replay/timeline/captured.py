@@ -1,9 +1,9 @@
 # pyright: strict
-"""Timeline of a captured step on a simulated device: the host dispatches the calls one by one, the device runs its
-queue in order.
+"""Timeline of a captured step on a simulated device: the host dispatches the calls one by one, and the device executes
+them in order.
 
-Nothing was recorded: the host time of a call is an assumption with a band; `ascend` predicts device times. This module
-combines the two, and computes neither.
+Nothing was recorded: the host time of a call is an assumption with an error band, and `ascend` predicts the device
+times. This module only combines the two.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from opreplay.traces.times.kernel_classes import class_named, class_of_op
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 BOUND_SHARE = 0.9
-"""The host or the device bounds a step if it needs this share of the step by itself."""
+"""The host (or the device) bounds a step that takes at least this share of its time without the other one."""
 VIEW_US = 2.0
-"""Assumed host time of a call that starts no kernel, e.g. a view or an allocation; its band is `DISPATCH_BAND`."""
+"""Assumed host time, in µs, of a call that starts no kernel, e.g. a view; its error band is `DISPATCH_BAND`."""
 PYTHON_US = 23.0 * HOST_RATIO
-"""Python time between two calls that start kernels, in eager models.
+"""Python time between two calls that start kernels, in eager models, in µs.
 
-23 µs is the median of five public H100 traces of transformers, which have 10 to 42 µs each. It is not part of the step
-time, because it is unknown how the model is served; it counts only in the upper end of the band.
+23 µs is the median of five public H100 traces of transformers, which have 10 to 42 µs each. The step time excludes it,
+because it is unknown how the model is served; only the upper end of the band includes it.
 """
 GRAPH = ("graph", "cudagraph", "aclgraph")
 """Changes that replay the whole step as one captured graph, which the host launches once."""
 CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
 OUTSIDE = "(in no module below the model)"
-"""Row of the calls that the outermost module, or a numbered module directly in it, makes itself, and of calls outside
-all modules.
+"""Row of the table for calls made by the outermost module itself, by a numbered module directly in it, or outside all
+modules.
 """
 COPIES = 3
-"""Number of consecutive steps to schedule until the pace is steady: the host runs ahead, or waits."""
+"""Number of consecutive steps to schedule. After these, the step time is constant: the host runs ahead, or waits."""
 
 
 class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     computing_us: float
     communication_us: float
     idle_us: float
-    """Rest of the step, in which the device waits for the host or is between two tasks."""
+    """Rest of the step, in which the device waits for the host or is idle between two tasks."""
     bound: str
     """What bounds the step: "host", "device" or "both".
 
@@ -91,7 +91,7 @@ class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
 
     change: str
     matched: int
-    """Number of calls that it changes."""
+    """Number of calls that the change affects."""
     socs_us: dict[str, float]
 
 
@@ -101,7 +101,7 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     source: str
     fused: bool | None = None
-    """Whether fused kernels, as servers have them, replace some of its calls; None for a step of the user's
+    """Whether fused kernels, as inference servers use them, replace some of the calls; None for a step of the user's
     own code.
     """
     unfused: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     phases_us: dict[str, dict[str, float]]
     """Device time by device and by phase of a training step."""
     modules: tuple[ModuleTime, ...]
-    """Time by module on the first device; `path_us` is 0, because there is no critical path."""
+    """Device time by module on the first device; `path_us` is 0, because there is no critical path."""
     what_if: tuple[CapturedChange, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -141,7 +141,7 @@ class _Calls(msgspec.Struct, frozen=True):
 
 
 def _whole_sequence(plan: ReplayPlan) -> RecordedSequence:
-    """Return the sequence. Raises UsageError for a plan that was not captured, or whose calls are truncated."""
+    """Return the plan's calls. Raises UsageError if the plan was not captured, or if its calls are truncated."""
     sequence = plan.sequence
     if not plan.captured or sequence is None:
         raise UsageError(
@@ -164,11 +164,11 @@ def captured_timeline(
     what_if: Sequence[str] = (),
     host: MeasuredHost | None = None,
 ) -> CapturedTimeline:
-    """Compute the times of a captured step on devices; `steps` are their predictions.
+    """Compute the times of a captured step on devices; `steps` are the predictions, one per device.
 
-    `host` has host times of the calls, measured on a machine. Calls that it lacks get the assumed time of any host,
-    scaled by this machine's speed in the measured calls. Raises UsageError for a plan that was not captured, or whose
-    calls are truncated, and for a `host` that has none of the calls; TraceError for text that is not a change.
+    `host` has host times of the calls, measured on a machine. Calls without a measured time get the assumed time,
+    scaled by the machine's speed in the measured calls. Raises UsageError for a plan that was not captured, for
+    truncated calls, and for a `host` that has none of the calls; TraceError for text that is not a change.
     """
     sequence = _whole_sequence(plan)
     if not steps:
@@ -228,7 +228,7 @@ def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: Meas
 
 
 def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float]:
-    """Return (time per step in steady state, time from the first to the last kernel of the last step), in µs."""
+    """Return (time per step in steady state, time from the first to the last kernel of that step), in µs."""
     device_us, kernels = calls.device_us.tolist(), calls.kernels.tolist()
     host_us, waits = calls.host_us.tolist(), calls.waits.tolist()
     host = device = completed = 0.0
@@ -287,7 +287,7 @@ def _bound(calls: _Calls, step_us: float) -> str:
 
 
 WORK = {"hbm": "memory", "l2": "memory", "link": "communication", "launch": "kernel launches"}
-"""Bound of a kernel → limit of a step of these kernels; "compute" for all other bounds."""
+"""What a kernel's time is bound by → what limits a step of these kernels; "compute" for all other bounds."""
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:
@@ -302,9 +302,9 @@ def limit_of(times: CapturedTimes, step: Step) -> str:
 
 
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
-    """Return the device times of all calls at both ends of the step's band.
+    """Return the device times of all calls at the lower and upper end of the step's band.
 
-    All calls are scaled alike, because errors in a kernel family are correlated.
+    All calls are scaled by one factor, because errors of similar kernels are correlated.
     """
     total = step.total_us or 1.0
     by_id = {op.id: op.simulated.time_us for op in step.ops}
@@ -315,7 +315,7 @@ def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
 def _calls_on(
     called: Sequence[ReplayOp], steps: Sequence[Step], host_scale: float, host: MeasuredHost | None
 ) -> dict[str, _Calls]:
-    """Return the calls by device. Raises UsageError for a `host` that measured none of them."""
+    """Return the calls for each device. Raises UsageError if `host` has no measured time of any call."""
     calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
     if host is not None and not any((of_device.host_band == 1.0).any() for of_device in calls.values()):
         raise UsageError(
@@ -379,7 +379,7 @@ def _scaled(
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
-    """Apply a change: replay as a captured graph, fuse calls into one kernel, or change times of ops by name."""
+    """Apply a change: replay as a captured graph, fuse calls into one kernel, or change times of matching ops."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
     refuse_combination(text)
     word, _, listed = text.strip().partition(" ")

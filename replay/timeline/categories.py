@@ -1,6 +1,6 @@
 # pyright: strict
-"""A step's time by device activity: compute, communication, copies, and idle time by cause, from unions of
-intervals.
+"""Split a step's time by device activity: computing, communication, copies, and idle time by cause. Computed from
+unions of intervals.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     """Copies and fills that overlap with neither computing nor communication."""
     idle: float
     idle_before_first_task: float = 0.0
-    """Until the step's first device task starts."""
+    """Time from the start of the step to its first device task."""
     idle_waiting_for_host: float = 0.0
     """Idle because the next task was launched too late."""
     idle_launch_latency: float = 0.0
     """Idle because the device took time to start the next task after its launch.
 
-    If the host never waited for the device, only the increase over the previous task's latency counts, because
-    consecutive launches delay all tasks alike.
+    If the host never waited for the device, only the increase over the previous task's latency counts, because a
+    latency that consecutive launches share delays all tasks equally.
     """
     idle_gaps_between_tasks: float = 0.0
-    """Idle because the next task waited for another stream, or because of a gap between tasks of its own stream."""
+    """Idle because the next task waited for another stream, or because of a gap between tasks of one stream."""
     idle_after_last_task: float = 0.0
     """From the last device task to the end of the step."""
     idle_unknown_cause: float = 0.0
@@ -47,13 +47,13 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_for_host(self) -> float:
-        """Return the idle time because the host launched too late, had not started to launch, or continued after the
+        """Return the idle time caused by the host: before its first launch, because of late launches, and after the
         last task.
         """
         return self.idle_waiting_for_host + self.idle_before_first_task + self.idle_after_last_task
 
     def host_idle_text(self, step_us: float) -> str:
-        """Return `idle_for_host` as a share of the step, with its parts, in the terms of the category tables."""
+        """Return text with `idle_for_host` and its parts as shares of the step, in the terms of the category tables."""
         parts = {
             IDLE_CAUSES[cause]: getattr(self, f"idle_{cause}")
             for cause in ("waiting_for_host", "before_first_task", "after_last_task")
@@ -71,7 +71,7 @@ def _percent(share: float) -> str:
 
 
 def categories(graph: StepGraph, schedule: Schedule) -> Categories:
-    """Return the categories of one schedule of a step."""
+    """Return the time by category of a schedule of the step."""
     step_us, begin = schedule.step_us, schedule.begin_us
     nodes = graph.nodes
     if not graph.on_device:
@@ -103,7 +103,7 @@ def categories(graph: StepGraph, schedule: Schedule) -> Categories:
 
 
 def without_causes(times: Categories) -> Categories:
-    """Return the categories with all idle time moved to the unknown cause."""
+    """Return the categories with all idle time moved to `idle_unknown_cause`."""
     return msgspec.structs.replace(
         times,
         idle_before_first_task=0.0,
@@ -116,14 +116,14 @@ def without_causes(times: Categories) -> Categories:
 
 
 def device_work(graph: StepGraph) -> Bools:
-    """Return a mask of the nodes that are device work: tasks, or an NPU's whole collective."""
+    """Return a mask of the nodes that are device work: tasks, and collectives of an NPU (one node each)."""
     nodes = graph.nodes
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
     return device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
 
 
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
-    """Return the time of host ops on all threads, of collectives that the host runs, and the rest."""
+    """Return the categories of a step without device work: host ops, collectives on the host, and the rest."""
     nodes, slices = graph.nodes, graph.slices
     starts: list[Floats] = []
     ends: list[Floats] = []
@@ -154,7 +154,7 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
-    """Return idle time by cause: what the task that ended each idle interval had waited for."""
+    """Return idle time by cause; the cause is what the task after each idle interval had waited for."""
     out = {
         "idle_before_first_task": 0.0,
         "idle_waiting_for_host": 0.0,
@@ -188,7 +188,7 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats
 
 
 def _latency(schedule: Schedule, task: int) -> float | None:
-    """Return the time from a task's launch to its start if the launch was its last wait; otherwise None."""
+    """Return the time from a task's launch to its start if it waited for nothing after the launch; otherwise None."""
     launched_by = int(schedule.cause[task])
     if launched_by < 0 or schedule.cause_kind[task] != LAUNCH:
         return None
@@ -206,7 +206,7 @@ def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: floa
 
 
 def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
-    """Return the intervals within [low, high] as [n, 2], merged and in order."""
+    """Merge intervals, clipped to [low, high]; return them in order as an array [n, 2]."""
     starts, ends = np.clip(starts, low, high), np.clip(ends, low, high)
     inside = ends > starts
     starts, ends = starts[inside], ends[inside]

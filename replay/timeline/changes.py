@@ -1,7 +1,5 @@
 # pyright: strict
-"""What-if changes given as text, applied to the durations and latencies of a step's graph; their grammar and
-assumptions.
-"""
+"""What-if changes given as text: their grammar, their assumptions, and their effect on the times of a step's graph."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ _HINT = (
 )
 _GRAPH = ("cudagraph", "graph", "aclgraph")
 _WHOLE = re.compile(rf"({'|'.join(_GRAPH)}|overlap comm(unication)?|dtype .*|fuse .*)", re.IGNORECASE)
-"""Changes of the whole step, which cannot be combined with others by commas."""
+"""Changes of the whole step, which cannot be combined with other changes by commas."""
 _WIDTHS = {
     "bf16": 2,
     "bfloat16": 2,
@@ -65,13 +63,13 @@ LEAST_GAPS, FEW_GAPS = 0.1, 10
 of gaps.
 """
 MOST_CALL_US = 2.0
-"""Maximum overhead of a call: a longer gap before all ops is other work."""
+"""Maximum overhead of a call from Python; if all gaps before ops are longer, the rest is other work."""
 GRAPH_GAP_US = 1.0
 """Gap between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
 WORTH = 0.01
 """Minimum loss of kernel speed that is reported, as a share."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
-"""Bytes of the floating-point types, by their names in traces."""
+"""Bytes per element of the floating-point types, by their names in traces."""
 
 
 @dataclass(slots=True)
@@ -84,19 +82,19 @@ class Edited:
     slices_us: Floats
     """Host time of each slice. A change scales the result of earlier changes, so factors on one call multiply."""
     inside_us: Floats
-    """Like `slices_us`, for slices inside offloaded ops: starts as recorded times, which give their shares of these
-    ops.
+    """Like `slices_us`, but only for slices inside offloaded ops: initially recorded times, from which shares of the
+    ops' time are computed.
     """
     left_out: Bools
-    """Mask of the slices between ops from which the Python time of a removed call was subtracted."""
+    """Mask of the slices between ops that were already shortened by the Python time of a removed call."""
     unchanged_us: Floats
     """Durations before any change: recorded or, on a simulated device, predicted."""
     notes: list[str] = field(default_factory=list[str])
-    """Assumptions that were made."""
+    """Assumptions made by the changes."""
     matched: int = 0
     """Number of device tasks, or of intervals of host time, that were changed."""
     width: int | None = None
-    """Bytes of the widest floating-point type after a change of type; None: as recorded."""
+    """Bytes per element of the widest floating-point type after a `dtype` change; None: as recorded."""
     overlap: bool = False
     """Whether collectives overlap with everything else."""
     offloaded: bool = False
@@ -113,7 +111,7 @@ class Edited:
         matched: int = 0,
         offloaded: bool = False,
     ) -> Edited:
-        """Return a step before any change, with these times instead of the recorded ones."""
+        """Return the edit without any change, with the given times instead of the recorded ones."""
         durations_us = graph.nodes.dur_us if durations_us is None else durations_us
         return cls(
             graph,
@@ -128,7 +126,7 @@ class Edited:
         )
 
     def schedule(self, lags_us: Floats | None = None) -> Schedule:
-        """Return the schedule of the changed graph, with `lags_us` instead of its own lags if given."""
+        """Return the schedule of the changed graph; `lags_us`, if given, replaces the edit's own lags."""
         lags_us = self.lags_us if lags_us is None else lags_us
         if not self.overlap:
             return slowed_schedule(self.graph, self.durations_us, lags_us)
@@ -142,8 +140,8 @@ class Unmatched(TraceError):
 def apply_change(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
     """Apply a change to `before` (default: the step as recorded) and return the result; `before` is not modified.
 
-    Notes, matches and the overlap of `before` are kept. Raises TraceError for text that is not a change, Unmatched if
-    it matches nothing in the step.
+    The result keeps notes, matches and the overlap of `before`. Raises TraceError for text that is not a change,
+    Unmatched if the change matches nothing in the step.
     """
     before = Edited.unchanged(graph) if before is None else before
     out = replace(
@@ -168,8 +166,8 @@ def apply_change(names: Names, graph: StepGraph, change: str, before: Edited | N
 
 
 def _loss_text(graph: StepGraph) -> str:
-    """Return text about the speed that kernels lose to collectives, with its range, e.g. "20 % of their
-    speed, as ...".
+    """Return text about how much slower kernels are during collectives, with the range, e.g. "20 % of their speed, as
+    ...".
     """
     lost, (low, high) = graph.lost_during_collectives, graph.lost_bounds
     loss = (
@@ -183,7 +181,7 @@ def _loss_text(graph: StepGraph) -> str:
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
-    """Apply the change in a text. Raises TraceError for text that is not a change."""
+    """Apply the change described by `text` to `out`. Raises TraceError for text that is not a change."""
     refuse_combination(text)
     word, _, rest = text.partition(" ")
     if rest.strip() and word in _RULES:
@@ -320,7 +318,7 @@ def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -
 
 
 def parsed_value(value: str) -> tuple[float, bool]:
-    """Return (number, whether it is a factor); a plain 0 is a time."""
+    """Return (number, whether it is a factor such as "0.5x"); other numbers, also a plain 0, are in µs."""
     match = _FACTOR.match(value)
     if not match or (match[2] is None and float(match[1]) != 0.0):
         raise TraceError(f"{value!r} is neither a factor such as 0.5x nor a time such as 120us", hint=_HINT)
@@ -330,7 +328,7 @@ def parsed_value(value: str) -> tuple[float, bool]:
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
-    """Set the time of device tasks of matching ops or kernels to `value`; without any, that of matching host ops."""
+    """Set the time of device tasks whose op or kernel matches; if there are none, of matching host ops."""
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     device = np.flatnonzero(nodes.name >= 0)
@@ -373,7 +371,7 @@ def _of_class(names: Names, graph: StepGraph, device: Ints, kind: str) -> tuple[
 
 
 def _class_meant(names: Names, pattern: str) -> str | None:
-    """Return the class of work that a pattern names; None if an op or kernel of the trace has that name."""
+    """Return the class of work that a pattern names; None for the name of an op or kernel of the trace."""
     is_name = pattern in names.trace.kernel_names or any(s.name == pattern for s in names.trace.signatures)
     return None if is_name else class_named(pattern)
 
@@ -391,8 +389,8 @@ def _classes(names: Names, graph: StepGraph) -> list[str]:
 def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
-    """Change the tasks of offloaded ops in proportion to the recorded time of matching ops inside them; return the
-    outer ops.
+    """Scale the tasks of offloaded ops by the share of recorded time of matching ops inside them; return a mask of the
+    other matching ops.
     """
     if not len(tasks) or not ops.any():
         return ops
@@ -433,8 +431,8 @@ def _or_above(names: Names, marked: Bools) -> Bools:
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
-    """Scale the host slices inside the ops. An absolute time applies per call of the op, divided among its slices in
-    the old proportions.
+    """Scale the host slices of the ops. An absolute time applies per call of the outermost op; its slices keep their
+    proportions.
     """
     graph, slices = out.graph, out.graph.slices
     base = out.slices_us
@@ -471,7 +469,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
 
 
 def take_slices(out: Edited, slices_us: Floats) -> None:
-    """Set the host time of slices, and change the durations of their nodes by the same amount, to no less than 0."""
+    """Set the host time of all slices, and change the durations of their nodes accordingly, to no less than 0."""
     gained = host_durations(out.graph, out.slices_us - slices_us)
     out.durations_us = np.maximum(0.0, out.durations_us - gained)
     out.slices_us = slices_us
@@ -487,19 +485,19 @@ def _call_us(graph: StepGraph) -> float:
 
 
 def outermost(names: Names, ops: Bools) -> Ints:
-    """Return, for each op, the outermost chosen op around it, which may be the op itself."""
+    """Return, for each op, the outermost op of the mask that contains it or is it; the op itself if none does."""
     top = outermost_of(op_parents(names.trace), ops)
     return np.where(top >= 0, top, np.arange(len(ops)))
 
 
 def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
-    """Return the sum of each node's slices; 0 for device nodes."""
+    """Return the sum of the slices of each node; 0 for device nodes."""
     total = np.concatenate([[0.0], np.cumsum(slice_us)])
     return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
 
 
 def matching_ops(names: Names, pattern: str) -> Bools:
-    """Return a mask of op rows whose name, or whose enclosing op's name, matches a shell pattern."""
+    """Return a mask of op rows for which their own name or that of an enclosing op matches a shell pattern."""
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():
         return np.zeros(len(names.trace.ops), bool)
@@ -520,7 +518,7 @@ def fused_patterns(listed: str) -> list[str]:
 def remove_tasks(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
     """Remove device tasks, their launches, and the host time of ops that launch nothing else.
 
-    `waits`: also remove the time that the host waited for them.
+    With `waits`, also remove the time that the host waited for these tasks.
     """
     edges = out.graph.edges
     out.durations_us[tasks] = 0.0
@@ -577,7 +575,7 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
 
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:
-    """Shorten tasks of ops with wider floating-point inputs in proportion to the bytes that they move."""
+    """Shorten tasks of ops that have floating-point inputs wider than `wanted`, in proportion to the bytes moved."""
     wanted = wanted.strip().lower()
     if wanted not in _WIDTHS:
         raise TraceError(f"{wanted!r} is not a dtype", hint=f"Use one of {', '.join(_WIDTHS)}.")
@@ -651,8 +649,8 @@ def _captured(names: Names, out: Edited) -> None:
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
     """Return the schedule with collectives on a separate stream, for which only the end of the step waits.
 
-    Fewer waits cannot lengthen a step: if this estimate is longer because the host no longer runs ahead of a busy
-    device, the step stays unchanged.
+    Fewer waits cannot lengthen a step: if this schedule is longer, because the host no longer runs ahead of a busy
+    device, return the schedule without overlap.
     """
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
@@ -668,7 +666,7 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """Return (durations of all nodes, number of calls changed) with host times given by op row; NaN keeps an op
+    """Return (durations of all nodes, number of calls changed) for host times given by op row; NaN keeps an op
     unchanged.
 
     If nested ops have times, the outermost one counts; its slices keep their proportions.
@@ -681,9 +679,7 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
 
 
 def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """Return (host time of all slices, number of calls changed) with host times given by op row; see
-    `with_op_times`.
-    """
+    """Return (host time of all slices, number of calls changed) for host times given by op row; see `with_op_times`."""
     slices = graph.slices
     known = ~np.isnan(us_by_row)
     if not known.any():

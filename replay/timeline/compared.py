@@ -42,22 +42,22 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The compared steps of two traces."""
 
     paired: PairedBy | None = None
-    """How the steps are paired; None if a side is not a trace, or if its device times are not known."""
+    """How the steps are paired; None if "before" or "after" is not a trace, or if its device times are unknown."""
     before: tuple[StepParts, ...] = ()
     after: tuple[StepParts, ...] = ()
     reports: dict[str, StepReport] = {}
-    """Report of one step, as in other commands, for each side ("before", "after") that is a trace."""
+    """Report of one step, as in other commands, by "before" and "after"; only for those that are traces."""
     studies: dict[str, Study] = {}
-    """Studies of the same steps with their graphs, for figures; not written to any file."""
+    """Studies (timeline and graph) of the steps in `reports`, for figures; not written to any file."""
 
     @property
     def is_known(self) -> bool:
-        """Check whether steps of both sides can be compared."""
+        """Check whether there are comparable steps before and after."""
         return self.paired in ("number", "median") and bool(self.before and self.after)
 
     def sides(self, value: Callable[[StepParts], float]) -> tuple[float, float]:
-        """Return one quantity on both sides: the mean if steps are paired by number, otherwise the median of
-        each side.
+        """Return a quantity as (before, after): the mean over steps paired by number, otherwise the median of all
+        steps.
         """
         typical = statistics.fmean if self.paired == "number" else statistics.median
         before, after = (typical([value(step) for step in steps]) for steps in (self.before, self.after))
@@ -70,13 +70,13 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> StepRatio | None:
-        """Return the change of the step; None if the steps cannot be compared."""
+        """Return the step time relative to before; None if the steps cannot be compared."""
         before, after = self.step_us if self.is_known else (0.0, 0.0)
         return StepRatio(ratio=after / before, is_clear=self.is_clear) if before else None
 
     @property
     def pair_ratios(self) -> list[float]:
-        """Return the ratio of lengths of each pair of steps, smallest first; empty if steps are not paired."""
+        """Return after / before of each pair of step lengths, smallest first; empty if not paired by number."""
         if self.paired != "number":
             return []
         pairs = zip(self.before, self.after, strict=True)
@@ -101,13 +101,13 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 LEAST_STEPS = 3
 """Minimum number of steps from which their variation is estimated."""
 LEAST_CHANGE = 5e-4
-"""Paired steps whose log ratios are all below this count as equal."""
+"""Paired steps count as equal if the logarithms of their ratios are all below this."""
 ERRORS = 2.0
 """Number of standard errors above which a change of paired steps is clear."""
 
 
 def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
-    """Return the steps of both sides of a comparison; only traces that were read with their activity have steps."""
+    """Compare the steps of the first trace before and the first trace after that were read with their activity."""
     first, second = (
         next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
         for side in (before, after)
@@ -116,7 +116,7 @@ def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepCha
 
 
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:
-    """Return the compared steps; a side is None if it is not a trace with its activity."""
+    """Compare the steps of two traces; None for a side that is not a trace with its activity."""
     traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}
     chosen = None if before is None or after is None else _chosen(before, after)
     if before is None or after is None or chosen is None:

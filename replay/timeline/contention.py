@@ -1,5 +1,5 @@
 # pyright: strict
-"""Slowdown by concurrent collectives: of compute, by their HBM traffic, and of other collectives, by shared links.
+"""Slowdown by concurrent collectives: their HBM traffic slows compute, and shared links slow other collectives.
 
 Contains neither schedules nor predictions.
 """
@@ -18,11 +18,11 @@ from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, Step
 from opreplay.replay.timeline.graph.schedule import Schedule
 
 ROUNDS = 2
-"""Number of passes, because the slowdown of compute changes which tasks overlap."""
+"""Number of passes; more than one, because the slowdown of compute changes which tasks overlap."""
 WORTH = 1e-3
 """Minimum slowdown that is reported, as a share of the time."""
 TOUCHES = {"hcom_allReduce_": 4.0, "hcom_reduceScatter_": 2.0, "hcom_broadcast_": 1.0, "hcom_send_": 1.0}
-"""Bytes read from or written to HBM per byte of a message; 2.0 (read once, write once) for other collectives.
+"""Bytes read from or written to HBM per byte of a collective's message; 2.0 (read once, write once) if not listed.
 
 An all-reduce reads and writes in each of its two halves.
 """
@@ -34,23 +34,23 @@ class Contention:
 
     bytes_per_s: float
     hbm_share: Floats
-    """Share of each task's time that moves data from or to HBM."""
+    """Share of each task's time in which it moves data to or from HBM."""
     rates: Floats
-    """Bytes per second that a collective moves while it runs."""
+    """Bytes per second that each collective moves from and to HBM; 0 for other tasks."""
     transports: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])
-    """Collective → kinds of links that it uses ("HCCS", "RDMA")."""
+    """Node of a collective → kinds of links that it uses ("HCCS", "RDMA")."""
 
     @classmethod
     def of(cls, count: int, device: DeviceProfile) -> Contention:
-        """Return an empty demand for `count` tasks."""
+        """Return a `Contention` without demand for `count` tasks."""
         return cls(device.hbm_bytes_per_s * device.rates.hbm_efficiency, np.zeros(count), np.zeros(count))
 
     def needs(self, nodes: Sequence[int], terms_us: Mapping[str, float], time_us: float) -> None:
-        """Record tasks whose time consists of these terms."""
+        """Record the HBM share of tasks from the terms of their predicted time."""
         self.hbm_share[list(nodes)] = min(1.0, terms_us.get("hbm", 0.0) / time_us) if time_us > 0 else 0.0
 
     def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
-        """Record a collective with its time and its algorithm, "direct over HCCS, then ring over RDMA"."""
+        """Record a collective's HBM traffic and links, e.g. from "direct over HCCS, then ring over RDMA"."""
         self.transports[node] = frozenset(part.split()[0].strip(",") for part in algorithm.split(" over ")[1:])
         size = max(total_bytes(call.inputs), total_bytes(call.outputs))
         if time_us > 0:
@@ -59,7 +59,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowed:
-    """Durations including the slowdown of compute."""
+    """Durations that include the slowdown."""
 
     durations_us: Floats
     note: str
@@ -68,11 +68,11 @@ class Slowed:
 def contended(
     graph: StepGraph, durations_us: Floats, wants: Contention | None, schedule: Callable[[Floats], Schedule]
 ) -> Slowed | None:
-    """Return the durations of a step in which compute shares HBM bandwidth with concurrent collectives.
+    """Return the durations of a step in which compute and collectives share HBM bandwidth, and collectives share links.
 
-    Let h be the share of a task's time bound by HBM. If collectives draw the share r of the bandwidth during the share
-    o of the task's time, it takes 1 + o h r / (1 - r) times as long. Concurrent collectives on links of one kind share
-    them evenly: each takes longer by the overlapping time of the others. None if there is no significant overlap.
+    Let h be the share of a task's time that is bound by HBM. If collectives use the share r of the bandwidth during the
+    share o of the task's time, the task takes 1 + o h r / (1 - r) times as long. Concurrent collectives on links of one
+    kind share them evenly: each takes longer by the time of the overlap. Returns None without significant overlap.
     """
     if wants is None or not wants.rates.any():
         return None
@@ -96,7 +96,7 @@ def contended(
 def _of_hbm(
     graph: StepGraph, durations_us: Floats, wants: Contention, schedule: Callable[[Floats], Schedule]
 ) -> Slowed | None:
-    """Return durations with the slowdown of compute by HBM traffic of collectives; None if it is insignificant."""
+    """Return durations in which HBM traffic of collectives slows compute; None if the slowdown is insignificant."""
     collectives = graph.nodes.kind == COLLECTIVE
     compute = (graph.nodes.name >= 0) & ~collectives & (wants.hbm_share > 0)
     if not compute.any():
@@ -117,7 +117,7 @@ def _of_hbm(
 
 
 def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
-    """Return how much longer each collective takes because it shares links."""
+    """Return, for each node, how much longer in µs it takes because collectives share links."""
     lost = np.zeros(len(durations_us))
     nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(schedule.start_us[node]))
     running: list[int] = []
@@ -133,7 +133,7 @@ def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int,
 
 
 def _drawn(schedule: Schedule, collectives: Bools, rates: Floats) -> Floats:
-    """Return the bytes per second that collectives draw, averaged over each task's time."""
+    """Return, for each task, the HBM bytes per second of collectives, averaged over the task's time."""
     out = np.zeros(len(rates))
     lasts = np.maximum(schedule.end_us - schedule.start_us, 1e-9)
     for node in np.flatnonzero(collectives & (rates > 0)).tolist():

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Host work between launches, and what can be removed together: ops with their tasks, sequences of
-elementwise kernels.
+"""Split host work at launches, and find what can be removed together: ops with their tasks, sequences of elementwise
+kernels.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
 LONG_US, LONG_TIMES = 300.0, 20.0
-"""Host work without a launch is not dispatch if it takes longer than both LONG_US µs and LONG_TIMES the median."""
+"""Host work without a launch is not dispatch if it takes longer than LONG_US µs and LONG_TIMES the median."""
 SOME_LAUNCHES = 2
-"""If other threads launch at least this many kernels meanwhile, a thread is assumed to wait for them."""
+"""If other threads launch at least this many kernels during an interval, its thread is assumed to wait for them."""
 _DIRECTIONS = {
     "HtoD": ("htod", "hosttodevice", "host->device"),
     "DtoH": ("dtoh", "devicetohost", "device->host"),
@@ -41,11 +41,11 @@ _DIRECTIONS = {
 MOST_FUSED = 64
 """Maximum number of kernels to fuse into one: the default limit of torch.compile."""
 FUSABLE = ("elementwise", "copies")
-"""Classes of kernels that a compiler fuses with adjacent kernels, because each element has one result."""
+"""Classes of kernels that a compiler fuses with adjacent kernels: each element of the result is computed separately."""
 
 
 def copy_direction(name: str) -> str:
-    """Return "HtoD", "DtoH" or "DtoD" for a recorded copy's name; "" if it does not say."""
+    """Return the direction "HtoD", "DtoH" or "DtoD" from a recorded copy's name; "" if it is not in the name."""
     text = name.lower().replace(" ", "")
     return next((to for to, words in _DIRECTIONS.items() if any(word in text for word in words)), "")
 
@@ -67,17 +67,17 @@ class Stretches:
     """Host time of each interval, without waits."""
     ends_in_launch: Bools
     is_long: Bools
-    """Whether the interval takes much longer than the dispatch of an op."""
+    """Mask of intervals that take much longer than the dispatch of an op."""
     least_long_us: float
     """Threshold above which an interval is long."""
     outside_graphs: Bools
-    """Whether no captured graph can contain the interval: it is long, waits for the device, or precedes or follows a
-    copy from or to the host.
+    """Mask of intervals that no captured graph can contain: they are long, wait for the device, or are next to a copy
+    from or to the host.
     """
 
 
 def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
-    """Return the step's host work, split at launches."""
+    """Split the step's host work into intervals at launches."""
     nodes, edges, count = graph.nodes, graph.edges, len(graph.nodes)
     launches = np.flatnonzero(edges.kind == LAUNCH)
     launching, copying, waiting = (np.zeros(count, bool) for _ in range(3))
@@ -122,8 +122,8 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
 
 
 def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
-    """Return a mask of a thread's intervals in which other threads launch kernels: it waits for them, as the caller of
-    a backward pass does.
+    """Return a mask of a thread's intervals in which other threads launch kernels: it is assumed to wait for them, as
+    the caller of a backward pass does.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]
@@ -141,9 +141,9 @@ def _begins_thread(lanes: Ints, first: Bools) -> Bools:
 def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
     """Return, for each task, the first task of its sequence of elementwise kernels; -1 for host nodes.
 
-    Tasks outside these sequences return themselves. The kernels of a sequence follow each other on a stream without
-    waiting for another stream, the host does not wait between them, and their largest tensors have the same number of
-    elements if it is recorded.
+    For tasks outside any sequence, return the task itself. The kernels of a sequence follow each other on a stream
+    without waiting for another stream, and the host does not wait between them. If recorded, their largest tensors have
+    the same number of elements.
     """
     nodes, edges, trace = graph.nodes, graph.edges, names.trace
     elements = np.array([_elements(signature) for signature in trace.signatures] or [0], np.int64)
@@ -188,9 +188,7 @@ def _fusable(names: Names, graph: StepGraph) -> Bools:
 
 
 def _elements(signature: OpSignature) -> int:
-    """Return the number of elements of the call's largest tensor or list of tensors; 0 if unknown, or if no machine
-    holds that many.
-    """
+    """Return the number of elements of a call's largest tensor or list of tensors; 0 if unknown or impossibly large."""
     largest = 0
     for dims in signature.dims or ():
         shapes = dims if dims and isinstance(dims[0], tuple) else (dims,)
@@ -220,7 +218,7 @@ def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
 
 
 def _within(parents: Ints, rows: Ints) -> Ints:
-    """Return how many of these rows each op contains, including itself."""
+    """Return how many of the given rows each op contains; an op contains itself."""
     out = np.zeros(len(parents), np.int64)
     while len(rows):
         np.add.at(out, rows, 1)

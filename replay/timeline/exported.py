@@ -1,8 +1,8 @@
 # pyright: strict
-"""Converts a step's graph and schedule to the nodes of a Chakra trace: activities, dependencies and latencies.
+"""Convert a step's graph and schedule to the nodes of a Chakra trace: activities, dependencies and latencies.
 
 A Chakra dependency has no lag. If a node started later than the end of its last dependency, a node of that length is
-inserted between them; if it started before that end, it depends on that dependency's own dependencies.
+inserted between them; if it started before a dependency ended, it depends on that node's own dependencies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDING_US = 1e-6
 def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -> ChakraTrace:
     """Return the step as a Chakra trace, with recorded times or the times of the simulated device named by `clock`.
 
-    A replay of the trace by its dependencies and durations takes `beyond_us` (see `Attributes`) longer than the step.
+    A replay of the trace by its dependencies and durations takes `beyond_us` longer than the step (see `Attributes`).
     """
     on = study.simulated.get(clock)
     step = study if on is None else on
@@ -44,7 +44,7 @@ def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -
 
 
 class _Export:
-    """The nodes of one schedule."""
+    """Converts one schedule to Chakra nodes."""
 
     def __init__(self, graph: StepGraph, names: Names, schedule: Schedule, plan: ReplayPlan) -> None:
         self.graph, self.names, self.schedule = graph, names, schedule
@@ -54,7 +54,7 @@ class _Export:
         self._ids = _signature_ids(names.trace, graph)
         self._first_of_call: dict[int, int] = {}
         self._number = [0] * len(graph.nodes)
-        """Chakra node number of each node of the graph; 0 if it has none."""
+        """Chakra node number of each graph node; 0 if it has none yet."""
         self._waits_for: list[tuple[int, ...]] = [()] * len(graph.nodes)
         bounds = np.searchsorted(graph.edges.target, np.arange(len(graph.nodes) + 1)).tolist()
         sources: list[int] = graph.edges.source.tolist()
@@ -140,8 +140,8 @@ class _Export:
 
 
 def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_host: bool) -> ChakraNode:
-    """Return a node for host time or a latency. Start and end are rounded, so that the rounded times along a path add
-    up.
+    """Return a node for host time or a latency. Start and end are rounded separately, so that the times along a path
+    add up.
     """
     return ChakraNode(
         name=name,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's host time by call stack: Python frames, modules, marked ranges and ops; equal stacks are merged."""
+"""A step's host time by call stack: Python frames, modules, marked ranges and ops. Equal stacks are merged."""
 
 from __future__ import annotations
 
@@ -26,24 +26,22 @@ OP: Kind = "op"
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one name under the same callers, merged."""
+    """All calls of one name from the same callers, merged."""
 
     name: str
     kind: Kind
     depth: int
     """Depth of the frame; 0 for the outermost caller."""
     start_us: float
-    """Position in the flame graph (not in time): calls are summed, and callees lie below their callers."""
+    """Horizontal position in the flame graph, not a time: calls are summed, and callees lie below their callers."""
     us: float
     before_us: float | None = None
     after_us: float | None = None
-    """Time on the second side of a comparison; `us` is the longer of the two sides."""
+    """Time in the second step of a comparison; `us` is the longer of the two times."""
 
 
 def compared_frames(before: Sequence[Frame], after: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Merge the stacks of two steps into one flame graph; each frame is as wide as on the side where it takes
-    longer.
-    """
+    """Merge the stacks of two steps into one flame graph; the width of a frame is the longer of its two times."""
     first, second = _by_stack(before), _by_stack(after)
     stacks: dict[tuple[int, str], int] = {}
     kinds: dict[int, Kind] = {}

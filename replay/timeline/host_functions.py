@@ -1,5 +1,5 @@
 # pyright: strict
-"""Python functions and other host work of a step that launch nothing and could overlap with it; and their removal.
+"""Find Python functions and other host work of a step that launch nothing and could run in parallel, and remove it.
 
 Names come from functions if stacks were recorded (`with_stack=True`), otherwise from `record_function` ranges,
 otherwise from the ops around a long gap.
@@ -34,13 +34,13 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import launching_calls
 
 MOST_FUNCTIONS = 5
-"""Maximum number of functions of a step to try."""
+"""Maximum number of functions per step to try."""
 SAME = 0.9
-"""An inner function that takes at least this share of a function's time is named instead of it."""
+"""If an inner function takes at least this share of a function's time, its name is used instead."""
 _BUILT_IN = "<built-in"
 _NODE = "autograd::engine::evaluate_function: "
 _PROFILER = "torch/profiler/"
-"""Part of the file name of frames that do not exist without a profiler."""
+"""Substring of the file names of frames that exist only while the profiler runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +50,22 @@ class HostWork:
     name: str
     """Name of the function or range; "" for a gap without a name in the trace."""
     within: str
-    """The outermost enclosing function that launches nothing, which takes this time; for a gap, the ops around it."""
+    """Outermost enclosing function that launches nothing; for a gap, the ops before and after it."""
     is_loader: bool
     lane: int
     begin: Ints
     end: Ints
-    """Ends of its intervals, in ns on the trace's clock; intervals are sorted and do not overlap."""
+    """End of each interval, in ns on the trace's clock; intervals are sorted and do not overlap."""
 
     @property
     def us(self) -> float:
-        """Return the total time."""
+        """Return the total time in µs."""
         return float((self.end - self.begin).sum()) / 1e3
 
 
 def host_work(names: Names, graph: StepGraph, stretches: Stretches, least_us: float) -> list[HostWork]:
-    """Return functions that launch nothing and take at least `least_us` of the step, longest first, and long unnamed
-    gaps.
+    """Return functions that launch nothing and long unnamed gaps, each of at least `least_us` in the step, longest
+    first.
     """
     found: list[HostWork] = []
     for lane, of in enumerate(graph.lanes):
@@ -95,7 +95,7 @@ def without_work(graph: StepGraph, work: HostWork) -> Edited:
 
 
 def _covered(work: HostWork, at: Ints) -> Floats:
-    """Return the total time that the work had run before each time, in ns."""
+    """Return, for each time, how long the work had run before it, in ns."""
     before = np.concatenate([[0], np.cumsum(work.end - work.begin)])
     place = np.searchsorted(work.begin, at, side="right")
     over = np.where(place > 0, np.append(0, work.end)[place] - at, 0)
@@ -103,7 +103,7 @@ def _covered(work: HostWork, at: Ints) -> Floats:
 
 
 def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> list[HostWork]:
-    """Return the functions or ranges of one thread that launch nothing."""
+    """Return functions or ranges of one thread that launch nothing and take at least `least_us`."""
     texts, label, begin, end = _ranges(names.trace, graph, graph.lanes[lane].track)
     if not len(label):
         return []
@@ -142,9 +142,7 @@ def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> li
 
 
 def _ranges(trace: Trace, graph: StepGraph, track: int) -> tuple[list[str], Ints, Ints, Ints]:
-    """Return (names; index, begin and end of each interval) of a thread's named intervals in the step, outer before
-    inner.
-    """
+    """Return a thread's named intervals in the step, outer before inner: (names; name index, begin and end of each)."""
     ranges = named_ranges(trace, FRAMES)
     rows = np.flatnonzero(ranges.track == track)
     texts: list[str] = list(ranges.names)
@@ -165,9 +163,9 @@ def _ranges(trace: Trace, graph: StepGraph, track: int) -> tuple[list[str], Ints
 
 
 def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
-    """Return the sorted times at which the thread launches device work or stops waiting for it.
+    """Return the sorted times, in ns, at which the thread launches device work or stops waiting for it.
 
-    For a step without device work: the times at which its ops start.
+    For a step without device work, return the times at which the thread's ops start.
     """
     nodes, edges, trace = graph.nodes, graph.edges, names.trace
     if not graph.on_device:
@@ -185,9 +183,9 @@ def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
 
 
 def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, end: Ints) -> Bools:
-    """Return a mask of a thread's intervals in which it waits for other threads.
+    """Return a mask of a thread's intervals in which other threads work, so that it probably waits for them.
 
-    These launch kernels, or run ops in a step without device work.
+    The other threads launch kernels or, in a step without device work, run ops.
     """
     if graph.on_device:
         low_us, high_us = ((at - graph.step.start_ns) / 1e3 for at in (begin, end))
@@ -218,9 +216,9 @@ def _gaps(names: Names, graph: StepGraph, lane: int, stretches: Stretches, named
 
 
 def _around(names: Names, graph: StepGraph, lane: int, row: int) -> str:
-    """Return the location of a slice in its thread by the adjacent ops, e.g. "between aten::add and aten::copy_".
+    """Return text with the ops before and after a slice, e.g. "between aten::add and aten::copy_".
 
-    In a trace that marks no steps, it is "" before the first and after the last op.
+    In a trace that marks no steps, the text is "" before the first and after the last op.
     """
     nodes, ops = graph.nodes, graph.slices.op
     mine = np.flatnonzero((nodes.lane == lane) & (nodes.slices > 0))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Inserts op times measured on this machine into a step that the host ran, with notes on their limits."""
+"""Insert op times measured on this machine into a step that ran on the host, with notes on their limits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
     us: dict[str, float]
     """Median time of one call, in µs, by op id."""
     collectives: dict[tuple[str, int, str], float] = {}
-    """Median transfer time in µs by operation, input elements per rank, and dtype.
+    """Median transfer time in µs, by (operation, input elements per rank, dtype).
 
-    It is the time of the whole call if it is unknown how much of that was waiting.
+    If it is unknown how much of a call was waiting, this is the time of the whole call.
     """
     caches: dict[str, int] = {}
     """Number of ops by cache state: "cold", "warm", "step", "sequence"."""
@@ -37,7 +37,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     edited: Edited
     profiler_us: float
-    """Part of these times that the profiler took for inner ops in the recording; 0 if unknown."""
+    """Part of the step time that the profiler took for inner ops in the recording; 0 if unknown."""
     notes: tuple[str, ...]
 
 
@@ -94,10 +94,10 @@ def measured_host(file: ResultFile) -> MeasuredHost:
 
 
 def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> MeasuredStep:
-    """Return a step of the host with measured instead of recorded times.
+    """Return a step that ran on the host, with measured instead of recorded times.
 
-    Of nested ops, the outermost measured one counts; its slices keep their proportions. Each time includes the
-    profiler's overhead for inner ops in the recording. Raises TraceError for a step with device work, whose host only
+    Of nested ops, the outermost measured one counts; its slices keep their proportions. The profiler's overhead for
+    inner ops in the recording is added to each time. Raises TraceError for a step with device work, whose host only
     launches, and Unmatched if no op of the step was measured.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
@@ -125,7 +125,7 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
 
 
 def _notes(results: MeasuredOps) -> list[str]:
-    """Return notes on the limits of these times."""
+    """Return notes on the limits of the measured times."""
     notes: list[str] = []
     total = sum(results.caches.values())
     for state in ("cold", "warm"):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Memory use over a step: the peak, live bytes at the peak by op, and the devices with enough memory.
 
-It comes from the profiler's record, or from the sizes and lifetimes of results in the step.
+The numbers are recorded by the profiler, or inferred from the sizes and lifetimes of results in the step.
 """
 
 from __future__ import annotations
@@ -57,18 +57,17 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the numbers: "recorded" or "inferred".
 
     Recorded: allocations on the busiest device (`profile_memory=True`). Inferred: results live from their call to their
-    last use, parameters and inputs all the time; without workspaces and without the framework's cache.
+    last use, parameters and inputs all the time; workspaces and the framework's cache are not counted.
     """
     on_device: bool
-    """Whether the memory is that of a device; False if the trace has only allocations on the host."""
+    """Whether the numbers are memory of a device; False if the trace has only allocations on the host."""
     begin_bytes: int
     peak_bytes: int
     low_bytes: int | None = None
     """Lowest estimate of an inferred peak.
 
-    It assumes that parameters that may be the same tensor are shared, and that other external tensors live only until
-    their use. `peak_bytes` counts each use of an external tensor (not made by any call) as a separate tensor that is
-    always alive.
+    Parameters that may be the same tensor count once, and other external tensors (not made by any call) live only
+    during their uses. `peak_bytes` counts each use of an external tensor as a separate tensor that is always alive.
     """
     high_bytes: int | None = None
     """Highest estimate of an inferred peak: nothing that the step makes is freed before it ends.
@@ -76,7 +75,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     This covers results that Python keeps: KV caches, outputs, and saved activations that no recorded call reads.
     """
     pool_bytes: int = 0
-    """Part of the peak for KV caches that a serving engine made as large as its device permitted, each counted once."""
+    """Part of the peak that is KV caches, each counted once; a serving engine sizes them to fill its device."""
     peak_at_us: float | None
     """Time of the peak after the step's start; None if inferred."""
     end_bytes: int
@@ -88,8 +87,8 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     known.
     """
     verdicts: dict[str, str] = {}
-    """Simulated device → the answer of `fits` as text, with its conditions: only part of the range fits, or all but a
-    pool.
+    """Simulated device → verdict as text, with its condition, e.g. only part of the range fits, or all but the KV
+    caches.
     """
     notes: tuple[str, ...] = ()
 
@@ -97,7 +96,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 def memory_of(
     trace: Trace, step: Step, devices: Sequence[DeviceProfile], plan: ReplayPlan | None = None
 ) -> MemoryUse | None:
-    """Return memory over a step; None if the trace records no allocations in it. The `plan` identifies pools."""
+    """Return memory use over a step; None if the trace records no allocations in it. `plan` identifies KV caches."""
     assert trace.activity is not None
     table = trace.activity.memory
     rows, live = _allocations(table, step)
@@ -137,8 +136,8 @@ def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
 
 
 def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
-    """Return (rows of the step by time, bytes in use after each) for the busiest device, or for the host if there is no
-    device.
+    """Return (rows of the step in time order, bytes in use after each) for the busiest device, or for the host if no
+    device has any.
     """
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
     on_device = bool((inside & table.on_device).any())
@@ -152,7 +151,7 @@ def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
 
 
 def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_device: bool) -> MemoryUse | None:
-    """Return memory over the step of a plan, from the lifetimes of its tensors; None for a plan without a step."""
+    """Return a plan step's memory use, inferred from the lifetimes of its tensors; None without a step."""
     sequence = plan.sequence
     if sequence is None or not sequence.calls:
         return None
@@ -203,7 +202,7 @@ class _Live(NamedTuple):
     peak_at: int
     """Number of the call at which the peak is first reached."""
     low: int
-    """The peak if external tensors are alive only during their uses."""
+    """Peak if external activations are alive only during their uses."""
     end: int
 
 
@@ -214,9 +213,9 @@ def _live_over(
     linked: Linked,
     passing: Mapping[int, int],
 ) -> _Live:
-    """Return live bytes over the calls.
+    """Return the live bytes of results over the calls of a step.
 
-    `results` [op][output] is in bytes; `passing` has the bytes of external activations, by number.
+    `results` [op][output] and `passing` [number of an external activation] are in bytes.
     """
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
@@ -236,9 +235,9 @@ def _live_over(
 def _fitting(
     devices: Sequence[DeviceProfile], low: int, peak: int, high: int, pool: int, *, has_sizes: bool = True
 ) -> tuple[dict[str, bool | None], dict[str, str]]:
-    """Return whether `peak` bytes fit each device, and the verdict as text.
+    """Return, by device, whether `peak` bytes fit, and a verdict as text.
 
-    If no result has a size, only "does not fit" is certain, because results would add to the peak.
+    If no result has a known size, only "does not fit" is certain, because results would add to the peak.
     """
     fits: dict[str, bool | None] = {device.name: peak <= device.hbm_bytes for device in devices}
     verdicts = {device.name: _verdict(device.hbm_bytes, low, peak, high, pool) for device in devices}
@@ -247,7 +246,7 @@ def _fitting(
 
 
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
-    """Return whether a range of bytes fits, and under which condition."""
+    """Return a verdict on whether a range of bytes fits into `room`, with its condition."""
     if high <= room:
         return "fits"
     if peak <= room:
@@ -263,7 +262,7 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Return the numbers of tensors that are pools of a serving engine, i.e. caches in blocks and not tables of a
+    """Return the numbers of external tensors that are KV caches of a serving engine: caches in blocks, not tables of a
     model.
     """
     return {
@@ -274,7 +273,7 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
 
 
 def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
-    """Return the pools that are views of other pools: same bytes and dtype, another shape, and fewer than those."""
+    """Return the KV caches that are views of other ones: same bytes and dtype, but a rarer shape."""
     by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
     for number in pools:
         if (meta := _tensor(ops, outside[number])[2]) is not None:
@@ -284,7 +283,7 @@ def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[
 
 
 def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, TensorMeta | None]:
-    """Return (name, whether the op writes it, metadata) of the argument for an external tensor."""
+    """Return (argument name, whether the op writes it, metadata) for an external tensor."""
     return tensors_of(ops[tensor.op])[tensor.argument]
 
 
@@ -294,9 +293,9 @@ def _block(meta: TensorMeta | None) -> int:
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
-    """Return the bytes of external tensors, by number, that look like activations whose producer was not found.
+    """Return number → bytes of external tensors that look like activations whose producer was not found.
 
-    The argument does not have a parameter's name, and the op does not write the tensor.
+    Their argument does not have a parameter's name, and their op does not write them.
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
@@ -308,12 +307,12 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
 
 
 def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
-    """Return the bytes of external tensors if tensors of the same shape and dtype are the same tensor wherever
+    """Return the least bytes of external tensors: tensors of the same shape and dtype count as the same tensor where
     possible.
 
-    The minimum number of tensors is the number that the calls of one op need: a layer's weight is used in forward,
-    backward and the optimizer, but layers of the same size have separate weights. `repeated`: if all weights are needed
-    a multiple of n times, the step counts as n passes through one model, as in a step that decodes several tokens.
+    A shape counts as often as the calls of one op use it: a layer's weight is used in forward, backward and the
+    optimizer, but layers of the same size have separate weights. `repeated`: if every weight is used a multiple of n
+    times, the step counts as n passes through one model, e.g. a step that decodes several tokens.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}
@@ -341,7 +340,7 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
 
 
 def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return bytes by op for the ops with the largest sums."""
+    """Sum bytes by op; return the `MOST_OPS` largest sums."""
     by_op: defaultdict[str, int] = defaultdict(int)
     for name, size in bytes_of_ops:
         by_op[name] += size
@@ -349,7 +348,7 @@ def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
-    """Return bytes allocated and not freed in these rows, by the op around each allocation."""
+    """Return the bytes allocated and not freed in these rows, summed by the op that allocated them."""
     assert trace.activity is not None
     table, ops = trace.activity.memory, trace.ops
     live: dict[int, int] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's time by module as a tree, with layers of one kind folded: `Qwen2DecoderLayer ×24` with its children."""
+"""A step's time by module as a tree; layers of one kind are folded: `Qwen2DecoderLayer ×24` with its children."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from opreplay.replay.timeline.graph.model import Ints, StepGraph
 from opreplay.replay.timeline.names import Names
 
 DEEPEST = 12
-"""Maximum depth of the tree; deeper modules count for the last level."""
+"""Maximum depth of the tree; the time of deeper modules counts for the last level."""
 _NUMBER = re.compile(r"_\d+$")
-"""Suffix of a module name: torch.profiler numbers the modules of a class in the order of their first calls."""
+"""Number at the end of a module name; torch.profiler numbers the modules of a class by their first calls."""
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
-    """Return the modules of the step's ops, outer before inner, modules with the most device time first.
+    """Return the modules of the step's ops, outer before inner, those with the most device time first.
 
-    `path_us`: time on the critical path by op row. Empty if the trace names no modules.
+    `path_us` is the time on the critical path by op row. The result is empty if the trace names no modules.
     """
     labels, parents, of_op = names.module_calls()
     if not len(of_op):
@@ -56,8 +56,8 @@ def unnumbered(module: str) -> str:
 def as_tree(
     times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
 ) -> tuple[ModuleTime, ...]:
-    """Return modules by path, outer before inner, from (device time, time on the critical path) and the names of
-    modules.
+    """Return modules by path as a sorted tree, outer before inner; `times` has (device time, time on the critical
+    path), `modules` the names.
     """
 
     def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
@@ -77,7 +77,7 @@ def as_tree(
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
-    """Return the names of the module calls around a call, ending with the call itself; a module that calls itself
+    """Return the names of the module calls that enclose a call, ending with that call; a module that calls itself
     counts once.
     """
     chain: list[str] = []

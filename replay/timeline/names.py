@@ -29,7 +29,7 @@ _WAITS = {kind: f"({kind})" for kind in EDGE_KINDS} | {
 
 
 class Names:
-    """Names of the parts of one step's graph."""
+    """Looks up names for the parts of one step's graph."""
 
     def __init__(self, trace: Trace, graph: StepGraph) -> None:
         self.trace, self.graph = trace, graph
@@ -51,21 +51,19 @@ class Names:
         return self.trace.kernel_names[name] if name >= 0 else "(work from before the step)"
 
     def wait(self, kind: int) -> str:
-        """Return the name of a wait between a dependency and a start, e.g. launch latency or stream gap."""
+        """Return the name of a waiting time by kind of dependency, e.g. launch latency or stream gap."""
         return _WAITS[EDGE_KINDS[kind]]
 
     def modules(self) -> tuple[tuple[str, ...], Ints]:
-        """Return (names, index by op row or -1) for the innermost module or marked range in which each op started."""
+        """Return (names, index by op row or -1) of the innermost module or marked range in which each op started."""
         if self._modules is None:
             ranges = named_ranges(self.trace, (_FRAME,))
             self._modules = _module_names(ranges), of_rows(_innermost_range(self.trace, ranges), ranges.label)
         return self._modules
 
     def module_calls(self) -> tuple[tuple[str, ...], Ints, Ints]:
-        """Return calls of modules or marked ranges, as a tuple of three values.
-
-        These are the name of each call, the enclosing call or -1, and by op row the innermost call in which the op
-        started, or -1.
+        """Return calls of modules or marked ranges: (name of each call, its enclosing call or -1, innermost call by op
+        row or -1).
         """
         ranges = named_ranges(self.trace, (_FRAME,))
         parents = np.full(len(ranges.label), -1, np.int64)
@@ -77,7 +75,7 @@ class Names:
         return tuple(names[index] for index in indices), parents, _innermost_range(self.trace, ranges)
 
     def module_of_op(self, row: int) -> str:
-        """Return the module name of an op row; `OUTSIDE` if there is none."""
+        """Return the innermost module in which an op started; `OUTSIDE` if there is none."""
         names, index = self.modules()
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
 
@@ -92,12 +90,12 @@ def matches_kernel(name: str, pattern: str) -> bool:
 
 
 def without_folders(frame: str) -> str:
-    """Shorten a frame like "torch/utils/data/dataloader.py(701): __next__" to file and function, which identify it."""
+    """Shorten a frame such as "torch/utils/data/dataloader.py(701): __next__" to its file and function."""
     return _FOLDERS.sub("", frame)
 
 
 def op_parents(trace: Trace) -> Ints:
-    """Return the row of the op around each op, or -1."""
+    """Return, for each op, the row of the op that encloses it, or -1."""
     return innermost_parent(trace.ops)
 
 
@@ -120,7 +118,7 @@ class Ranges:
 
 
 def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
-    """Return calls of these kinds if the trace has any, otherwise ranges that the user marked."""
+    """Return calls of these `CALL_KINDS` if the trace has any, otherwise ranges that the user marked."""
     table, notes, rows = None, trace.annotations, np.empty(0, np.int64)
     names: tuple[str, ...] = ()
     if trace.activity is not None:
@@ -140,7 +138,7 @@ def _module_names(ranges: Ranges) -> tuple[str, ...]:
 
 
 def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:
-    """Return the innermost range in which each op started, or -1."""
+    """Return, for each op, the innermost range in which it started, or -1."""
     ops = trace.ops
     out = np.full(len(ops), -1, np.int64)
     for at in np.unique(ranges.track):

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Converts a step recorded on the CPU as if a device had run its ops: each op becomes a launch and a task on one
+"""Convert a step recorded on the CPU as if a device had run its ops: each op becomes a launch, and a task on one
 stream.
 
-This module decides which ops are offloaded and what work remains on the host; `simulated` predicts the times of tasks.
+This module decides which ops are offloaded and what stays on the host; `simulated` predicts the times of the tasks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from opreplay.traces.model import OpSignature
 Floats = npt.NDArray[np.float64]
 
 DISPATCH_US = 16.0
-"""Host time of an op whose kernels run on an NPU, instead of its work on the CPU.
+"""Host time to dispatch an op to an NPU, instead of its work on the CPU.
 
 15.7 µs is the median of 140 outermost ops of a public torch_npu profile (timeline test data of MindStudio Insight); its
 quartiles are 11 and 42 µs.
 """
 DISPATCH_BAND = 2.5
-"""Factor of the 80 % band of `DISPATCH_US`, chosen for the third quartile of that profile."""
+"""Factor of the 80 % band of `DISPATCH_US`, chosen so that the upper end is the third quartile of that profile."""
 HOST_RATIO = 2.1
 """Host time of ops without device work (views, empty tensors), relative to the hosts of five public H100 traces.
 
-The ratio is the median of seven ops that the torch_npu profile of `DISPATCH_US` and these traces have in common. For
-another torch_npu profile it is 7.6.
+The ratio is the median over seven ops that occur both in these traces and in the torch_npu profile of `DISPATCH_US`.
+For another torch_npu profile it is 7.6.
 """
 BLOCKING = (
     "aten::_local_scalar_dense",
@@ -49,12 +49,12 @@ BLOCKING = (
     "aten::unique_dim",
     "aten::_unique2",
 )
-"""Ops whose results the host needs, so that it waits for the device."""
+"""Ops whose results the host needs, so the host waits for the device."""
 _SYNCHRONISE = "aclrtSynchronizeStream"
 
 
 def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
-    """Check whether calls of an op have kernels on an NPU."""
+    """Check whether an op would launch kernels on an NPU."""
     return op is not None and not is_collective(signature) and (has_own_cost(op) or bool(lower(op).kernels))
 
 
@@ -62,7 +62,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     """Return (the trace with a task for each outermost call of an op with NPU kernels, host µs by op row).
 
     `ops` maps ids to a plan's ops. Host µs are `DISPATCH_US` for offloaded ops, and NaN for all others, which keep
-    their time (views, Python). A task's recorded time is that of its op. The trace must have been read with its
+    their time (views, Python). A task's recorded time is the time of its op. The trace must have been read with its
     activity and have no device work.
     """
     from opreplay.replay.plan.recorded.groups import signature_id

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The critical path, and the slack of other work, by op and by module; times on the path add up to the step."""
+"""The critical path, and the slack of work off the path, by op and by module; times on the path add up to the step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HOST, DEVICE, WAIT = "host", "device", "wait"
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one op, or one kind of wait, to the step."""
+    """Time that one op, or one kind of wait, contributes to the step."""
 
     name: str
     us: float
     where: str
-    """"device", "host" or "wait" (latencies and gaps in which neither works)."""
+    """"device", "host" or "wait" (latencies and gaps in which neither device nor host works)."""
     times: int
-    """Number of its calls on the path, or of its tasks on the device; the number of intervals for Python between ops
-    and for waits.
+    """Number of calls on the path; for device work the number of tasks; for waits and Python between ops the number of
+    intervals.
     """
 
 
@@ -36,15 +36,15 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     us: float
     slack_us: float
-    """How much longer its most critical instance could take without lengthening the step."""
+    """How much longer the most critical of the op's tasks could take without lengthening the step."""
     where: str
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """Return (parts by op, longest first; µs of the same time by op row, -1 if none, and by kind of wait).
+    """Return (parts by op, longest first; the same time in µs by op row or -1 for no op, and by kind of wait).
 
-    Host time counts for the op that contains it; if an interval's length was changed, all its ops are scaled by the
-    same factor.
+    Host time counts for the op that runs in it. If the length of a host interval was changed, all its ops are scaled by
+    the same factor.
     """
     path, waits = critical_path(graph, schedule)
     nodes, slices, begin = graph.nodes, graph.slices, _begin(graph, schedule)
@@ -91,7 +91,7 @@ def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, f
 
 
 def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
-    """Return (µs that each node of the path adds to the step, µs of waiting before each node)."""
+    """Return (time that each node of the path adds to the step, waiting time before each node), in µs."""
     spent, waited = np.zeros(len(path)), np.zeros(len(path))
     owed = 0.0  # a task that starts before the one before it has ended: that one's part of the path is shorter
     for place in range(len(path) - 1, -1, -1):
@@ -108,12 +108,12 @@ def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tupl
 
 
 def _begin(graph: StepGraph, schedule: Schedule) -> float:
-    """Return the start of the step that the path explains, on the graph's clock."""
+    """Return the start, on the graph's clock, of the part of the schedule that the path explains."""
     return max(0.0, float(schedule.end_us.max(initial=0.0)) - schedule.step_us)
 
 
 def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> list[Slack]:
-    """Return device work off the critical path by op, most time first."""
+    """Return device work that is not on the critical path, by op, most time first."""
     slack = slack_us(graph, schedule, lags_us)
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     off = np.flatnonzero(device & (graph.nodes.name >= 0))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Source locations of device tasks: the module and the Python function with most of their time."""
+"""Source locations of device tasks: the module and the Python function that take most of the tasks' time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LIBRARY = ("torch/", "<built-in", MODULE)
 
 
 class Places:
-    """Modules and functions around the ops of one step, computed at the first request."""
+    """Finds the modules and functions that contain the ops of one step; computed at the first request."""
 
     def __init__(self, names: Names, graph: StepGraph) -> None:
         self.names, self.graph = names, graph
         self._functions: tuple[list[str], Ints] | None = None
 
     def of_tasks(self, tasks: Bools) -> tuple[str, str]:
-        """Return (module, function) with most of the tasks' time; "" if the trace does not name it."""
+        """Return the (module, function) that takes most of the tasks' time; "" if the trace does not name it."""
         nodes = self.graph.nodes
         rows = np.flatnonzero(tasks & (nodes.owner >= 0))
         texts, function = self._of_ops()
@@ -38,7 +38,7 @@ class Places:
         return _most(modules), _most(functions)
 
     def _of_ops(self) -> tuple[list[str], Ints]:
-        """Return (function names, index by op row of the innermost enclosing user function or -1)."""
+        """Return (function names, index of the innermost enclosing user function by op row, or -1)."""
         if self._functions is None:
             trace = self.names.trace
             ranges = named_ranges(trace, FRAMES)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Python time between ops: host thread time outside ops, by called function or marked range.
+"""Python time between ops: time of a host thread outside ops, by called function or marked range.
 
-A trace names functions if stacks were recorded (`with_stack=True`); otherwise `record_function` ranges are used, such
-as the DataLoader's.
+A trace names functions if stacks were recorded (`with_stack=True`). Otherwise `record_function` ranges are used, e.g.
+those of the DataLoader.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
-"""Minimum idle time at the start or end of a step that is explained, as a share of the step."""
+"""Minimum idle time at the start or end of a step that gets a note, as a share of the step."""
 LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
-"""Prefix of the range in which torch's DataLoader makes a batch, and the folder of its code."""
+"""Prefix of the range in which torch's DataLoader makes a batch, and the folder of the DataLoader's code."""
 LEAST_NAMED = 0.3
-"""Minimum share of the idle time that a function must take to be named."""
+"""Minimum share of the idle time that a function must take to be named in the note."""
 
 
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
 ) -> tuple[PythonTime, ...]:
-    """Return the critical path's time between ops by function or range, longest first; the sum is at most that time.
+    """Return the critical path's time between ops by function or range, longest first; may be less than the whole.
 
-    Empty if the trace names no function or range.
+    The result is empty if the trace names no function or range.
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
@@ -59,7 +59,7 @@ def python_on_path(
 
 
 def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float) -> list[str]:
-    """Return notes on the Python work of the marking thread before the device's first task and after its last."""
+    """Return notes on the main thread's Python work before the device's first task and after its last."""
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     tasks = np.flatnonzero(device & (graph.nodes.row >= 0))
     if not len(tasks) or step_us <= 0.0:
@@ -86,7 +86,7 @@ def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float
 
 
 def slice_spans(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return (row in `graph.slices`, track, begin, end in ns on the trace's clock) of the slices of host intervals."""
+    """Return (row in `graph.slices`, track, begin, end) of host intervals' slices, in ns on the trace's clock."""
     counts = graph.nodes.slices[nodes]
     ahead = np.cumsum(counts) - counts
     rows = np.repeat(graph.nodes.first_slice[nodes] - ahead, counts) + np.arange(int(counts.sum()))
@@ -100,14 +100,14 @@ def slice_spans(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return (track, begin, end in ns on the trace's clock) of the parts of host intervals outside ops."""
+    """Return (track, begin, end), in ns on the trace's clock, of the parts of host intervals outside ops."""
     rows, track, begin, end = slice_spans(graph, nodes)
     outside = (graph.slices.op[rows] == NO_OP) & (end > begin)
     return track[outside], begin[outside], end[outside]
 
 
 def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
-    """Return a mask of the intervals whose middle is inside the DataLoader's range for making a batch."""
+    """Return a mask of the intervals whose middle is inside a range in which the DataLoader makes a batch."""
     out, notes = np.zeros(len(track), bool), trace.annotations
     if not isinstance(notes, AnnotationTable) or not len(notes):
         return out
@@ -121,15 +121,15 @@ def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
-    """Return the parts of intervals within a window in µs after the step's start; intervals outside get zero length."""
+    """Clip intervals (ns) to a window in µs after the step's start; intervals outside it get zero length."""
     low, high = (graph.step.start_ns + round(1e3 * us) for us in (low_us, high_us))
     begin = np.clip(begin, low, high)
     return begin, np.maximum(begin, np.clip(end, low, high))
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by function: time in functions called in an interval, and other time by the enclosing function; ""
-    without one.
+    """Return µs by function: functions called in an interval, and the enclosing function for the remaining time; "" if
+    there is none.
     """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
@@ -152,7 +152,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
 
 
 def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: Ranges) -> None:
-    """Add the time of intervals without a named call to the innermost call around their middle."""
+    """Add the time of intervals without a call of a named function to the innermost function at their middle."""
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):
         return

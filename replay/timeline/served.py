@@ -14,57 +14,57 @@ from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline, 
 from opreplay.replay.timeline.offload import HOST_RATIO
 
 SERVER_MS = 5.0 * HOST_RATIO
-"""Host time of a server between two decode steps, while the device waits: scheduling, inputs, sampling, outputs.
+"""Host time of a server between two decode steps, in ms; the device waits for scheduling, inputs, sampling, outputs.
 
 In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this takes 29 % of the time and the GPU 38 %.
 With a GPU step of 8 ms, this is 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer for the
-same work. Servers that schedule ahead hide it.
+same work. Servers that schedule the next step in advance hide it.
 """
 SERVER_BAND = 2.0
 
 
 class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures for one size of a model on one device."""
+    """Performance and memory of a model of one size on one device."""
 
     batch: int
     context: int
     soc: str
     token_ms: float
-    """In decode: time from one token of a sequence to the next, through all stages. In other steps: the time of the
-    step divided by its tokens.
+    """In decode, the time from one token of a sequence to the next, through all pipeline stages. In other steps, the
+    time of the step divided by its tokens.
     """
     low_ms: float
     high_ms: float
     """Upper end of the 80 % band of `token_ms`."""
     graph_token_ms: float
-    """Like `token_ms`, if the step is launched as one graph."""
+    """Like `token_ms`, but with the step launched as one graph."""
     graph_low_ms: float
     graph_high_ms: float
     server_ms: float
-    """Part of `token_ms` and of `graph_token_ms` that the server takes between two steps."""
+    """Part of `token_ms` and of `graph_token_ms` that the server needs between two steps."""
     tokens_per_s: float
-    """Tokens per second of the whole job, if all stages are busy."""
+    """Tokens per second of the whole job, if all pipeline stages are busy."""
     graph_tokens_per_s: float
     memory_bytes: int
-    """Bytes of this rank's tensors, without workspaces."""
+    """Bytes of tensors on this rank, without workspaces."""
     fits: bool | None
-    """Whether the memory suffices; None if the device's memory is unknown."""
+    """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
     fused: bool | None = None
-    """Whether fused kernels, as servers have them, were predicted; None for a step of the user's own code."""
+    """Whether fused kernels, as inference servers use them, were predicted; None for a user's own code."""
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     limit: str = ""
-    """Limit from `captured.limit_of`; "server host" if the server takes more than half of the time."""
+    """Limit of the step: "host", "memory" etc., or "server host" if the server takes more than half of the time."""
     hbm_bytes: float | None = None
     """Memory size of the device."""
 
 
 class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures for a model in several sizes on devices."""
+    """Performance and memory of a model in several sizes on devices."""
 
     model: str
-    """Name of its config file."""
+    """Name of the model's config file."""
     phase: str
     dtype: str
     weights: str | None = None
@@ -74,7 +74,7 @@ class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: int = 1
     rows: tuple[ServedStep, ...]
     notes: tuple[str, ...]
-    """Assumptions common to all rows."""
+    """Assumptions that hold for all rows."""
 
 
 def served(
@@ -87,9 +87,9 @@ def served(
     stages: int = 1,
     replicas: int = 1,
 ) -> list[ServedStep]:
-    """Return the figures of a captured step on devices; `steps` are their predictions.
+    """Return performance and memory of a captured step; `steps` are its predictions by device.
 
-    A token passes through the `stages` in sequence; each of the `replicas` ranks has its own sequences. Raises
+    A token passes through the pipeline `stages` in sequence; each of the `replicas` ranks has its own sequences. Raises
     UsageError for a plan that was not captured.
     """
     called, graphs = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
@@ -130,7 +130,7 @@ def served(
 
 
 def _a_token(times: CapturedTimes, steps: float, server_ms: float) -> tuple[float, float, float]:
-    """Return the ms per token, which is `steps` steps plus the server's time once, and its band."""
+    """Return (ms per token, low, high) of the band: the time of `steps` steps plus the server's time once."""
     ms, low, high = (us * steps / 1e3 for us in (times.step_us, times.low_us, times.high_us))
     shorter = math.hypot(ms - low, server_ms - server_ms / SERVER_BAND)
     longer = math.hypot(high - ms, server_ms * SERVER_BAND - server_ms)

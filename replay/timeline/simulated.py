@@ -1,8 +1,8 @@
 # pyright: strict
-"""A recorded step on a simulated device: predicted kernels, that device's latencies and recorded host time, with a
-band.
+"""Predict a recorded step on a simulated device: predicted kernels, that device's latencies, and recorded host time,
+with an error band.
 
-This module decides which prediction a task gets and handles tasks without one; `ascend` computes the predictions.
+This module decides which prediction a task gets, and handles tasks without one; `ascend` computes the predictions.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ The median of the public AlexNet profile on a 910B2 (MindStudio Insight test dat
 latencies.
 """
 TASK_GAP_US = 1.0
-"""Gap between tasks of a stream that has work waiting.
+"""Gap between two tasks of a stream if the second was already launched.
 
 `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the first quartile and 1.1 µs at the median.
 """
 ASSUMED = "launch latency"
-"""First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`, which is the same for every step."""
+"""First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`; the note is the same for every step."""
 UNPREDICTED_BAND = 3.0
-"""Assumed factor of the 80 % band for tasks without a prediction, which are scaled like the predicted ones."""
+"""Assumed factor of the 80 % band for tasks without a prediction, scaled by the ratio of the predicted tasks."""
 MIN_BAND_SHARE = 0.01
 """Minimum relative error of a step, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
-"""Minimum share of the computing that must be predicted for the step to have a band."""
+"""Minimum share of computing time that must be predicted for the step to have an error band."""
 LATENCY_BAND = 2.0
 """Assumed factor of the 80 % band for launch latencies and gaps between tasks that do not come from the recording."""
 MOST_FAMILIES = 16
-"""Maximum number of families whose errors are propagated through the graph separately; the others are combined."""
+"""Maximum number of kernel families whose errors are propagated through the graph separately; the rest is combined."""
 
 
 class SocStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +91,10 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float | None
     high_us: float | None
-    """Upper end of the 80 % band; None if less than half of the computing is predicted.
+    """Upper end of the 80 % band; None if less than half of the computing time is predicted.
 
-    Errors within a kernel family are taken as correlated, errors of different families as independent. The band is no
-    narrower than the graph's own error.
+    Errors within a kernel family are taken as correlated, errors of different families as independent. The band is at
+    least as wide as the error of the graph.
     """
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
@@ -105,15 +105,15 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     computing_predicted_share: float
     """Like `predicted_share`, without collectives and copies between host and device."""
     uncalibrated_share: float
-    """Share of the predicted time in families that were not checked on any SoC."""
+    """Share of the predicted time in kernel families that were not checked on any SoC."""
     invented_share: float
-    """Share of the recorded device time that was predicted with sizes that no argument gives, or that the recorded time
-    refutes.
+    """Share of the recorded device time predicted with assumed sizes: no argument gives the size, or the recorded time
+    contradicts it.
     """
     scaled_us: float
-    """Predicted time of tasks without a prediction, scaled by the same factor as the predicted ones."""
+    """Time of tasks without a prediction: their recorded time, scaled by the ratio of the predicted tasks."""
     kept_us: float
-    """Time of tasks that stay as recorded: copies between host and device, and collectives of unknown size."""
+    """Time of tasks that keep their recorded time: copies to and from the host, collectives of unknown size."""
     host_scale: float
     host_bound: bool
     """Whether the device waits for the host for more than 30 % of the step."""
@@ -127,46 +127,46 @@ class Predicted:
     durations_us: Floats
     lags_us: Floats
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Family → µs of each node; they sum to the durations of the predicted nodes."""
+    """Kernel family → µs of each node; the sum over families is the duration of a predicted node."""
     longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
     shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us` is the same for the
+    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us`: longer at the
     upper end.
     """
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
-    """Confidence of each prediction, and its time in µs."""
+    """(confidence, predicted time in µs) of each prediction."""
     measured: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """User measurement on which each prediction is based (`Simulated.measured`), and the predicted time in µs."""
+    """(measurement of the user, see `Simulated.measured`; predicted time in µs) of each prediction."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
     scaled_us: float = 0.0
     scaled_recorded_us: float = 0.0
-    """Recorded time of the scaled tasks, which have no prediction."""
+    """Recorded time of the tasks without a prediction, which are scaled."""
     kept_us: float = 0.0
     contention: Contention | None = None
-    """Demand of tasks for HBM, if collectives overlap with other tasks."""
+    """Demand of tasks for HBM and links, for slowdowns by concurrent collectives."""
     latencies_assumed: bool = False
     """Whether launch latencies and gaps are assumed instead of recorded."""
     dispatch_us: Floats | None = None
-    """Host time of each node that is dispatch of ops that ran on the host; None for a recorded device."""
+    """Host time of each node for dispatch of ops that ran on the CPU; None if they ran on a device."""
     slices_us: Floats | None = None
     """Host time of each slice of the step; None if as recorded."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
-    """Time of collectives with a prediction: (recorded, including waiting; predicted)."""
+    """Total time of collectives that have a prediction: (recorded, which includes waiting; predicted)."""
     notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Host times of a step predicted on a device; None means as recorded."""
+    """Host times of a step predicted on a device; an attribute that is None means as recorded."""
 
     scale: float = 1.0
     """Factor on all host times."""
     nodes_us: Floats | None = None
     """Host time of each node of the graph."""
     dispatch_us: Floats | None = None
-    """Part of the host time that is dispatch of ops that ran on the host."""
+    """Part of the host time that is dispatch of ops that ran on the CPU."""
     slices_us: Floats | None = None
     """Host time of each slice of the step."""
 
@@ -187,8 +187,8 @@ def predict(
 ) -> Predicted:
     """Return the durations of all nodes on `device`.
 
-    `ops` maps ids to the plan's ops; `resident` has their cache contents. Raises NothingRan for a step without device
-    work.
+    `ops` maps ids to the plan's ops; `resident` has what caches hold when each op starts. Raises NothingRan for a step
+    without device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
@@ -237,8 +237,8 @@ def step_on(
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
-    """Return the step with the durations from `predict`; `structure_error` is the relative error of the graph
-    itself.
+    """Return (the step with the durations from `predict`, its schedule); `structure_error` is the relative error of the
+    graph.
     """
     slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
@@ -290,13 +290,13 @@ def step_on(
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
-    """Add time of one kernel family, which is accurate within a factor, to nodes."""
+    """Add time of one kernel family to nodes, with an error of the factor `band` in both directions."""
     _put(out.families, out, nodes, family, us)
     _doubt(out, nodes, family, (band, max(band, MOST_BY_BYTES if family == UNKNOWN else 1.0)), us)
 
 
 def _doubt(out: Predicted, nodes: Sequence[int], family: str, factors: tuple[float, float], us: Floats | float) -> None:
-    """Add the error of these nodes' time, as factors down and up, to the errors of a kernel family."""
+    """Add the error of these nodes' time to the errors of a kernel family; `factors` are (down, up)."""
     down, up = factors
     _put(out.shorter_us, out, nodes, family, us * (1.0 - 1.0 / down))
     _put(out.longer_us, out, nodes, family, us * (up - 1.0))
@@ -317,8 +317,8 @@ def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int],
 def _collectives(
     trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
 ) -> None:
-    """Predict collectives of known size with the link model; unlike recorded ones, they include no waiting for other
-    ranks.
+    """Predict collectives of known size with the link model; unlike recorded times, the predictions include no waiting
+    for other ranks.
     """
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
@@ -364,7 +364,7 @@ def _collectives(
 
 
 def _collective_from_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
-    """Return the collective described by the arguments of the op around a task and of the enclosing `c10d` op."""
+    """Return the collective described by the arguments of the op that owns a task, and of the `c10d` op around it."""
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
@@ -373,13 +373,13 @@ def _collective_from_ops(trace: Trace, owner: int, parents: Ints, world: int | N
 
 
 def collective_call(recorded: Collective, world: int | None) -> KernelCall | None:
-    """Return a collective's kernel as recorded in the trace; None if its size or kind is unknown."""
+    """Return the kernel of a recorded collective; None if the collective's size or kind is unknown."""
     known = of_record(recorded, world)
     return None if known is None else kernel_of(known)
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
-    """Predict an NPU's tasks that have a kernel in the joined table, in launch order, which determines the L2
+    """Predict an NPU's tasks that the kernel table describes, in launch order, because the order determines the L2
     contents.
     """
     details, nodes = trace.details, graph.nodes
@@ -430,10 +430,10 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Predict tasks by the op that owns them, dividing its predicted time among its tasks in recorded proportions.
+    """Predict tasks by the op that owns them; the op's time is divided among its tasks in recorded proportions.
 
-    If the op is lowered to more kernels than were recorded, the gaps between them are added; if to fewer, only the gaps
-    between kernels are removed.
+    If the op is predicted with more kernels than were recorded, the gaps between them are added; if with fewer, only
+    the gaps between kernels are removed.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -480,7 +480,7 @@ def _lowered_ops(
 
 
 class _OnDevice(NamedTuple):
-    """A call of an op on the device; times in µs."""
+    """Prediction of an op's call on the device; times in µs."""
 
     op: ReplayOp
     simulated: Simulated
@@ -494,9 +494,9 @@ def _on_device(
     resident: Mapping[str, Sequence[Held]],
     notes: list[str],
 ) -> _OnDevice | None:
-    """Return a call of an op on the device; None if there is no prediction.
+    """Predict a call of an op on the device; None if there is no prediction.
 
-    If user code failed, `notes` has the reason.
+    If a user's cost function fails, the reason is added to `notes`.
     """
     if op.reason is not None and op.reason.kind == "metadata missing":
         return None
@@ -512,7 +512,7 @@ def _on_device(
 
 
 def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, step_us: float) -> Iterator[str]:
-    """Yield notes on ops whose prediction contradicts their recorded times and is a large part of the step."""
+    """Yield notes on ops whose prediction contradicts their recorded times and takes a large part of the step."""
     every = sum(on.simulated.time_us * len(recorded) for on, recorded in rows)
     for on, recorded in rows:
         share = _share(on.simulated.time_us * len(recorded), every)
@@ -529,8 +529,8 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Set the times of tasks without a prediction: copies between host and device as recorded, others scaled like the
-    predicted ones.
+    """Set the times of tasks without a prediction: copies as recorded, other tasks scaled by the ratio of the predicted
+    tasks.
     """
     nodes = graph.nodes
     rest = tasks[~done[tasks]]
@@ -574,8 +574,8 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
-    """Return the 80 % band of the step: the error of each family is propagated through the graph, and effects add in
-    quadrature.
+    """Return the 80 % band (low, high) of the step: the error of each kernel family is propagated through the graph,
+    and the effects add in quadrature.
     """
     order = sorted(on.longer_us, key=lambda name: -float(on.longer_us[name].sum()))
     groups = [[name] for name in order[:MOST_FAMILIES]]

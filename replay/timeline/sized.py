@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time and memory on devices of a captured step of one size, if its number of tokens is unknown."""
+"""Time and memory of a captured step on devices for given sizes, if the step's number of tokens is unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.replay.timeline.captured import captured_timeline, limit_of
 
 
 class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One size of a step on one device; times in µs."""
+    """A step of one size on one device; times in µs."""
 
     sizes: dict[str, int]
     """Arguments of the function that made the step."""
@@ -23,16 +23,16 @@ class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float
     """Upper end of the 80 % band of `step_us`."""
     graph_us: float
-    """Step time if it is launched as one graph."""
+    """Step time if the step is launched as one graph."""
     bound: str
-    """Same as `captured.CapturedTimes.bound`."""
+    """What bounds the step: "host", "device" or "both"."""
     memory_bytes: int
     """Bytes of tensors, without workspaces."""
     fits: bool | None
-    """Whether the memory suffices; None if the device's memory is unknown."""
+    """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
     limit: str = ""
-    """Limit from `captured.limit_of`."""
+    """What limits the step, e.g. "memory", "host" or "host and compute"."""
     hbm_bytes: float | None = None
     """Memory size of the device."""
 
@@ -43,11 +43,11 @@ class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     rows: tuple[SizedStep, ...]
     notes: tuple[str, ...]
-    """Assumptions common to all rows."""
+    """Assumptions that hold for all rows."""
 
 
 def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
-    """Return the figures of a captured step on devices; `steps` are their predictions.
+    """Return time and memory of a captured step; `steps` are its predictions, one per device.
 
     Raises UsageError for a plan that was not captured.
     """

@@ -28,11 +28,11 @@ from opreplay.traces.times.doubts import LEAST_SHARE, Doubts, doubts_of
 HOST_BOUND_SHARE = 0.3
 """A step is host-bound if the device waits for the host for more than this share of the step."""
 COMMUNICATION_SHARE = 0.3
-"""A step is communication-bound if communication that does not overlap with computing takes more than this
-share of it.
+"""A step is communication-bound if communication not overlapped with computing takes more than this share of
+the step.
 """
 BUSY_SHARE = 0.7
-"""A step is device-bound if the device works for at least this share of the step."""
+"""A step is device-bound if the device is busy for at least this share of the step."""
 
 
 def step_report(
@@ -46,7 +46,7 @@ def step_report(
     *,
     asked: bool,
 ) -> StepReport:
-    """Return the report of a step: its graph, its schedule, what the device did, and the critical path."""
+    """Return the report of a step from its graph, its schedule, its device activity, and its critical path."""
     trace, graph = names.trace, names.graph
     nodes, chosen = graph.nodes, graph.step
     work = device_work(graph) if graph.on_device else nodes.row >= 0
@@ -114,7 +114,7 @@ def _bound(graph: StepGraph, times: Categories) -> Bound:
 
 
 def _unknown_on_path(graph: StepGraph, schedule: Schedule) -> float:
-    """Return the unexplained waiting on the critical path."""
+    """Return the waiting on the critical path that no recorded dependency explains, in µs."""
     edges = graph.edges
     unexplained = (edges.unknown_us > 0) & np.isin(edges.kind, (LAUNCH, STREAM))
     if not unexplained.any():

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`timeline`: analysis of one step of a trace, with what ran, what determines its length, and what-ifs."""
+"""`timeline`: analysis of one step of a trace: what ran, what determines the step's length, and what-ifs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from opreplay.traces.times.doubts import clock_offset_us
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 MOST_OTHER_STEPS = 4
-"""Maximum number of other steps on which a graph is tested, because each costs as much as the step itself."""
+"""Maximum number of other steps on which a graph is tested; each test takes as long as analysing a step."""
 LITTLE_GAIN = 0.5
-"""If the step gains less than this share of the changed work's gain, the reason is reported."""
+"""If the step gains less than this share of the time removed from the changed work, the reason is reported."""
 
 
 class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Test of this step's graph with the durations of other steps of the trace, compared with their recorded times."""
+    """Errors of this step's graph with the durations of other steps, compared with those steps' recorded times."""
 
     steps: int
     median_error: float
@@ -68,13 +68,13 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us`, over two assumptions: no unexplained waiting, and every possible
+    """Upper end of the range of `step_us` under two assumptions: no unexplained waiting, and every possible
     dependency.
     """
     gain_us: float
-    """Gain of the step."""
+    """Time by which the step gets shorter."""
     work_gain_us: float
-    """Gain of the changed work alone, i.e. the sum over the ops."""
+    """Time removed from the changed work, summed over its ops."""
     matched: int
     """Number of changed device tasks or intervals of host time; 0 if the change matches nothing in this step."""
     assumptions: tuple[str, ...] = ()
@@ -90,21 +90,21 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     step: StepReport
     recorded_step_us: float
     retimed_step_us: float
-    """Steady-state length of the step, scheduled from the graph with recorded durations and latencies."""
+    """Steady-state length of the step, rescheduled from the graph with recorded durations and latencies."""
     structure_error: float
-    """retimed_step_us ÷ recorded length − 1."""
+    """Error of the graph: `retimed_step_us` ÷ recorded length − 1."""
     structure_error_typical: float
-    """Like `structure_error`, with the median latency of each kind instead of individual latencies: what the graph
+    """Like `structure_error`, but with the median latency of each kind instead of recorded latencies: what the graph
     alone explains.
     """
     other_steps: OtherSteps | None = None
-    """Test of the graph on other steps; None if no other step of the trace launches work."""
+    """Test of the graph on other steps; None if no other step launches work, or if it was not tested."""
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
     critical_path_python_us: dict[str, float] = {}
-    """The path's time between ops, by called Python function, otherwise by marked range; empty if the trace names
-    neither.
+    """Critical path's time between ops, by called Python function or, without stacks, by marked range; empty if the
+    trace names neither.
     """
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
@@ -113,18 +113,18 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting time that no dependency explains, summed over all streams; rescheduling keeps it unchanged."""
     dropped_edges: int
     socs: dict[str, SocStep] = {}
-    """Results by name of the simulated device."""
+    """Results by simulated device."""
     measured_step_us: float | None = None
     """Step length with measured instead of recorded op times; None if no measurements were given."""
     measured_ops: int = 0
     """Number of calls with a measured time."""
     measured_profiler_us: float | None = None
-    """Part of these times that the profiler took for inner ops, which a step without a profiler does not need."""
+    """Part of the measured step that the profiler took for inner ops; without a profiler it is not needed."""
     memory: MemoryUse | None = None
-    """Memory use; None if the trace records no allocations in the step and none could be inferred without a plan."""
+    """Memory use; None if the trace records no allocations in the step and there is no plan to infer them from."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
-    """All changes combined, if there are several and all are scalings."""
+    """All changes combined; None for fewer than two changes, or if none matches anything."""
     notes: tuple[str, ...] = ()
 
 
@@ -133,7 +133,7 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     step: SocStep
     graph: StepGraph
-    """The recorded graph; for a step of the host, a graph with its ops as device tasks."""
+    """The recorded graph; for a step that ran on the host, a graph with the ops as device tasks."""
     names: Names
     made: Predicted
     schedule: Schedule
@@ -148,7 +148,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule
     simulated: dict[str, OnDevice]
     measured: Schedule | None = None
-    """Schedule with measured times, if any were given."""
+    """Schedule with measured op times, if any were given."""
 
 
 def timeline(
@@ -249,9 +249,9 @@ def step_of(
     devices: Sequence[DeviceProfile] = (),
     planned: PlannedStep | None = None,
 ) -> StepReport | None:
-    """Return the common report of the step with the median length; None if the trace has no times.
+    """Return the common step report for the step with the median length; None if the trace has no times.
 
-    In a merged trace it is a step of the busiest process.
+    In a merged trace, the step is one of the busiest process.
     """
     study = study_of(read, devices=devices, planned=planned)
     return None if study is None else study.timeline.step
@@ -263,7 +263,7 @@ def study_of(
     devices: Sequence[DeviceProfile] = (),
     planned: PlannedStep | None = None,
 ) -> Study | None:
-    """Return the analysis of the step that `step_of` reports."""
+    """Return the analysis of the step with the median length; None if the trace has no times."""
     if not isinstance(read, Trace) or read.activity is None:
         return None
     read = one_process(read)
@@ -307,7 +307,7 @@ def _on_devices(
 def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
-    """Return the result of one change, applied to recorded durations and to those of simulated devices."""
+    """Return the effect of one change on the step, with recorded durations and on each simulated device."""
     on_devices = _on_each([change], simulated or {})
     try:
         changed = apply_change(names, graph, change)
@@ -354,8 +354,8 @@ def _what_if(
 def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """Return the gains of a change under several assumptions.
 
-    These are the default, other unknown waits and dependencies, and a smaller or larger loss of speed during
-    collectives.
+    The first is the default; others assume different unknown waits and dependencies, or a different loss of speed
+    during collectives.
     """
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
@@ -365,7 +365,7 @@ def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedul
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
-    """Return one line on why the step gains little of the changed work's time; none if it gains at least half."""
+    """Return one line on why the step gains little of the changed work's gain; none if it gains at least half."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
@@ -382,9 +382,9 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The effects of changes on a step on simulated devices."""
 
     steps_us: dict[str, float]
-    """Step length by device, without devices where no change matches anything."""
+    """Step length by device; devices on which no change matches anything are left out."""
     notes: dict[str, str]
-    """Assumption → the same text with the names of the devices for which it was made."""
+    """Assumption → text with the assumption and the names of the devices for which it was made."""
     matched: int
 
 
@@ -393,7 +393,7 @@ def _all_edits(
 ) -> tuple[Edited | None, list[str]]:
     """Return (the graph after all applicable changes, hints for the changes that match nothing).
 
-    It starts from predicted times if available; the graph is None if no change applies.
+    The changes start from predicted times if given. The graph is None if no change applies.
     """
     total: Edited | None = None
     lacking: list[str] = []
@@ -417,7 +417,7 @@ def _all_edits(
 
 
 def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
-    """Return the length of the step on each simulated device after the changes."""
+    """Return the effects of the changes on the step on each simulated device."""
     steps_us: dict[str, float] = {}
     devices: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
@@ -477,7 +477,7 @@ def typical_lags(graph: StepGraph) -> Floats:
 
 
 def relative(value: float, base: float) -> float:
-    """Return value ÷ base − 1; 0 for a base of 0."""
+    """Return the difference value ÷ base − 1; 0 for a base of 0."""
     return value / base - 1.0 if base else 0.0
 
 

@@ -31,7 +31,7 @@ _CPU_TYPE = 0
 
 
 def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes: Any) -> Activity:
-    """Return the columns as an Activity and empty the collecting tables.
+    """Return the collected columns as an Activity, and empty the collector's tables.
 
     `kernels` are the kernel columns, which have already been taken from the collector; `notes` are all annotations.
     """
@@ -150,4 +150,4 @@ _AS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("in_split", "out_split"), _split),
     "asynchronous": lambda value: {"true": True, "false": False}.get(str(value).lower()),
 }
-"""Converter of the recorded value for each field of a `Collective`; most values are numbers."""
+"""For each field of a `Collective`: function that converts the recorded value; most values are numbers."""

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Data types for the timing of a profile, except the timing of its ops and device work: frozen values and columns, no
-logic.
-"""
+"""Data types for the timing of a profile, except for its ops and device work: frozen values and columns, no logic."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ import numpy.typing as npt
 CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
 """Kinds of host calls.
 
-"runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is one
-part of an NPU task queue: enqueue on the thread of the op, dequeue on the thread that launches. "python" is any other
-Python frame of at least `LONG_FRAME_US`; shorter frames explain no idle time, and there may be millions of them.
+"runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is an
+enqueue into an NPU task queue, on the thread of the op, or a dequeue, on the thread that launches. "python" is any
+other Python frame of at least `LONG_FRAME_US`; shorter frames explain no idle time, and there may be millions of them.
 """
 
 LONG_FRAME_US = 100
@@ -76,7 +74,7 @@ class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """Row in `Trace.ops` if the collective is an op, otherwise -1."""
     on_device: bool = False
     of_bytes: bool = False
-    """Whether the file gives only bytes, so that the dtype is a guess."""
+    """Whether the file gives the size in bytes only, so that the dtype is a guess."""
     dur_us: float = 0.0
 
 
@@ -161,9 +159,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpans:
-    """Whole collectives of an NPU, from the first to the last of their tasks; the tasks are also listed as
-    device work.
-    """
+    """Whole collectives of an NPU, each from its first to its last task; the tasks are also listed as device work."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Trace.kernel_names`."""

@@ -59,10 +59,10 @@ _COMPUTES = re.compile(
     r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
     r"|^triton_(?:poi|red|per|tem|for|mm|bmm|spl|unk)_"
 )
-"""Names of kernels that compute, whatever other words they contain.
+"""Names of kernels that compute, whatever other words the names contain.
 
-These are fused products, which hide their own communication; reductions within a block; kernels of libraries that stay
-on one device; and kernels that Inductor names after the ops before and after a collective.
+These are products fused with communication that they hide; reductions within a block; kernels of libraries that stay on
+one device; and kernels that Inductor names after the ops before and after a collective.
 """
 
 _LAYERS_ACROSS_DEVICES = re.compile(
@@ -71,8 +71,8 @@ _LAYERS_ACROSS_DEVICES = re.compile(
 )
 """Names of kernels that run a whole mixture-of-experts layer and send tokens to other devices and back.
 
-These kernels also multiply, but unlike a fused product they run only together with all ranks and wait for the slowest
-rank.
+These kernels also multiply. But unlike a matrix product fused with communication, they run only together with all ranks
+and wait for the slowest rank.
 """
 
 _NPU_TASKS = re.compile(
@@ -97,7 +97,7 @@ _OP_WORDS = re.compile(
     r"|(?<![a-z])(?:dispatch|combine)_prefill"
 )
 _LIBRARY_OPS = frozenset(("aten", "prims", "prim", "torchvision", "torchaudio", "autograd", "torch"))
-"""Namespaces without communication, regardless of their op names."""
+"""Namespaces of ops that never communicate, whatever their names."""
 _MANGLED_PART = re.compile(r"(\d+)")
 
 
@@ -105,9 +105,9 @@ _MANGLED_PART = re.compile(r"(\d+)")
 def is_communication(kernel: str) -> bool:
     """Check whether a device task exchanges data with other devices, or waits for them, judging by its name.
 
-    The name may be mangled, or demangled with its return type, templates and parameters. A fused product
-    ("AllGatherMatmul") counts as computation; a mixture-of-experts layer across devices in one kernel ("MegaMoe")
-    counts as communication.
+    The name may be mangled, or demangled with its return type, templates and parameters. A matrix product fused with
+    communication ("AllGatherMatmul") counts as computation; a mixture-of-experts layer across devices in one kernel
+    ("MegaMoe") counts as communication.
     """
     text = kernel[:_MOST_CHARACTERS]
     if _NPU_TASKS.fullmatch(text.strip().lower()) or _MARKS.match(text.lower()):
@@ -125,10 +125,10 @@ def is_communication(kernel: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def is_communication_op(name: str) -> bool:
-    """Check whether an op ("c10d::allreduce_", "vllm::all_reduce") or an annotation ("gloo:broadcast") is
-    communication.
+    """Check whether an op ("c10d::allreduce_", "vllm::all_reduce") or an annotation ("gloo:broadcast") communicates.
 
-    A fused product ("symm_mem::fused_all_gather_matmul") is not; each of its kernels is classified by its own name.
+    A matrix product fused with communication ("symm_mem::fused_all_gather_matmul") does not count; each of its kernels
+    is classified by the kernel's name.
     """
     if name == "record_param_comms" or _MARKS.match(name.lower()):
         return True
@@ -146,7 +146,7 @@ def is_communication_op(name: str) -> bool:
 
 
 def computes(kernel: str) -> bool:
-    """Check whether a kernel's name says that it computes on one device, regardless of its op or stream."""
+    """Check whether a kernel computes on one device, judging only by its name, not by its op or stream."""
     return _COMPUTES.search(kernel_path(kernel[:_MOST_CHARACTERS]).lower()) is not None
 
 

@@ -48,7 +48,7 @@ WORDS: tuple[tuple[str, Kind | Literal["send_recv"]], ...] = (
     ("receive", "recv"),
     ("send", "send"),
 )
-"""(Word contained in a name, operation); the first match counts. Names are compared in lower case and letters only."""
+"""(Word contained in a name, operation); the first match counts. Names are reduced to lower-case letters."""
 
 _NOT_ONE = re.compile(
     r"wait|^init|work|coalescingmanager|startcoalescing|endcoalescing|^coalesced$|rank|pg|processgroup|destroy"
@@ -57,11 +57,11 @@ _NOT_ONE = re.compile(
 
 
 def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
-    """Return the operation for a recorded name, "send_recv" for the kernel that all sending operations share; None if
-    it moves no data.
+    """Return the operation that a recorded name stands for; None if it moves no data.
 
-    Recognised names are, for example, "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce",
-    "hcom_allReduce__868_0_1" and "all_to_allv".
+    "send_recv" stands for the kernel that all sending operations share. Recognised names are, for example,
+    "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce", "hcom_allReduce__868_0_1" and
+    "all_to_allv".
     """
     plain = re.sub(r"[^a-z]", "", name.split("(")[0].rpartition("::")[2].rpartition(":")[2].lower())
     if not plain or _NOT_ONE.search(plain.removeprefix("hcom").removeprefix("hccl")):
@@ -75,6 +75,6 @@ def is_wait(name: str) -> bool:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return the operation for a recorded name; "send" for the kernel that all sending operations share."""
+    """Return the operation that a recorded name stands for; "send" for the kernel that all sending operations share."""
     operation = operation_of(name)
     return "send" if operation == "send_recv" else operation

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compute how many elements a collective moves and of which dtype, from the tensors of ops with a known signature."""
+"""Compute a collective's number of elements and dtype from the tensors of ops with a known signature."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _sizes(dims: object) -> tuple[int, ...]:
 
 
 def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Return the sizes and the dtype of a collective from the tensors of an op with a known signature."""
+    """Return a collective's sizes and dtype, from the tensors of its op; None if either is unknown."""
     sizes = sizes_of_tensors(kind, signature)
     return sizes if sizes is not None and sizes[2] else None
 
 
 def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Return sizes like `of_tensors`, with dtype "" if none is recorded."""
+    """Return a collective's sizes and dtype, from the tensors of its op; dtype "" if none is recorded."""
     if EXPERTS in signature.name:
         return _of_experts(signature)
     if with_product(signature.name):
@@ -89,9 +89,9 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
 
 
 def _of_form(kind: Kind, name: str, dtype: str, parts: Sequence[tuple[int, ...]]) -> Sizes | None:
-    """Return the sizes from the op's name, which determines which tensors are inputs and outputs.
+    """Return the sizes of a collective; the op's name determines which tensors are inputs and outputs.
 
-    `parts` lists the elements of the tensors of each argument.
+    `parts` lists, for each argument, the elements of its tensors.
     """
     totals = list(map(sum, parts))
     if name.endswith(_OUT_FIRST) or name.startswith(_LISTS_OUT_FIRST):
@@ -111,21 +111,19 @@ def with_product(name: str) -> bool:
 
 
 def sends_operand(name: str) -> bool:
-    """Check whether an op that includes a matrix product communicates before it multiplies
-    ("npu_all_to_all_matmul").
-    """
+    """Check whether an op with a matrix product communicates before it multiplies ("npu_all_to_all_matmul")."""
     plain = name.rpartition("::")[2]
     found = _WITH_PRODUCT.search(plain)
     return found is not None and operation_of(plain[: found.start()]) is not None
 
 
 def is_turned(inner: int, second: Sequence[int]) -> bool:
-    """Check whether the second operand of a product must be (N, K), because its sizes allow no other reading."""
+    """Check whether the second operand of a product is (N, K) and cannot be (K, N), for K = `inner`."""
     return second[-1] == inner != second[-2]
 
 
 def _of_product(signature: OpSignature) -> Sizes | None:
-    """Return the sizes of the operand or the result of a product, whichever the op sends.
+    """Return the sizes of what an op with a matrix product sends: its first operand or its result.
 
     The product is (..., K) times (K, N) or (N, K).
     """
@@ -139,7 +137,7 @@ def _of_product(signature: OpSignature) -> Sizes | None:
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:
-    """Return the sizes for tokens (T, H), each sent to or from the experts in its row of ids (T, k)."""
+    """Return the sizes of an op that sends tokens (T, H) to or from their experts, whose ids are (T, k)."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) == 2]
     hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
     ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)

@@ -26,10 +26,10 @@ BLOCK_BYTES = 1 << 20
 NODES_TOGETHER = 1000
 NO_PARENT = -1
 KERNEL_IDS = 1 << 64
-"""First node id that no file uses; kernels created from nodes get ids from here on."""
+"""First node id that no file uses; kernels that are created from nodes get this id or a higher one."""
 _VERSION_TEXT = re.compile(rb"[\w.+-]{1,40}")
 SOURCE = "opreplay"
-"""Value of `source` in files that `replay.export.chakra` wrote."""
+"""Value of the metadata key `source` in files that `replay.export.chakra` wrote."""
 _CALL = re.compile(r"[A-Za-z_]\w*::\w+")
 _MEMORY_WORK = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 """Lower-case prefix of the names of device copies and memsets → Kineto category."""
@@ -235,8 +235,8 @@ def _nodes(message: bytes, *, ours: bool) -> list[Node]:
 
 
 def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours: bool) -> bool:
-    """Check whether a device node represents an op together with its kernel, rather than one kernel of an op with its
-    own node.
+    """Check whether a device node represents an op together with its kernel, rather than only a kernel whose op has
+    another node.
     """
     schema = attrs.get("op_schema")
     if ours:
@@ -259,7 +259,7 @@ _NODE: dict[int, tuple[str, type, Callable[[Any], Any]]] = {
     1: ("id", int, int), 2: ("name", bytes, lambda text: text.decode(errors="replace")), 6: ("ts", int, int),
     7: ("dur", int, int), 8: ("inputs", bytes, _columns), 9: ("outputs", bytes, _columns),
 }  # fmt: skip
-"""Field number of `Node` → (attribute name here, type on the wire, decoder)."""
+"""Field number of the schema's `Node` → (attribute name in Python, type on the wire, decoder)."""
 _COMMUNICATION = frozenset({NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL})
 _POINT_TO_POINT: dict[object, str] = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}
 

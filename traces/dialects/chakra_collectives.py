@@ -19,8 +19,8 @@ _NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduc
 def listed_collective(node: Node, row: int) -> ListedCollective | None:
     """Return the collective that a node describes; None if it describes none or its values are invalid.
 
-    Nodes only give bytes. Reductions are read as float32 if the size is divisible by 4; everything else is read as
-    bytes.
+    A node gives the size in bytes only. Reductions count as float32 if the size is divisible by 4, everything else as
+    uint8.
     """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))
@@ -51,7 +51,7 @@ def _group_name(attrs: Mapping[str, Any]) -> str | None:
 
 
 def _duration_us(node: Node) -> float:
-    """Return the duration, recorded in whole nanoseconds; 0 if it is missing."""
+    """Return the duration in microseconds, rounded to whole nanoseconds; 0 if it is missing."""
     duration = node.duration
     timed = isinstance(duration, int | float) and 0 <= duration < 1e12
     return round(duration * 1000) / 1e3 if timed else 0.0
@@ -68,7 +68,7 @@ def _attributes(listed: Any) -> dict[str, Any]:
 
 
 def _count(value: object) -> int:
-    """Return a non-negative number, or -1."""
+    """Return `value` if it is a non-negative integer, otherwise -1."""
     return value if type(value) is int and value >= 0 else -1
 
 

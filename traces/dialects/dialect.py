@@ -31,6 +31,6 @@ class Dialect(msgspec.Struct, Generic[Read], frozen=True):
 
     name: str
     sniff: Callable[[Opening], bool]
-    """Check whether a file with this beginning is of this kind; raises nothing."""
+    """Check whether a file with this beginning is of this kind; must not raise."""
     read: Callable[[Source, Want], Read]
     """Read an open file from its first byte and return its contents. Raises TraceError."""

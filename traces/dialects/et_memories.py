@@ -18,7 +18,7 @@ _UNDEFINED = "nullptr"
 
 
 class MemoryColumn:
-    """Collects the start addresses of the nodes' tensors as numbers, in node order."""
+    """Collects, in node order, a number for the start address of each tensor."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, str], int] = {}
@@ -33,7 +33,7 @@ class MemoryColumn:
             self._add(column, types)
 
     def table(self) -> TensorMemories | None:
-        """Return the collected columns; None if no node names a storage."""
+        """Return the collected columns; None if no tensor names its storage."""
         if not self._numbers:
             return None
         return TensorMemories(ids=np.array(self._ids, dtype=np.int64), bounds=np.array(self._bounds, dtype=np.int64))
@@ -45,7 +45,7 @@ class MemoryColumn:
         self._bounds.append(len(self._ids))
 
     def _number(self, value: Any) -> int:
-        """Return a number for the storage and offset in [tensor, storage, offset, numel, itemsize, device].
+        """Return a number that identifies the storage and offset of [tensor, storage, offset, numel, itemsize, device].
 
         The offset is included because query, key and value in one packed projection share a storage but are three
         tensors.
@@ -58,7 +58,7 @@ class MemoryColumn:
 
 
 def _tensors(values: list[Any], types: list[Any]) -> Iterator[Any]:
-    """Yield the record of each tensor, with lists flattened and undefined tensors left out."""
+    """Yield the record of each tensor; flatten lists and skip undefined tensors."""
     for value, type_ in zip(values, types, strict=False):
         if not isinstance(type_, str) or "Tensor(" not in type_:
             continue

@@ -35,7 +35,7 @@ _MOST_JOINED = 64
 class Node(msgspec.Struct, kw_only=True):
     """One recorded node with the fields of both schema generations.
 
-    Types are not checked, because a wrong type in one node must not lose its neighbours.
+    Types are not checked, because a wrong type in one node must not make its neighbours unreadable.
     """
 
     id: Any = None
@@ -67,7 +67,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def duration(self) -> Any:
-        """Return the duration including callees, if recorded."""
+        """Return the recorded duration; if there are two, the one that includes callees."""
         return self.dur if self.inclusive_dur is None else self.inclusive_dur
 
 
@@ -219,7 +219,7 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """Return the node at the start of a piece whose next node is too damaged to be recognised by its first key."""
+    """Return the node at the start of a piece; the next node's first key is too damaged to be recognised."""
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
     except (ValueError, RecursionError):
@@ -229,7 +229,7 @@ def _whole_before_cut(piece: bytes) -> list[Node]:
 
 
 def _header(text: bytes) -> dict[str, Any] | None:
-    """Return a JSON object without its empty key, or None."""
+    """Parse a JSON object and remove its empty key; return None for anything else."""
     try:
         value = msgspec.json.decode(text)
     except _UNDECODABLE:
@@ -259,7 +259,7 @@ def _array_end(rest: bytes) -> int | None:
 
 
 def _separator(text: bytes) -> re.Pattern[bytes] | None:
-    """Return the pattern between two nodes: "}", then "{" with the first key of a node, and its second key if needed.
+    """Return the pattern of the text between two nodes: "}", then "{" with the first key, and the second key if needed.
 
     Return None until the text contains the beginning of the first node.
     """

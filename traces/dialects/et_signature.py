@@ -77,9 +77,8 @@ class _Arguments:
 def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
     """Return the signature of a node; raises BrokenArguments if its argument lists do not match.
 
-    Types are spelled as in Kineto. Unlike Kineto, an ExecutionTrace also gives the values of strings and of lists
-    longer than 30, the tensors of a `Tensor?[]` (here a "TensorList") with their types, and which tensors share
-    storage.
+    Types are spelled as in Kineto. Unlike Kineto, an ExecutionTrace also gives the values of strings, lists longer than
+    30, the tensors of a `Tensor?[]` (here a "TensorList") with their types, and which tensors share storage.
     """
     values, shapes, types, strides = _columns(node)
     if not types:  # as in Kineto, where nothing is recorded of an op without arguments
@@ -114,7 +113,7 @@ def _result_columns(node: Node) -> list[Any] | None:
 
 
 def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | None:
-    """Return `OpSignature.results` of a node; None if none are recorded. Raises BrokenArguments like `signature_of`."""
+    """Return (type, dims) of each result of a node; None if none are recorded. Raises BrokenArguments."""
     recorded = _result_columns(node)
     if recorded is None:
         return None
@@ -131,7 +130,7 @@ def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | N
 
 
 def overload_of(op_schema: object) -> str | None:
-    """Return the overload name from a recorded schema, of which only the text before the first "(" is used."""
+    """Return the overload name in a recorded schema, using only the text before the first "("."""
     match = _OVERLOAD.match(op_schema) if isinstance(op_schema, str) else None
     return (match[1] or "") if match else None
 
@@ -260,7 +259,7 @@ def _list_types(arguments: _Arguments) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[int, int], ...], ...] | None:
-    """Return `OpSignature.storage`; None if no tensor names its storage."""
+    """Return (storage, offset) of each argument's tensors, as in `OpSignature`; None if no tensor names its storage."""
     tensors = [tensor for argument in arguments for tensor in argument]
     parts = _shared_parts([tensor for tensor in tensors if tensor is not None and tensor.key is not None])
     if not parts:

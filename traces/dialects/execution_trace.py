@@ -91,7 +91,7 @@ def read_chakra(source: Source) -> Trace:
 
 @dataclass(slots=True, kw_only=True)
 class _Builder:
-    """Collects nodes as columns."""
+    """Collects the ops, kernels and annotations as columns."""
 
     limits: Limits
     has_phases: bool = False
@@ -109,7 +109,7 @@ class _Builder:
     start_ns: list[int] = field(default_factory=list)
     dur_ns: list[int] = field(default_factory=list)
     kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
-    """(name, category, start, duration, stream, device)."""
+    """(name, category, start, duration, stream, device) of each kernel."""
     launchers: list[tuple[int, list[int]]] = field(default_factory=list)
     """For each kernel: the id of its parent node, and the ids of the nodes whose results it uses."""
     transfers: list[tuple[int, Node]] = field(default_factory=list)
@@ -117,9 +117,9 @@ class _Builder:
     on_device: set[int] = field(default_factory=set)
     """Rows of ops with accelerator tensors as inputs."""
     added_kernels: int = 0
-    """Number of kernels without a node of their own."""
+    """Number of kernels that were created without a node."""
     phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
-    """(name, thread, call number) of an op that a converter split into phases → (last phase, row of the call)."""
+    """(name, thread, call number) of an op that a converter split into phases → (last phase, row of the op)."""
     repairs: Counter[str] = field(default_factory=Counter)
     kernel_names: dict[str, int] = field(default_factory=dict)
     annotations: list[Annotation] = field(default_factory=list)
@@ -160,7 +160,7 @@ class _Builder:
     def _take_phase(self, node: Node) -> int | None:
         """Return the phase number of a node and remove it from the node's name.
 
-        Chakra's converter splits an op into phases where its kernels start.
+        Chakra's converter splits an op into phases, at the points where the op's kernels start.
         """
         match = _PHASE.fullmatch(node.name) if self.has_phases else None
         if match is None:
@@ -169,9 +169,9 @@ class _Builder:
         return int(match[2])
 
     def _continued(self, node: Node, attrs: dict[str, Any], phase: int) -> int:
-        """Return the row of the call that a phase continues, and extend the call to the end of this phase.
+        """Return the row of the op call that a phase continues, and extend the call to the end of this phase.
 
-        Return -1 for the first phase and if the previous one is missing.
+        Return -1 for the first phase, and for a phase whose previous phase is missing.
         """
         key = node.name, str(attrs["tid"]), str(attrs["rf_id"])
         before, row = self.phases.get(key, (-1, -1))
@@ -187,7 +187,7 @@ class _Builder:
         return row
 
     def _add_collective(self, node: Node, row: int) -> None:
-        """Add the collective that a Chakra node describes; the row is -1 for a kernel."""
+        """Add the collective that a Chakra node describes; `row` is the op's row, -1 for a kernel."""
         collective = listed_collective(node, row)
         if collective is not None:
             self.collectives.append(collective)
@@ -301,7 +301,7 @@ class _Builder:
     def _settle_starts(self, ops: OpTable, kernels: KernelTable) -> bool:
         """Count nodes without a start as losses, and return whether the file has times.
 
-        If other nodes have a start, a node without one gets the end of the previous row as its start.
+        If some nodes have a start, each node without one starts at the end of the previous row.
         """
         starts = ops.start_ns, kernels.start_ns
         missing = [start == _NO_START for start in starts]
@@ -330,7 +330,7 @@ class _Builder:
         )
 
     def _owner(self, node: int) -> int:
-        """Return the row of the nearest op at or above a node, skipping annotations; -1 if there is none."""
+        """Return the row of a node if it is an op, otherwise of the nearest op above it; -1 if there is none."""
         for _ in range(_MAX_ANCESTORS):
             row, parent = self.ids.get(node, (-1, node))
             if row >= 0 or parent == node:
@@ -348,7 +348,7 @@ class _Builder:
     def _own_transfers(self) -> None:
         """Create an op for each communication node on a device that was not launched by a communication op.
 
-        An op that only provides the data of this node did not launch it.
+        An op that only provides the node's data did not launch it.
         """
         listed = {collective.row for collective in self.collectives if collective.row >= 0}
         kinds = [class_of_op(signature.name) for signature in self.signatures]
@@ -368,7 +368,7 @@ class _Builder:
             self.added_kernels += 1
 
     def _time_computing(self) -> None:
-        """If a Chakra file has only communication on the device, give each op on accelerator tensors a kernel of the
+        """If all device work in a Chakra file is communication, give each op on accelerator tensors a kernel of the
         op's duration.
         """
         if not self.has_phases or not self.transfers or len(self.transfers) < len(self.kernels):
@@ -429,9 +429,7 @@ class _Builder:
 
 
 def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_]) -> None:
-    """Set each missing start to the end of the previous row, and missing starts before the first recorded one to that
-    start.
-    """
+    """Set each missing start to the end of the previous row; before the first recorded start, use that start."""
     known = np.flatnonzero(~missing)
     if not len(known):
         return
@@ -456,7 +454,7 @@ def _attributes(node: Node) -> dict[str, Any]:
 
 
 def _int32(number: object) -> int:
-    """Return a recorded stream or device number; 0 if there is none."""
+    """Return a recorded stream or device number; 0 for anything that is not a 32-bit number."""
     return number if type(number) is int and abs(number) < 2**31 else 0
 
 

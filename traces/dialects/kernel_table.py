@@ -1,5 +1,5 @@
 # pyright: strict
-"""Read the kernel tables of the Ascend profiler row by row: kernel_details.csv, op_summary.csv and tables of means.
+"""Read the kernel tables of the Ascend profiler row by row: kernel_details.csv, op_summary.csv, tables of mean times.
 
 This module defines the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are
 bounded, no text in it is evaluated, and invalid rows are counted instead of guessed.
@@ -56,13 +56,13 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "count": ("Count", "Counts"),
     "held_out": ("HeldOut", "Held Out"),
 }
-"""Field → names of its column in kernel_details.csv, op_summary.csv and tables of means; the first name found is used.
+"""Field → names of its column in kernel_details.csv, op_summary.csv and tables of mean times; the first match counts.
 
 Case, spaces and underscores are ignored, and the unit of a time is read from the column's name.
 """
 
 UNITS: dict[str, int] = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
-"""Time unit in brackets after a column's name → nanoseconds."""
+"""Time unit in brackets after a column's name → its length in nanoseconds."""
 TIMES: tuple[str, ...] = ("duration", "start", "wait")
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?\Z")
 _UNIT = re.compile(r"\((\w+)\)\Z")
@@ -141,7 +141,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def communication(self) -> bool:
-        """Whether the row is a collective: several tasks, measured as a whole."""
+        """Whether the row is a collective, which consists of several tasks and is measured as a whole."""
         return self.core.upper() in ("COMMUNICATION", "HCCL") or self.type.lower().startswith("hcom_")
 
 
@@ -221,7 +221,7 @@ def dtype_of(text: str) -> str | None:
 
 
 def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
-    """Return the tensors that the three columns of shapes, types and formats describe.
+    """Return the tensors described by the three columns: shapes, types and formats.
 
     The lists may differ in length: the last type or format applies to the remaining tensors. Raises ValueError for
     invalid sizes.
@@ -280,9 +280,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _nanoseconds(text: str | None, unit: int) -> int | None:
-    """Convert a time from text to whole nanoseconds, exactly.
+    """Convert a time from text to whole nanoseconds, exactly; `unit` is its unit in nanoseconds.
 
-    Return None for an invalid time, because the row is useful without it. `unit` is in nanoseconds.
+    Return None for an invalid time, because the rest of the row is still useful.
     """
     try:
         value = Decimal((text or "").strip()[:64])

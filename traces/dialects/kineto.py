@@ -21,7 +21,7 @@ ERAS: dict[str, str] = {
     "E": ">=2.3",
     "F": ">=2.4",
 }
-"""Era → range of torch versions, derived from 96 public traces (docs/trace-reading.md)."""
+"""Letter of the trace format ("era") → range of torch versions, from 96 public traces (docs/trace-reading.md)."""
 
 _VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
     (re.compile("nvidia|tesla|geforce|quadro", re.IGNORECASE), "nvidia"),
@@ -72,14 +72,14 @@ _UNNAMED = {
     ((9, 4), 304, 192): "AMD Instinct MI300X by its properties",
     ((9, 4), 304, 256): "AMD Instinct MI325X by its properties",
 }
-"""(compute capability, compute units, memory in GiB) → name of a device to which ROCm gave none.
+"""(compute capability, compute units, memory in GiB) → name, for devices that ROCm left unnamed.
 
-The properties come from data sheets and from traces that do name such a device.
+The properties come from data sheets and from traces in which ROCm does name the device.
 """
 
 
 def _name_of(device: dict[str, Any]) -> str:
-    """Return a device's recorded name, the only name that fits its properties, or ""."""
+    """Return a device's recorded name, otherwise the only name that fits its properties, otherwise ""."""
     name, memory = device.get("name"), device.get("totalGlobalMem")
     if isinstance(name, str) and name:
         return name[:200]
@@ -123,7 +123,7 @@ def _vendor(
 
 
 def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, level: MetadataLevel) -> str | None:
-    """Return the letter of the torch era, inferred from what the profiler wrote; None if unknown."""
+    """Return the letter in `ERAS` of the trace's format, inferred from what the profiler wrote; None if unknown."""
     if op_category == "Operator":
         return "A"
     if "event index" in features:

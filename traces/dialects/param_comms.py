@@ -17,11 +17,11 @@ from opreplay.traces.limits import Limits, too_large
 MAX_BYTES = 512 << 20
 MAX_ENTRIES = 2_000_000
 MARKS = ("init", "wait", "barrier_init", "destroy")
-"""Entries that only set up or wait and move no data."""
+"""Entries that move no data: they only set up or wait."""
 
 
 class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of one file."""
+    """The contents of one PARAM communication trace."""
 
     path: str
     entries: tuple[ListedCollective, ...]
@@ -115,7 +115,7 @@ def _count(value: object) -> int | None:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    """Return a list of counts; () for anything else."""
+    """Return a list of non-negative integers as a tuple; () for anything else."""
     try:
         numbers = msgspec.convert(value, list[int])
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Build a linked `Trace` from Kineto trace events of any vendor; this module defines the order of the steps.
 
-If torch_npu recorded a launch as an op, its kernels are assigned to the enclosing op.
+If torch_npu recorded a launch as an op, the launched kernels are assigned to the op around it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def owners_above_launches(
 ) -> npt.NDArray[np.int64]:
     """Replace owners that are CANN launches ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
 
-    torch_npu records the call into CANN as another op inside `aten::mm`; that op has no shapes and cannot be replayed.
+    Inside `aten::mm`, torch_npu records the call into CANN as another op, which has no shapes and cannot be replayed.
     """
     if not (owner >= 0).any():
         return owner
@@ -183,7 +183,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
 
 
 def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tuple[str, str], ...]) -> Collided:
-    """Return the device work whose owner is uncertain, and the processes or threads whose ids collide."""
+    """Return the device work whose owner is uncertain, and the processes or threads that share an id."""
     of_threads = Collided(
         events=stats.repeated_ids,
         device_us=stats.repeated_ids_device_ns / 1e3,
@@ -202,7 +202,7 @@ def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tu
 
 
 def _count_losses(got: Collector, losses: Counter[str]) -> None:
-    """Count the times and durations that could not be read as losses."""
+    """Count unreadable times and durations, and inexact times, as losses."""
     for name, table in got.tables.items():
         losses[f"event without a readable time ({name})"] += table.dropped
         losses[f"unreadable duration ({name})"] += table.zeroed
@@ -250,7 +250,7 @@ def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> R
 def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], Any]:
     """Return (sorted tracks, new index by old index).
 
-    The original order of tracks depends on how the file was cut into blocks.
+    Tracks are sorted because their original order depends on how the file was cut into blocks.
     """
     order = sorted(range(len(texts)), key=lambda i: [(len(text), text) for text in texts[i]])
     remap = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.uint32)
@@ -259,7 +259,7 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Convert values indexed by old track to values indexed by new track; -1 for tracks added since."""
+    """Reorder values indexed by old track so that they are indexed by new track; -1 for tracks added since."""
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):
         out[int(track_remap[old])] = value
@@ -322,7 +322,7 @@ def _kernels(
 
 
 def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
-    """Return the grid of each kernel: its own (CUDA), or the grid of the runtime call with its correlation id
+    """Return the grid of each kernel: the kernel's own (CUDA), or that of the runtime call with the same correlation id
     (ROCm).
     """
     own, wanted, ids = (column.astype(np.int64) for column in (table["grid"], table["corr"], launches["corr"]))
@@ -334,7 +334,7 @@ def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
-    """Return the device rows without those that have no time or a time far from everything recorded on the host."""
+    """Remove device rows that have no time, or a time far from everything recorded on the host."""
     host_start = np.concatenate([ops.start_ns, launches["start"]])
     host_end = np.concatenate([ops.start_ns + ops.dur_ns, launches["start"]])
     found = misplaced(table["start"], table["dur"], host_start, host_end)
@@ -347,7 +347,7 @@ def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], 
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
-    """Return the device rows without waits and markers; data movement counts as a copy."""
+    """Remove waits and markers from the device rows, and count data movement as copies."""
     waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
     copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
     is_work = ~waits[table["name"]]

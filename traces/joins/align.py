@@ -1,8 +1,8 @@
 # pyright: strict
 """Align two sequences of op names, one of which partly repeats the other. Works on tokens, not ops or shapes.
 
-A profile often contains many iterations and its ExecutionTrace one. So each run of the long sequence is looked up in
-the short one: the longest match wins, continuing where the last run ended if possible. Ambiguous matches are marked.
+A profile often contains many iterations, its ExecutionTrace only one. So each run (part of the long sequence) is looked
+up in the short one: the longest match wins, and it continues the last run if possible. Ambiguous matches are marked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tokens = npt.NDArray[np.int64]
 GRAM = 6
 """Minimum number of consecutive equal tokens needed to locate a run that does not continue a previous run."""
 MOST_CANDIDATES = 64
-"""Maximum number of positions examined per gram."""
+"""Maximum number of positions examined per `GRAM` tokens."""
 WINDOW = 32
 """Maximum number of missing or added tokens between two consecutive runs."""
 _LEAST_RESUMED = 2
@@ -27,8 +27,8 @@ _LEAST_RESUMED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`length` tokens from position `start` of the long sequence that are equal to the tokens at each of `places` in
-    the short one.
+    """`length` tokens from position `start` of the long sequence, equal to the tokens at each of `places` in the short
+    one.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Run:
 
 
 class Aligner:
-    """Find runs in one short sequence.
+    """Finds runs: parts of a long sequence that occur in one short sequence.
 
     Parts of the short sequence must be separated by tokens that occur nowhere else.
     """
@@ -53,7 +53,7 @@ class Aligner:
                 places.append(at)
 
     def runs(self, long: Tokens) -> Iterator[Run]:
-        """Yield runs that do not overlap, in order."""
+        """Yield the runs of `long` in order; runs do not overlap."""
         tokens: list[int] = long.tolist()
         at, expected, skipped = 0, -1, 0
         while at < len(tokens):
@@ -78,9 +78,7 @@ class Aligner:
         return Run(start=at, length=longest, places=tuple(p for p, length in lengths.items() if length == longest))
 
     def _resume(self, long: Tokens, tokens: list[int], at: int, expected: int) -> Run | None:
-        """Return the run that continues where the last one stopped, allowing for a few skipped tokens in either
-        sequence.
-        """
+        """Return the run that continues where the last one stopped, even if either sequence skips a few tokens."""
         if expected < 0:
             return None
         pair = tokens[at : at + _LEAST_RESUMED]
@@ -90,7 +88,7 @@ class Aligner:
         return None
 
     def _common(self, long: Tokens, at: int, place: int) -> int:
-        """Return how many tokens are equal from these positions on."""
+        """Return how many tokens of the two sequences are equal, starting at these positions."""
         done, step = 0, 64
         longest = min(len(long) - at, len(self._short) - place)
         while done < longest:

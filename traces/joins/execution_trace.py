@@ -1,6 +1,6 @@
 """Add argument metadata to the ops of a trace from an ExecutionTrace of the same run.
 
-Decides which ops correspond and what is copied; `align` aligns the sequences.
+Decides which ops correspond and what is copied; the module `align` aligns the sequences.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
 _LISTS = ("TensorList", "OptionalTensorList")
 _LEAST_AGREEING = 0.9
-"""Minimum share of equal record function ids whose names agree; below it, the ids are from different runs."""
+"""Minimum share of equal record function ids that must have equal names; below it, the ids are from different runs."""
 
 
 def join_shapes(trace: Trace, donor: Trace) -> Trace:
     """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts ops by evidence.
 
-    Evidence, best first: equal record function ids with equal names; a run of ops with the same names in both files
-    (each iteration of the trace is looked up in the donor); the same neighbours, if the donor has only one signature
-    for them. Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if
-    the donor is not an ExecutionTrace or records no arguments.
+    Ops are matched by, best evidence first: equal record function ids with equal names; a run of ops with the same
+    names in both files (each iteration of the trace is looked up in the donor); the same neighbours, if the donor has
+    only one signature for them. Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied.
+    Raises UsageError if the donor is not an ExecutionTrace or records no arguments.
     """
     if donor.info.dialect != "execution_trace":
         raise UsageError(
@@ -97,7 +97,7 @@ def _preorder(parent: Rows) -> Rows:
 
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Fill the rest of `match` by runs of names, then by neighbours; return one mask of matched rows for each."""
+    """Match the rest of `match` by runs of equal names, then by neighbours; return a mask of matched rows for each."""
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
     for number, rows in enumerate(_sequences(donor.ops)):
@@ -128,7 +128,7 @@ def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[n
 def _match_neighbours(
     sequences: list[Rows], rows: list[Rows], short: Rows, places: Rows, signature_at: Rows, match: Rows
 ) -> npt.NDArray[np.bool_]:
-    """Match by (previous name, name, next name) if the donor has only one signature for that triple."""
+    """Match ops by (previous name, name, next name) if the donor has only one signature for that triple."""
     known: dict[tuple[int, int, int], int] = {}
     for at, key in enumerate(_triples(short)):
         before = known.setdefault(key, at)
@@ -145,7 +145,7 @@ def _match_neighbours(
 
 
 def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
-    """Yield (previous, current, next) for each token; -1 beyond the ends."""
+    """Yield (previous, current, next) for each token; -1 before the first and after the last token."""
     values = tokens.tolist()
     return zip([-1, *values[:-1]], values, [*values[1:], -1], strict=True)
 
@@ -165,7 +165,7 @@ class _Joiner:
         by_sequence: npt.NDArray[np.bool_],
         by_context: npt.NDArray[np.bool_],
     ) -> Trace:
-        """Return the joined trace, with one merged signature for each distinct pair (own, donor's)."""
+        """Return the joined trace, with one merged signature for each distinct pair of own and donor's signature."""
         ours = self.trace.ops.signature.astype(np.int64)
         theirs = np.where(match >= 0, self.donor.ops.signature[match].astype(np.int64), -1)
         pairs, first, inverse = np.unique(
@@ -203,7 +203,7 @@ class _Joiner:
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Return the memories of tensors, only for calls that are the donor's own and not just similar."""
+        """Return the memories of the tensors; only for calls that the donor recorded, not for similar calls."""
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))
 
@@ -260,7 +260,7 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
 
 
 def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
-    """Return a mask of our blank arguments; None if other arguments differ."""
+    """Return a mask of the arguments that our signature leaves blank; None if any other arguments differ."""
     columns = [column for column in (ours.dims, other.dims, ours.types, other.types) if column is not None]
     if len(columns) < 4 or len(set(map(len, columns))) > 1:
         return None
@@ -271,5 +271,5 @@ def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
 
 
 def _kind(recorded: str) -> str:
-    """Return the type of an argument, with a single spelling for the dtypes of different builds."""
+    """Return the type of an argument; a dtype gets the same name for all torch builds."""
     return torch_dtype_name(recorded) or recorded

@@ -1,7 +1,7 @@
 """Assign the kernels of replayed CUDA and HIP graphs to the ops that launched them during graph capture.
 
-During capture, launches are recorded inside their ops but run nothing; during replay, kernels run outside any op. Both
-have the same order. This module decides which capture a launch replays, and merges the tables.
+During capture, launches are recorded inside their ops but run nothing; during replay, kernels run outside any op. The
+order of launches and kernels is the same. This module decides which capture a launch replays, and merges the tables.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _KINDS = (
 )
 """(Pattern of a runtime call, category of the device work in the graph node that it creates)."""
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
-"""How servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
+"""How inference servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
 HINT = "give the profile of the graph capture with --set capture=FILE"
 MAX_CANDIDATES = 64
 """Maximum number of files next to a trace that are searched for captures."""
 MAX_SHOWN = 3
 """Maximum number of captures or capture files named in one line."""
 MAX_ADDED_ROWS = 20_000_000
-"""Maximum number of calls added for graph replays; above it, only calls that own device time are added."""
+"""Maximum number of calls added for graph replays; beyond it, only ops that launch device work are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Capture:
     size: int | None
     """Maximum number of tokens in a batch of this graph, if an annotation gives it."""
     rows: Rows
-    """Ops of `source` inside the capture, sorted by start."""
+    """Rows of the ops of `source` inside the capture, sorted by start."""
     owners: Rows
     """Position in `rows` of the op that made each launch, or -1."""
     kinds: tuple[str, ...]
@@ -81,7 +81,7 @@ class Capture:
         return all(name is not None for name, kind in zip(self.names, self.kinds, strict=True) if kind == "kernel")
 
     def ops(self) -> tuple[OpSignature | None, ...]:
-        """Return the op of each launch; captures with equal ops are interchangeable."""
+        """Return the op of each launch; two captures with equal ops are interchangeable."""
         of = self.source.ops.signature[self.rows]
         return tuple(None if at < 0 else self.source.signatures[of[at]] for at in self.owners.tolist())
 
@@ -101,7 +101,7 @@ def captures_of(trace: Trace) -> list[Capture]:
 
 
 def _next_after(number: int, numbers: Sequence[int]) -> int:
-    """Return the smallest larger number, or the first number if there is none."""
+    """Return the smallest of `numbers` that is larger than `number`, or the first one if there is none."""
     return next((n for n in numbers if n > number), numbers[0])
 
 
@@ -139,7 +139,7 @@ def _capture(
 ) -> Capture:
     """Return the capture between two times: the ops that began in it, and which op made each launch.
 
-    An op that began before the capture encloses it and is not part of the graph.
+    An op that began before the capture is not part of the graph.
     """
     calls, ops = trace.calls, trace.ops
     assert calls is not None
@@ -165,7 +165,7 @@ def _capture(
 
 
 def _size_at(trace: Trace, when: int) -> int | None:
-    """Return the size given by the shortest annotation around a time."""
+    """Return the batch size in the name of the shortest annotation around a time, or None."""
     around = [note for note in trace.annotations if note.start_ns <= when <= note.start_ns + note.dur_ns]
     for note in sorted(around, key=lambda note: note.dur_ns):
         if match := _SIZE.match(note.name[:80]):
@@ -179,8 +179,8 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     These calls take no host time, because one launch starts the whole graph. A launch is matched to a capture by its
     kernels: by their names in order if the capture has names (ROCm), otherwise by their number, their kinds and the
     names of generated kernels. If several captures match equally well, the one for the smallest batch that holds the
-    iteration's tokens is used; if their ops still differ, none is used. `info.graphs` says how many launches were
-    matched.
+    iteration's tokens is used; if several captures with different ops remain, none is used. `info.graphs` says how many
+    launches were matched.
     """
     graphs = trace.graphs
     if graphs is None:
@@ -207,15 +207,15 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
 
 
 def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, ...]:
-    """Return a few captures, sorted by how close their number of launches is to `kernels`."""
+    """Return a few captures: those whose number of launches is closest to `kernels`, closest first."""
     graphs = {(printable(capture.source.info.path), len(capture.kinds)) for capture in captures}
     ordered = sorted(graphs, key=lambda graph: (abs(graph[1] - kernels), graph))[:MAX_SHOWN]
     return tuple(CapturedGraph(source=source, kernels=count) for source, count in ordered)
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
-    """Return the capture that each launch replays or None, the number matched by name, and the number of ambiguous
-    launches.
+    """Return the capture that each launch replays or None, the number of launches matched by name, and the number of
+    ambiguous launches.
     """
     known = _Known(captures)
     tokens = _tokens_at(trace, graphs.start_ns)
@@ -235,7 +235,7 @@ def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) ->
 
 
 class _Known:
-    """Captures indexed by their launches."""
+    """Captures, looked up by the kinds and names of their launches."""
 
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures
@@ -257,8 +257,8 @@ class _Known:
     def meant_by(self, fits: Sequence[int], last: int) -> int | None:
         """Return which of the matching captures is replayed, given the previous one, `last`; None if that is ambiguous.
 
-        Captures with equal ops are interchangeable. Otherwise, if all are for one known batch size, the one captured
-        after `last` is chosen, because the graphs of a model's parts run in the order of their capture.
+        Captures with equal ops are interchangeable. Otherwise, if all captures are for one known batch size, the one
+        captured after `last` is chosen, because the graphs of a model's parts run in the order of their capture.
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
         if len(ops) <= 1:
@@ -273,7 +273,7 @@ class _Known:
 
 
 def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the kernel names regardless of order, because streams inside a graph may overtake each other."""
+    """Return the sorted kernel names, because streams inside a graph may overtake each other."""
     return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
@@ -285,7 +285,7 @@ def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
 
 
 def _plausible(capture: Capture, names: Sequence[str]) -> bool:
-    """Check whether kernels could be those of a capture without names, in order.
+    """Check whether kernels could be those of a capture that records no kernel names, in order.
 
     The name of a generated kernel contains the name of its op.
     """
@@ -307,7 +307,7 @@ def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | Non
 
 
 def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
-    """Return the new tokens of the iteration around each time, if an annotation gives them."""
+    """Return the number of new tokens of the iteration around each time; None if no annotation gives it."""
     batches = [(note, batch) for note in trace.annotations if (batch := batch_context(note.name)) is not None]
     starts = np.array([note.start_ns for note, _ in batches], np.int64)
     order = np.argsort(starts, kind="stable")
@@ -328,7 +328,7 @@ def _new_tokens(batch: BatchContext) -> int | None:
 
 
 def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]) -> Trace:
-    """Return the trace with the ops of the chosen captures appended as owners of the graphs' kernels."""
+    """Return the trace with the ops of the chosen captures appended and set as owners of the graphs' kernels."""
     rows = sum(len(capture.rows) for capture in chosen if capture is not None)
     owners_only = rows > MAX_ADDED_ROWS
     table = _Table(trace)
@@ -354,7 +354,7 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
 
 
 def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
-    """Return the capture's launch for each kernel: by name if names are known, otherwise by position."""
+    """Return the number of the capture's launch for each kernel: by name if names are known, otherwise by position."""
     if not capture.named:
         return np.arange(len(kernels))
     kinds, names = _work(trace, kernels)
@@ -393,7 +393,7 @@ class _Table:
         self._around: dict[int, Rows] = {}
 
     def add(self, capture: Capture, start_ns: int, track: int, *, owners_only: bool) -> Rows:
-        """Append the calls of one launch; return the new row of each row of the capture, -1 for rows left out."""
+        """Append the ops of a capture as calls of one graph launch; return each op's new row, -1 for ops left out."""
         signature, parents = self._of.get(id(capture)) or self._of.setdefault(id(capture), self._prepared(capture))
         selected = np.ones(len(capture.rows), dtype=bool)
         if owners_only:
@@ -411,7 +411,7 @@ class _Table:
         return place
 
     def _op_at(self, track: int, when: int) -> int:
-        """Return the recorded op around a launch, or -1."""
+        """Return the row of the recorded op around a launch, or -1."""
         ops = self._trace.ops
         rows = self._around.get(track)
         if rows is None:
@@ -421,7 +421,7 @@ class _Table:
         return int(innermost_at(np.array([when]), rows, ops.start_ns[rows], ops.dur_ns[rows].astype(np.int64))[0])
 
     def _prepared(self, capture: Capture) -> tuple[Rows, Rows]:
-        """Return (signature in this table, position of the parent) of each of a capture's rows."""
+        """Return, for each row of a capture, the signature's index in this table and the position of the parent."""
         source = capture.source
         of = np.array(
             [self.signatures.setdefault(signature, len(self.signatures)) for signature in source.signatures], np.int64
@@ -435,7 +435,7 @@ class _Table:
         return of[part.signature] if len(of) else np.empty(0, np.int64), innermost_parent(part)
 
     def made(self) -> OpTable:
-        """Return all rows as a table; calls inside graphs have no host time of their own."""
+        """Return all rows as a table; calls inside graphs take no host time."""
         ops = self._trace.ops
         added = [
             np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
@@ -455,8 +455,8 @@ class _Table:
 
 
 def capture_files(named: str | Path) -> list[Path]:
-    """Return the files that the setting names: one file, or the files of a folder. Raises UsageError if there
-    is none.
+    """Return the files that the setting names: one file, or all files of a folder. Raises UsageError if there
+    are none.
     """
     path = Path(named)
     if path.is_dir():
@@ -508,7 +508,7 @@ def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
 
 
 def with_captures_in_folder(trace: Trace, limits: Limits) -> Trace:
-    """Return the trace joined with the captures in files next to it, skipping unreadable ones."""
+    """Return the trace joined with the captures in files in its folder, skipping unreadable ones."""
     if trace.graphs is None:
         return trace
     captures: list[Capture] = []

@@ -2,7 +2,7 @@
 """Join torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
 
 Decides which row describes which task, and where a table may lie. `kernel_table` reads the table; the trace determines
-which op owns a task. A path that the trace contains is never opened.
+which op owns a task. This module never opens a path that the trace contains.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SUMMARIES = "op_summary*.csv"
 MAX_ENTRIES = 10_000
 """Maximum number of entries of the trace's folder that are examined."""
 SAME_START_NS = 1_000
-"""Maximum difference of equal start times, because two writers round differently; no two launches of a kernel start
-this close.
+"""Maximum difference of start times that count as equal, because two writers round differently; no two launches of a
+kernel start this close.
 """
 SAME_OFFSET_NS = 1_000_000
-"""Maximum variation of the offset between two clocks over one profile."""
+"""Maximum change of the offset between two clocks during one profile."""
 SAME_DURATION = 0.01
 Pair = tuple[int, int]
 _TASK = KERNEL_CATEGORIES.index("task")
@@ -55,7 +55,7 @@ def table_in_folder(path: str) -> str | None:
     """Return the table in the folder of a trace: kernel_details.csv, or the only op_summary*.csv; None if there is
     none.
 
-    Raises UsageError if there are several op_summary*.csv, because they belong to different devices or runs.
+    Raises UsageError for several op_summary*.csv files, because they belong to different devices or runs.
     """
     if path == "-" or not os.path.isfile(path):
         return None
@@ -88,7 +88,7 @@ def with_table_in_folder(trace: Trace) -> Trace:
 
 
 def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:
-    """Return the trace with the types, shapes, formats, waiting times and durations of its tasks from the table.
+    """Return the trace with the types, shapes, formats, waiting times and durations that the table gives for its tasks.
 
     Raises UsageError for a trace without NPU tasks, TraceError for a file in another format or from another run.
     """
@@ -150,7 +150,7 @@ def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
 
 
 class _Rows:
-    """The few numbers of each table row that the join needs, stored only for kernels in the trace."""
+    """The few numbers of each table row that the join needs; stored only for kernels that occur in the trace."""
 
     def __init__(self) -> None:
         self.count = self.communication = 0
@@ -162,7 +162,7 @@ class _Rows:
         self.wait_ns: list[int] = []
 
     def add(self, row: TableRow, *, known: bool) -> None:
-        """Count a row, and keep it if it may be a task of the trace; missing values are -1."""
+        """Count a row, and keep it if a task of the trace has its name (`known`); missing values are -1."""
         self.count += 1
         if not known:
             self.communication += row.communication
@@ -175,10 +175,10 @@ class _Rows:
         self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
 
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
-        """Return (row, task) pairs with equal starts, and pairs matched by order.
+        """Return two lists of (row, task) pairs: pairs with equal starts, and pairs matched by order.
 
-        Pairs are matched by order for names with equal numbers of remaining rows and tasks. Rows with a start are
-        matched by order only if all of them are shifted by the same time, as between two clocks.
+        Order is used for names with equal numbers of remaining rows and tasks. Rows with a start are matched by order
+        only if all of them are shifted by the same time, as between two clocks.
         """
         timed: list[Pair] = []
         ordered: list[Pair] = []
@@ -213,8 +213,8 @@ class _Rows:
 
 
 def join_text(joined: DetailsJoin) -> str:
-    """Return one line: which table was joined, how many rows matched and how, what did not match, and whose durations
-    are used.
+    """Return one line: which table was joined, how many rows matched and by what, what did not match, and whose
+    durations are used.
     """
     where = "next to the trace" if joined.discovered else "as named"
     if joined.problem is not None:

@@ -15,7 +15,7 @@ from opreplay.traces.reader import read_trace
 from opreplay.traces.times.kernel_classes import is_layer_of_experts
 
 SMALL = 64 << 20
-"""Maximum bytes of a file that is read a second time without being asked for."""
+"""Maximum size in bytes of a file that is read a second time although the user did not ask for it."""
 
 
 def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = None) -> Trace:

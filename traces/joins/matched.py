@@ -1,5 +1,5 @@
 # pyright: strict
-"""Values for the collectives of several ranks of one job that were matched with each other."""
+"""Data types for collectives that were matched between several ranks of one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     shift_us: float
-    """Time added to the rank's times, in addition to the offset from its base time."""
+    """Time added to the rank's times, in addition to its base time."""
     corrected: bool
     """Whether the clock was shifted; False if times are used as recorded."""
     by: int
@@ -29,7 +29,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of a collective; times are in ns on the job's clock."""
+    """One rank's part of a collective; start and end are in ns on the job's clock."""
 
     rank: int
     call: int
@@ -37,7 +37,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     waiting_us: float
-    """Time until the last known member began."""
+    """Time until the last known member began, at most the duration of the call."""
     transfer_us: float
     """Duration of the call without the waiting time."""
 
@@ -53,8 +53,8 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
     """Input elements of the first known member."""
     dtype: str | None
     how: How
-    """How the members were matched: by recorded sequence number, or inferred from their "order" within the group or
-    "overlap" in time.
+    """How the members were matched: by recorded sequence number, by their "order" within the group, or by "overlap" in
+    time; the last two are inferred.
     """
     members: tuple[Member, ...]
 
@@ -75,7 +75,7 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def late_us(self) -> float:
-        """Return how much later the last member began than the one before it."""
+        """Return the time between the last member's start and the start before it."""
         starts = sorted(member.start_ns for member in self.members)
         return (starts[-1] - starts[-2]) / 1e3 if len(starts) > 1 else 0.0
 

@@ -20,18 +20,18 @@ from opreplay.traces.joins.matched import Clock, Disagreement, How, JobCollectiv
 from opreplay.traces.links.collectives import PAIRED, RankCall
 
 SAME_IN = frozenset(("all_reduce", "broadcast", "reduce", "all_gather", "gather"))
-"""Kinds in which all members have the same input size."""
+"""Kinds of collectives whose members all have the same input size."""
 SAME_OUT = frozenset(("all_reduce", "reduce_scatter", "broadcast"))
 TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
-"""Kinds that cannot end on any member before the last member has begun, so that their ends show clock differences."""
+"""Kinds of collectives that end on no member before the last has begun; their ends show clock differences."""
 ENOUGH = 3
-"""Minimum number of shared collectives from which the clock difference of two devices is estimated."""
+"""Minimum number of shared collectives needed to estimate the clock difference of two devices."""
 MOST_SHIFTS = 4000
 MOST_SPLIT = 512
 _MEET = 0.9
-"""Minimum share of calls that must run at the same time on both ranks for them to be matched by order."""
+"""Minimum share of calls that must overlap in time on both ranks for a match by order."""
 _WRONG_SIZES = 0.1
-"""Maximum share of calls matched by order alone whose sizes disagree; above it, they are not the same calls."""
+"""Maximum share of calls matched only by order whose sizes disagree; above it, the match is rejected."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,15 +49,15 @@ class RankCalls(msgspec.Struct, frozen=True, kw_only=True):
 Known = dict[int, tuple[RankCall, ...]]
 """The calls of each rank, with times on the shared clock."""
 _Group = tuple[str | None, str | None, int]
-"""(group name, members as recorded, stream if neither is known)."""
+"""(group name, members as recorded, stream if both are missing)."""
 
 
 def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """Match the collectives of several ranks. Raises ValueError if two traces have the same rank.
 
-    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order, with the
-    shift at which their ends are closest, because recordings begin and end at different calls. If kinds or sizes then
-    differ, only calls that overlap in time are matched.
+    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order; because
+    recordings begin and end at different calls, one rank's calls are shifted so that the ends are closest. If kinds or
+    sizes then differ, only calls that overlap in time are matched.
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
@@ -92,7 +92,7 @@ def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Calls of one collective as (rank, index), and how they were matched."""
+    """The calls of one collective as (rank, index into the rank's calls), and how they were matched."""
 
     calls: tuple[tuple[int, int], ...]
     how: How
@@ -104,7 +104,7 @@ def _is_unnamed(call: RankCall) -> bool:
 
 
 def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
-    """Return group → rank → indices of its calls, in order of request.
+    """Return group → rank → indices of the rank's calls in that group, in order of request.
 
     An unnamed group is identified by the device stream if all ranks use the same streams; host threads do not identify
     a group.
@@ -121,7 +121,7 @@ def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
 
 
 def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
-    """Sort by time of request if all calls have one, otherwise keep the order of starts."""
+    """Sort the indices of calls by time of request; keep their order (by start) if a call has no such time."""
     issued = {at: calls[at].issued_ns for at in places}
     if any(when is None for when in issued.values()):
         return places
@@ -129,7 +129,7 @@ def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
 
 
 def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Return the matched rows of one group."""
+    """Match the calls of one group: messages by order, collectives by sequence number or, without it, by order."""
     rows = _pairs(group, known)
     rest = {
         rank: [at for at in places if known[rank][at].kind not in PAIRED and known[rank][at].kind]
@@ -144,7 +144,7 @@ def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match point-to-point messages by order if both ends name their peer and have equal numbers of messages."""
+    """Match the n-th send to the n-th receive if both ends name their peer and have equal numbers of messages."""
     sent: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     got: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
@@ -163,7 +163,7 @@ def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by sequence number; several calls with one number (coalesced) are matched by order."""
+    """Match calls by sequence number; coalesced calls, which share a number, are matched by order."""
     by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
         seen: defaultdict[int, int] = defaultdict(int)
@@ -176,7 +176,7 @@ def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by order with the calls of the rank that has most."""
+    """Match calls by order: each rank's calls with those of the rank that has most."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
     how: How = "order"
@@ -196,7 +196,7 @@ def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
-    """Return the shift between two ranks' calls at which all kinds agree and their ends are closest.
+    """Return by how many positions to shift one rank's calls so that all kinds agree and the ends are closest.
 
     Nearly all calls must overlap after the clocks are aligned by the median, otherwise calls are missing in between. Of
     the shifts at which nearly all known sizes agree, prefer one at which the profiler's steps agree, then the one with
@@ -230,9 +230,7 @@ def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
 
 
 def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
-    """Return columns of kind, size (-1 if unknown or different per member), start, end, and step (or -1) of
-    the calls.
-    """
+    """Return columns of the calls: kind, size (-1 if unknown or different per member), start, end and step (or -1)."""
     rows = [
         (kinds[call.kind], _size(call), call.start_ns, call.end_ns, -1 if call.step is None else call.step)
         for call in calls
@@ -241,7 +239,7 @@ def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
 
 
 def _size(call: RankCall) -> int:
-    """Return the number of elements that is equal on all members, or -1."""
+    """Return the input or output size that is equal on all members, in elements; -1 if there is none."""
     if call.kind in SAME_IN and call.elements is not None:
         return call.elements
     return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
@@ -256,9 +254,7 @@ def _agree(first: RankCall, second: RankCall) -> bool:
 def _overlapping(
     places: Sequence[int], calls: Sequence[RankCall], others: Sequence[int], other_calls: Sequence[RankCall]
 ) -> list[tuple[int, int]]:
-    """Match calls of one kind and compatible sizes that run at the same time, in order; each call is matched at most
-    once.
-    """
+    """Match calls of one kind and compatible sizes that run at the same time, in order, each at most once."""
     out: list[tuple[int, int]] = []
     begin = 0
     others = sorted(others)  # by start
@@ -276,7 +272,7 @@ def _overlapping(
 
 
 def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
-    """Return rank → other rank → index pairs of the collectives in which both ranks wait for each other."""
+    """Return rank → other rank → pairs of call indices, for the collectives in which both ranks wait for each other."""
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         (first_rank, at), *others = row.calls
@@ -290,9 +286,9 @@ def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaul
 
 
 def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
-    """Return one clock per rank, aligning each rank with an aligned rank that shares most collectives with it.
+    """Return one clock per rank; each rank is aligned with an aligned rank that shares most collectives with it.
 
-    On devices, all members of a collective in which all wait for all end within microseconds of each other. A clock is
+    On devices, a collective in which all members wait for all ends on all of them within microseconds. A clock is
     shifted by the median difference of ends if the difference is more than chance, or if the recorded times are
     impossible (one member ends before another begins). Ends on the host vary too much, so only impossible times shift
     those clocks. Members that were matched by inference and whose sizes disagree are ignored, because they may belong
@@ -319,8 +315,8 @@ def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[
 
 
 def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], moved_ns: int) -> Clock:
-    """Return the clock of a rank from the ends of collectives shared with an aligned rank, whose clock was shifted by
-    `moved_ns`.
+    """Return the clock of a rank from the ends of the collectives that it shares with an aligned rank, `anchor`, whose
+    clock was shifted by `moved_ns`.
     """
     differences = np.array([(known.end_ns + moved_ns - other.end_ns) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
@@ -367,7 +363,7 @@ def _matched(row: _Row, known: Known, moved_ns: dict[int, int]) -> Matched:
 
 
 def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement]:
-    """Return the contradictions between the records of the members."""
+    """Return the properties that should be equal for all members of a collective but are not."""
     calls = {member.rank: known[member.rank][member.call] for member in matched.members}
     kinds = {call.kind for call in calls.values()}
     out: list[Disagreement] = []

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Link device time to ops, ops to ops, and ops to batches."""
+"""Link device time to ops, ops to their enclosing ops, and ops to batches."""

@@ -19,9 +19,9 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """The batch of one iteration, by phase.
+    """The batch of one iteration, by phase; None for values that were not recorded.
 
-    "q" is the number of new tokens of a sequence, "k" the number of tokens attended to; None if not recorded.
+    Per sequence, "q" is the number of new tokens and "k" the number of tokens attended to.
     """
 
     prefill_sequences: int
@@ -40,14 +40,14 @@ class BatchContext:
 
     @property
     def prefill_seen(self) -> int | None:
-        """Return `prefill_k`, or an estimate of it if it is missing and Σ q·k exceeds any possible Σ q²."""
+        """Return `prefill_k`; if it is missing and Σ q·k exceeds any possible Σ q², return an estimate."""
         if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
             return self.prefill_k
         return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
 
     @property
     def decode_seen(self) -> int | None:
-        """Return `decode_k`, or an estimate of it if it is missing and Σ q·k exceeds any possible Σ q²."""
+        """Return `decode_k`; if it is missing and Σ q·k exceeds any possible Σ q², return an estimate."""
         if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
             return self.decode_k
         return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
@@ -69,7 +69,7 @@ _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _KEYED = re.compile(r"(?:step\[(DECODE|EXTEND|PREFILL|IDLE|MIXED)[ ,]|(prefill|decode|mixed)\[)([^\[\]]*)\]\Z")
 """SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]" and ATOM's "prefill[bs=4 ...]".
 
-SGLang's sums cover the context sequences (c_) and the generating sequences (g_).
+SGLang gives separate sums for context sequences (c_) and generating sequences (g_).
 """
 _KEY = re.compile(rf"([a-z][a-z0-9_]{{0,30}})={_N}\Z")
 _NEAR_MISS = re.compile(
@@ -82,8 +82,8 @@ _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 def batch_context(name: str) -> BatchContext | None:
     """Return the batch that an annotation describes, or None.
 
-    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`. vLLM's `capture_32_FULL` is a graph that
-    includes attention, captured for 32 sequences that decode one token each.
+    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`. Also accepts vLLM's `capture_32_FULL`,
+    which marks a graph that includes attention, captured for 32 sequences that decode one token each.
     """
     if len(name) > 400:
         return None
@@ -95,7 +95,7 @@ def _of_full(match: re.Match[str]) -> BatchContext:
 
 
 def _of_sums(total: int | None, *sums: int | None) -> BatchContext:
-    """Return the batch from (sequences, tokens, K, QQ, QK) of prefill, then of decode."""
+    """Return the batch from (sequences, tokens, Σ k, Σ q², Σ q·k) of prefill, then the same five numbers of decode."""
     phases = (f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("sequences", "tokens", "k", "qq", "qk"))
     return BatchContext(scheduled_tokens=total, **dict(zip(phases, sums, strict=True)))  # pyright: ignore[reportArgumentType]
 
@@ -116,7 +116,7 @@ def _of_capture(match: re.Match[str]) -> BatchContext:
 
 
 def _of_keys(match: re.Match[str]) -> BatchContext | None:
-    """Return the batch from "key=number" pairs.
+    """Return the batch that "key=number" pairs describe.
 
     Return None if the pairs lack the number of sequences per phase or contradict each other.
     """
@@ -160,13 +160,13 @@ _BATCHES = (
 
 
 def is_unread(name: str) -> bool:
-    """Check whether an annotation looks like a server's iteration, although no batch could be parsed from it."""
+    """Check whether an annotation looks like an inference server's iteration but cannot be parsed as a batch."""
     return _NEAR_MISS.match(name) is not None and batch_context(name) is None
 
 
 class _Products(NamedTuple):
-    """Sums over the sequences of a phase, derived from the phase's second number; None for sums that it does not
-    determine.
+    """Σ k, Σ q² and Σ q·k over a phase's sequences, derived from the second number of "N(tokens_number)"; None for sums
+    that it does not determine.
     """
 
     k: int | None = None
@@ -175,13 +175,12 @@ class _Products(NamedTuple):
 
 
 def _products(sequences: int, tokens: int, said: int | None) -> _Products:
-    """Interpret the second number of "N(tokens_said)" as a sum over N sequences: new tokens squared, or new times seen
-    tokens.
+    """Interpret `said` in "N(tokens_said)" as a sum over N sequences: of q², or of q·k (q new tokens, k seen tokens).
 
     It is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544.
     A value between the smallest and the largest sum of N squares counts as both sums, because they are equal without
-    cached tokens. A larger value is new times seen tokens; it determines the seen tokens if there is one sequence or
-    each sequence has one new token. A smaller value is neither and is ignored.
+    cached tokens. A larger value is Σ q·k; it determines the seen tokens if there is one sequence or each sequence has
+    one new token. A smaller value is neither and is ignored.
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()
@@ -250,7 +249,7 @@ class AnnotationTable(Sequence[Annotation]):
 
 
 def unread_annotations(notes: Sequence[Annotation]) -> dict[str, int]:
-    """Count, by name, the annotations that look like a server's iterations but could not be parsed as a batch."""
+    """Count, by name, the annotations that look like an inference server's iterations but cannot be parsed."""
     table = AnnotationTable.of(notes)
     counts = np.bincount(table.name.astype(np.int64), minlength=len(table.names)).tolist()
     return {name: count for name, count in zip(table.names, counts, strict=False) if count and is_unread(name)}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find the flow arrow from the launch to each task of an NPU trace."""
+"""Find the flow arrow that leads from a launch to each task of an NPU trace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Ints = npt.NDArray[np.int64]
 
 QUEUE = CALL_KINDS.index("queue")
 HOST_TO_DEVICE = 2
-"""Kind of the arrows from a launch to its task."""
+"""Kind of the flow arrows that lead from a launch to its task."""
 
 
 def ids_with_arrows(trace: Trace, correlation: Ints, start: Ints, stream: Ints) -> Ints:
-    """Return the correlation id of each task, taken from the arrow that ends at its start and stream if no call or
-    arrow has its id.
+    """Return the correlation id of each task.
 
-    Older versions of msprof number arrows by connection and model together, but tasks by connection alone.
+    If no call and no arrow begins with a task's id, the id comes from the arrow that ends at the task's start on its
+    stream. Older versions of msprof number arrows by connection and model together, but tasks by connection alone.
     """
     activity = trace.activity
     assert activity is not None
@@ -42,7 +42,7 @@ def ids_with_arrows(trace: Trace, correlation: Ints, start: Ints, stream: Ints) 
 
 
 def launched_by_arrows(trace: Trace) -> tuple[Ints, Ints]:
-    """Return (rows of `Trace.kernels`, launch time of each in ns) from the arrows of a trace read with its activity."""
+    """Return (rows of `Trace.kernels`, their launch times in ns), by flow arrows; needs a trace with activity."""
     activity, kernels = trace.activity, trace.kernels
     if activity is None:
         return np.empty(0, np.int64), np.empty(0, np.int64)

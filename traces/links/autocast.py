@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find calls that autocast intercepts, casts the arguments of, and calls again.
+"""Find calls that autocast intercepts: it casts their arguments and calls the op again.
 
 The profiler first records the call as the program made it. Inside it, there is an `aten::to` for each argument that
 autocast casts without a cached copy, and the same op again in the types in which it computes: with other tensors or,
@@ -19,11 +19,11 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows of `trace.ops` that only cast and then call the same op again.
+    """Return a mask of the rows of `trace.ops` that only cast and then call the same op again.
 
     Such a row contains any number of `aten::to` calls and the same op once. `parents` [rows] is the enclosing row of
-    each row, or -1. The inner call must have the outer call's shapes. It must also have other floating-point types, a
-    scalar for an absent argument or, if types are not recorded (lists of tensors), preceding casts.
+    each row, or -1. The inner call must have the outer call's shapes. It must also have other floating-point types or a
+    scalar for an absent argument. If types are not recorded (lists of tensors), casts must precede it.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)
@@ -55,7 +55,7 @@ _NEITHER, _SAME, _OTHER = 0, 1, 2
 
 
 def _change(outer: OpSignature, inner: OpSignature) -> int:
-    """Return how the types of the inner call differ from the outer call's: not at all, only in floating-point types, or
+    """Return how argument types differ between the outer and inner call: not at all, only as autocast changes them, or
     otherwise.
     """
     if outer.dims is None or outer.dims != inner.dims or outer.types is None or inner.types is None:
@@ -69,7 +69,7 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
 
 
 def _is_cast(outer: str, inner: str) -> bool:
-    """Check whether autocast could make the second type from the first: another floating-point type, or an open `dtype`
-    filled in.
+    """Check whether autocast could turn the first type into the second: a cast between floating-point types, or a
+    `dtype` filled in.
     """
     return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

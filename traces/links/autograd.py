@@ -15,19 +15,19 @@ _OF_BACKWARD = ("autograd::engine", "torch::autograd::")
 
 
 class AutogradCalls(NamedTuple):
-    """Two masks over all calls."""
+    """Masks over all calls: whether autograd recorded a node, and whether that is unknown."""
 
     recorded: npt.NDArray[np.bool_]
-    """Autograd recorded a node: gradients were on, and an input required them."""
+    """Whether autograd recorded a node: gradients were on, and an input required them."""
     assumed: npt.NDArray[np.bool_]
-    """Gradients were on, but the trace does not show whether an input required them; excludes calls in `recorded`."""
+    """Whether gradients were on, but it is unknown if an input required them; excludes calls in `recorded`."""
 
 
 def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
     """Find the calls for which autograd recorded a node.
 
     A call with gradients on gets the number of the next node of its thread (`at::sequence_number::peek()` in
-    `c10::Dispatcher`); others get none, -1 in `sequence`. So the next call's number is larger if this call recorded
+    `c10::Dispatcher`); all other calls have -1 in `sequence`. So the next call's number is larger if this call recorded
     nodes. The last calls of a thread have no next call. They count as recorded if the backward pass has a node with
     their number and no call of another thread has that number. Otherwise they count like most calls with the same
     arguments. Without such calls, they are assumed to require no gradients.
@@ -68,9 +68,7 @@ def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: S
 
 
 def _on_another_track(ops: OpTable, sequence: npt.NDArray[Any], rows: npt.NDArray[np.int64], row: int) -> bool:
-    """Check whether one of `rows` has the same number as `row` on another thread, because each thread counts
-    separately.
-    """
+    """Check whether one of `rows` on another thread has the sequence number of `row`; each thread counts separately."""
     return bool(np.any((sequence[rows] == sequence[row]) & (ops.track[rows] != ops.track[row])))
 
 

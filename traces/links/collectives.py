@@ -1,7 +1,7 @@
 # pyright: strict
 """List the collectives that one rank ran, in order, with group and time, from device work, spans or host annotations.
 
-Decides what counts as a collective in a trace and which record describes it; other ranks are not considered.
+Decides what counts as a collective in a trace and which record describes it; the traces of other ranks are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 
 
 class RankCall(Collective, frozen=True, kw_only=True):
-    """One collective as one rank ran it, with its recorded facts."""
+    """One collective as one rank ran it."""
 
     kind: str
     """"all_reduce", "all_to_all", ..., "send_recv" for the kernel that all sending operations share, "" if unknown."""
@@ -47,13 +47,11 @@ class RankCall(Collective, frozen=True, kw_only=True):
     span: int = -1
     """Row in `Activity.spans` for an NPU collective, otherwise -1."""
     note: int = -1
-    """Index among the collectives that the host ran (gloo), sorted by start; -1 if a device ran the collective."""
+    """Index among the collectives that the host ran (gloo), sorted by start; -1 for a collective on a device."""
     op: int = -1
     """Row in `Trace.ops` of the call that requested the collective."""
     issued_ns: int | None = None
-    """Time at which a host collective was requested; a back-end's threads may start two collectives in
-    reverse order.
-    """
+    """Time at which a host collective was requested; gloo's threads may start two collectives in reverse order."""
     step: int | None = None
     """N of the ProfilerStep#N in which the collective was requested."""
 
@@ -61,8 +59,8 @@ class RankCall(Collective, frozen=True, kw_only=True):
 def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
     """Return every collective that ran on the trace's device or, if there are none, on its host, sorted by start.
 
-    The trace must have been read with its activity. A device kernel is described by its own arguments, otherwise by
-    torch's record of the call that launched it, otherwise by its name and the sizes of the op that requested it.
+    The trace must have been read with its activity. A device kernel is described by its recorded arguments, otherwise
+    by torch's record of the call that launched it, otherwise by its name and the sizes of the op that requested it.
     """
     activity = trace.activity
     if activity is None:
@@ -132,7 +130,7 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 def host_collectives(trace: Trace) -> list[RankCall]:
     """Return the collectives that a back-end ran on the host and annotated ("gloo:all_reduce"), sorted by start.
 
-    Each is matched to the op that requested it by operation, size and order, if there are equally many of both.
+    Each is matched to the op that requested it by operation, size and order, if there are as many ops as annotations.
     """
     notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
@@ -155,10 +153,10 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 
 
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
-    """Map the index of an annotation to the row of the op that requested it, for kinds with equally many annotations
-    and ops.
+    """Map the index of each annotation to the row of the op that requested the collective.
 
-    For other kinds the recording began or ended in between, so the correspondence is unknown.
+    Only for kinds with equally many annotations and ops; for other kinds, the recording began or ended between request
+    and annotation, so the correspondence is unknown.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -180,8 +178,7 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
 def with_host_collectives(trace: Trace) -> Trace:
     """Add the collectives that the host ran as spans, launched by the ops that requested them.
 
-    Only traces without device work are changed; any other trace, or one without host collectives, is returned
-    unchanged.
+    A trace with device work or without host collectives is returned unchanged.
     """
     activity = trace.activity
     host_calls = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
@@ -219,7 +216,7 @@ def with_host_collectives(trace: Trace) -> Trace:
 
 
 def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> CallTable:
-    """Return the calls with one added call per given op, which launches the span with the given id."""
+    """Return the calls, with one call added inside each given op (row), which launches the span with the given id."""
     calls, ops, none = activity.calls, trace.ops, np.zeros(len(rows), np.int64)
     return CallTable(
         name=np.append(calls.name, np.full(len(rows), len(activity.names), np.uint32)),
@@ -232,7 +229,7 @@ def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> C
 
 
 def _asking_ops(trace: Trace) -> list[int]:
-    """Return the rows of the innermost ops that request collectives, by start."""
+    """Return the rows of ops that request a collective and contain no other such op, sorted by start."""
     if not len(trace.ops):
         return []
     asks = np.array([s.name.startswith(_OPS) and operation_of(s.name) is not None for s in trace.signatures] or [False])
@@ -246,7 +243,7 @@ def _asking_ops(trace: Trace) -> list[int]:
 
 
 def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
-    """Return, for each kernel owner, the c10d op that it is or lies in, otherwise the owner itself; -1 without an
+    """Return, for each op that owns a kernel, the c10d op that it is or lies in, otherwise the op itself; -1 for no
     owner.
     """
     if not (owners >= 0).any():
@@ -257,8 +254,8 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
 
 
 def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
-    """Return, for each kernel owner, the index of the collective that torch recorded for it or for an op around it; -1
-    for none.
+    """Return the index of the collective that torch recorded for each kernel's owner, or for the innermost op around
+    it; -1 for none.
     """
     if not (owners >= 0).any():
         return owners
@@ -277,16 +274,16 @@ def _completed(record: Collective, fallback: Collective) -> Collective:
 
 
 def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
-    """Return the call described by its record, or otherwise by its name."""
+    """Return the call with the facts of its record; the kind comes from the record's name, otherwise from `name`."""
     kind = operation_of(record.name) if record is not None else None
     recorded = {} if record is None else msgspec.structs.asdict(record)
     return RankCall(**recorded, kind=kind or operation_of(name) or "", start_ns=start_ns, end_ns=end_ns)
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
-    """Return the collective that a kernel's arguments describe, completed from the op's record.
+    """Return the collective described by a kernel's arguments; missing facts come from the record of its op.
 
-    `described` and `recorded` are indices, -1 for none.
+    `described` and `recorded` are indices into the activity's collectives, -1 for none.
     """
     record = activity.collectives[recorded] if recorded >= 0 else None
     if described < 0:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find the op that owns each device event.
 
-Ops are found by External id, or, without one, by correlation id or flow to the launch and then the op around it. Works
-on columns collected by `collect`.
+An op is found by External id. Without one, the correlation id or a flow arrow leads to the launch, and the op around
+the launch owns the event. Works on columns collected by `collect`.
 """
 
 from __future__ import annotations
@@ -24,28 +24,24 @@ Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
 _JITTER_NS = 1000
-"""Maximum difference between host and device clocks that agree; no launch takes less time."""
+"""Maximum difference between host and device clocks that counts as none; every launch takes longer."""
 _NOT_OF_CLOCKS_NS = 1_000_000
-"""Minimum lead of a kernel over its launch that clock differences cannot explain while most kernels have no
-such lead.
-"""
+"""If few kernels start this much before their launch, clock differences do not explain it."""
 _FEW_EARLY = 0.1
-"""Share of launched kernels below which kernels that start before their launch are not explained by clock
-differences.
-"""
+"""If at least this share of launched kernels start early, clock differences explain it."""
 _NEVER = np.iinfo(np.int64).max
 _SAMPLE = 1 << 12
 """Number of kernels sampled first, to detect ids that are shared by many kernels."""
 _MANY_SHARING = 8
-"""Minimum number of kernels that share an id; one file does not contain that many profiler runs that reuse it."""
+"""Minimum number of kernels that share an id; no file contains so many profiler runs that each use the id once."""
 _FEWEST_SHARING = 3
 _EXAMPLES = 3
-"""Maximum number of ids named if many collide."""
+"""Maximum number of ids named in a message about colliding ids."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkInput:
-    """Columns with one row per op, kernel, launch or flow end; ids are -1 if absent."""
+    """Columns of ops, kernels, launches and flow ends, one row for each; ids are -1 if absent."""
 
     op_start: Array
     op_dur: Array
@@ -60,7 +56,7 @@ class LinkInput:
     launch_track: Array
     launch_corr: Array
     launch_kinds: Array
-    """`fields.call_kind` of each launch."""
+    """Kind of each launch, a value of `fields.call_kind`."""
     flow_start: Array
     flow_track: Array
     flow_id: Array
@@ -68,7 +64,7 @@ class LinkInput:
 
 
 def link(data: LinkInput) -> tuple[Array, LinkStats]:
-    """Return (row of the owning op for each kernel, or -1; statistics of how the links were found)."""
+    """Return (row of the op that owns each kernel, or -1; statistics of how the owners were found)."""
     n = len(data.kernel_ext)
     owner = np.full(n, NONE, np.int64)
     if not n:
@@ -128,8 +124,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
 def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> Array:
     """Return the correlation ids that do not identify a launch, because the writer gave each of them to many kernels.
 
-    Calls that launch one kernel each have such an id, no graph launch has it, and more kernels share it than one file
-    contains profiler runs.
+    Calls that launch one kernel each have such an id, and no graph launch has it. More kernels share the id than could
+    come from several profiler runs in one file.
     """
     corr = kernel_corr.astype(np.int64)
     sample = corr[:: max(1, len(corr) // _SAMPLE)]
@@ -144,7 +140,7 @@ def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> A
 
 
 def _minutes_apart(delay: Array) -> int:
-    """Return the median launch delay in ns if it is longer than any queue can hold work, otherwise 0."""
+    """Return the median time from launch to kernel in ns if it is longer than any queue can hold work, otherwise 0."""
     if not len(delay) or int(delay.max()) < FAR_NS:
         return 0
     median = int(np.partition(delay, len(delay) // 2)[len(delay) // 2])
@@ -167,9 +163,9 @@ def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Ar
     """Return a mask of the kernels without a launch that were launched before the recording began.
 
     These are kernels that start before everything recorded on the host. Because a stream works in order and ids
-    increase, they also include kernels that start before the first kernel with a launch on their stream and have a
-    lower id than all ids of the thread that launched that kernel. The mask is empty if no kernel has a launch, because
-    the file then does not link kernels to launches.
+    increase, kernels count, too, if they start before the first kernel with a launch on their stream and have a lower
+    id than all ids of the thread that launched that kernel. The mask is empty if no kernel has a launch, because the
+    file then does not link kernels to launches.
     """
     launched = np.flatnonzero(launch >= 0)
     if not len(launched) or not unlaunched.any():
@@ -189,7 +185,7 @@ def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Ar
 
 
 def first_ids(ids: Array) -> tuple[int, ...]:
-    """Return the few lowest distinct ids that are not negative."""
+    """Return the lowest distinct ids that are not negative, at most `_EXAMPLES`."""
     return tuple(distinct_values(ids[ids >= 0].astype(np.int64))[:_EXAMPLES].tolist())
 
 
@@ -230,9 +226,9 @@ def _at(column: Array, rows: Array) -> Array:
 
 
 def _long_before_launch(data: LinkInput, launch: Array) -> Array:
-    """Return a mask of kernels that ran milliseconds before their launch while most did not.
+    """Return a mask of the kernels that ran milliseconds before their launch; empty if that applies to many kernels.
 
-    The launch with their id belongs to another process whose profile was merged into the file.
+    The launch with such a kernel's id belongs to another process whose profile was merged into the file.
     """
     launched = launch >= 0
     early = launched & (_at(data.launch_start, launch) - data.kernel_start > _NOT_OF_CLOCKS_NS)
@@ -240,7 +236,7 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 
 
 def _mixed_tracks(data: LinkInput) -> Array:
-    """Return a mask of threads shared by two processes, so that neither ids nor times identify their ops."""
+    """Return a mask of threads shared by two processes; on these threads, neither ids nor times identify an op."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
     ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
     mixed = mixed_tracks(ids, start, track, tracks)
@@ -251,7 +247,7 @@ def _mixed_tracks(data: LinkInput) -> Array:
 
 
 def _outer_calls(data: LinkInput) -> Array:
-    """Return a mask of launches without the driver calls inside runtime calls that have the same id.
+    """Return a mask of launches that excludes driver calls inside runtime calls with the same id.
 
     Of two consecutive calls on a thread that share one kernel, the first counts.
     """
@@ -266,7 +262,7 @@ def _outer_calls(data: LinkInput) -> Array:
 
 
 def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:
-    """Return the row of the runtime call that launched each kernel, by correlation id, or -1.
+    """Return the row of the runtime call with each kernel's correlation id, or -1.
 
     Also return a mask of kernels with several possible calls on threads shared by two processes.
     """
@@ -285,7 +281,7 @@ def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]
 
 
 def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, launched: Array, mixed: Array) -> Array:
-    """Remove owners on threads shared by two processes, unless only one op has the id and contains the launch.
+    """Remove owners on threads shared by two processes, unless only one op has the kernel's id and contains its launch.
 
     Return a mask of the kernels that lost their owner.
     """
@@ -306,10 +302,10 @@ def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, laun
 
 
 def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
-    """Return the row with the wanted key for each query, or -1; among equal keys, the last that starts no later than
+    """Return the row with the wanted key for each query, or -1; of several rows, the last that starts no later than
     `when`.
 
-    Keys are unique within a process but repeat in its later runs, so the nearest earlier one is the likely one.
+    Keys are unique within a process but are reused in its later runs, so the last earlier row is the most likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
     distinct = distinct_values(wanted[wanted != NONE])
@@ -339,8 +335,8 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
 
 
 def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
-    """Return (rows whose key occurs in the sorted array `distinct`, index of the key there), computed in chunks to
-    bound memory.
+    """Return (rows whose key occurs in the sorted array `distinct`, index of each key there); uses chunks to bound
+    memory.
     """
     rows: list[Array] = []
     codes: list[Array] = []
@@ -365,7 +361,7 @@ def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
 
 
 def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
-    """Set the owners of kernels without a launch from the arrows that end at them; return how many were found."""
+    """Set the owner of each kernel without a launch from the flow arrow that ends at it; return how many were found."""
     is_end = data.flow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(kernels) or not len(ends) or not len(begins):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Find the batch of each recorded op: the innermost iteration annotation around its start, on any thread.
 
-This module searches by time and lists the iterations; `annotations` parses annotation names.
+This module lists the iterations and searches them by time; `annotations` parses their names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opreplay.traces.model import Trace
 
 @dataclass(frozen=True, slots=True)
 class DominantBatch:
-    """The batch to which most of the time of some calls belongs."""
+    """The batch that takes most of the time of some calls."""
 
     context: BatchContext
     share: float
@@ -29,7 +29,7 @@ class DominantBatch:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One pass of a server over one batch."""
+    """One iteration of an inference server over one batch."""
 
     context: int
     """Index into `BatchIndex.contexts`."""
@@ -38,7 +38,7 @@ class Iteration:
 
 
 class BatchIndex:
-    """The batch contexts of a trace, by row of its op table."""
+    """The batches of a trace, and the batch of each row of its op table."""
 
     def __init__(self, trace: Trace) -> None:
         self.contexts, self.of_row, self.iterations = _assign(trace)
@@ -49,7 +49,7 @@ class BatchIndex:
         return rows[wanted[self.of_row[rows]]]
 
     def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
-        """Return the context with the largest weight among `rows`; None if no row lies in an iteration.
+        """Return the batch with the largest total weight among `rows`; None if no row lies in an iteration.
 
         `weights` [len(rows)] is, for example, device time; if all weights are zero, each call counts equally.
         """
@@ -70,7 +70,7 @@ class BatchIndex:
 
 @dataclass(slots=True)
 class _Span:
-    """An iteration annotation."""
+    """An annotation that marks an inference server's iteration."""
 
     start: int
     end: int
@@ -79,11 +79,11 @@ class _Span:
     marked_again: bool = False
     """Whether an inner annotation describes the same batch, in more or less detail."""
     repeats_outer: bool = False
-    """Whether this is the first inner annotation that describes the outer one's batch; both are one iteration."""
+    """Whether this is the first annotation inside another one of the same batch; the two mark one iteration."""
 
 
 def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:
-    """Return all distinct contexts, the context index of each op row (or -1), and the iterations sorted by time."""
+    """Return all distinct batches, the batch index of each op row (or -1), and the iterations sorted by time."""
     of_row = np.full(len(trace.ops), -1, dtype=np.int32)
     spans = _spans(trace)
     if not spans:
@@ -110,7 +110,7 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
 def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
     """Return the process of each op in `order` if several processes mark iterations, otherwise None.
 
-    Iterations apply only to ops of their own process.
+    An iteration applies only to ops of the process that marked it.
     """
     if len(marked) < 2 or not len(order):
         return None
@@ -135,9 +135,7 @@ def _spans(trace: Trace) -> list[_Span]:
 
 
 def _complete(spans: list[_Span]) -> None:
-    """Fill in missing values of each context from the enclosing context and vice versa, unless the two contradict each
-    other.
-    """
+    """Fill in missing values of each batch from the enclosing annotation and vice versa, unless the two contradict."""
     around: list[_Span] = []
     for span in spans:
         around = [outer for outer in around if outer.end > span.start]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match annotations of collectives on a back-end's own threads ("gloo:all_reduce") to the calls that requested them.
+"""Match annotations on a back-end's own threads ("gloo:all_reduce") to the calls that requested the collectives.
 
 gloo starts requests in order on whichever thread is free, so operation, number of elements and order identify a call;
 threads do not.
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 INSTEAD: Mapping[str, str] = {"reduce_scatter": "all_reduce"}
-"""Operation that gloo does not have → operation that gloo runs, and annotates, in its place."""
+"""Operation that gloo lacks → operation that gloo runs and annotates instead."""
 
 
 class UnannotatedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that requested a collective and has no annotation on its own thread."""
+    """A call that requested a collective which is annotated on another thread, if at all."""
 
     start_ns: int
     kind: str
@@ -36,8 +36,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def marks_of(asked: Sequence[UnannotatedCall], marks: Sequence[Mark]) -> dict[int, int]:
     """Map the index of each call to the index of its annotation.
 
-    An annotation belongs to the earliest call that began before it, has its operation and size, and has no annotation
-    yet.
+    An annotation belongs to the earliest call without an annotation that began before it and has its operation and
+    size.
     """
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(asked)), key=lambda i: asked[i].start_ns):

@@ -10,7 +10,7 @@ import numpy as np
 from opreplay.traces.model import KernelDetails, KernelKind, TensorSpec, Trace, tensor_text
 
 TENSORS = 4
-"""Maximum number of a kernel's inputs, and of its outputs, that are written out."""
+"""Maximum number of inputs, and of outputs, that are written out for one kernel."""
 
 
 class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name with their kernels, sorted by time in descending order."""
+    """All calls of one op name with the kernels that they own; kernels are sorted by time in descending order."""
 
     op: str | None
     """Op name; None for kernels without an owner."""
@@ -37,7 +37,7 @@ class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kernels_by_op(trace: Trace) -> tuple[OpKernels, ...]:
-    """Return ops with their kernels by descending kernel time; () for a trace without a kernel table.
+    """Return ops with their kernels, sorted by kernel time in descending order; () for a trace without a kernel table.
 
     Only tasks in the table count, not copies, events and waits.
     """
@@ -86,6 +86,6 @@ def _tensors(kind: KernelKind) -> str:
 
 
 def _side(specs: tuple[TensorSpec | None, ...]) -> str:
-    """Format the first few tensors; a fused kernel over all parameters has hundreds."""
+    """Format the first few tensors of a kernel's inputs or outputs; a fused kernel over all parameters has hundreds."""
     shown = ", ".join(map(tensor_text, specs[:TENSORS]))
     return (shown or "-") + (f" and {len(specs) - TENSORS} more" if len(specs) > TENSORS else "")

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find calls that only count an optimizer's steps; torch keeps these counters on the host even with a device.
 
-torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable. It adds one to the scalar
-for each parameter and reads it. In a CPU trace, nothing else distinguishes these calls from the model's work.
+torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable. For each parameter, it reads
+the scalar and adds one to it. In a CPU trace, nothing else distinguishes these calls from the model's work.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from opreplay.traces.model import OpSignature, Trace
 NAMES = frozenset({"aten::add_", "aten::_foreach_add_", "aten::item", "aten::_local_scalar_dense"})
 """Ops that torch.optim runs on a counter to increment and read it."""
 STEP = "Optimizer.step#"
-"""Prefix of the name of torch.optim's range around a step."""
+"""Prefix of the annotation that torch.optim puts around a step."""
 
 
 def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Return a mask of ops that count an optimizer's steps, judged by name, scalar arguments and enclosing range.
+    """Return a mask of ops that count an optimizer's steps, judged by name, scalar arguments and enclosing annotation.
 
     The mask is all False if the trace has device work, which shows what ran on the device.
     """

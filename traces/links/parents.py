@@ -17,8 +17,8 @@ Chosen = npt.NDArray[np.bool_]
 def innermost_parent(ops: OpTable) -> Rows:
     """Return the row of the op that directly encloses each op on its track, or -1.
 
-    Intervals on one track nest because of how the profiler records them. If they overlap in a damaged trace, an op's
-    parent is the last op opened before it and still open at its start. Parents recorded in the file take precedence.
+    Parents recorded in the file take precedence. Intervals on one track nest because of how the profiler records them.
+    If they overlap in a damaged trace, an op's parent is the last earlier op that is still open at its start.
     """
     if ops.parent is not None:
         return ops.parent
@@ -34,7 +34,7 @@ def innermost_parent(ops: OpTable) -> Rows:
 
 
 def without_cycles(parents: Rows) -> tuple[Rows, int]:
-    """Return the parents, with -1 for rows that never lead to a root, and the number of those rows."""
+    """Return the parents, with -1 for rows that a cycle keeps from leading to a root, and the number of such rows."""
     above = parents.copy()
     for _ in range(len(parents).bit_length()):  # each step looks twice as far up
         above[above >= 0] = above[above[above >= 0]]
@@ -43,9 +43,9 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 
 def climbs(parents: Rows) -> Iterator[Rows]:
-    """Yield the rows 1, 2, 4, 8, ... levels above each row (or -1) until none is left; parents must be acyclic.
+    """Yield, for each row, the row 1, 2, 4, 8, ... levels above it (or -1) until none is left; parents must be acyclic.
 
-    Passing a value along each of these arrays in turn collects it from all levels above, in log2(depth) rounds.
+    Passing a value along each array, one after the other, collects it from all levels above, in log2(depth) rounds.
     """
     up = parents
     while (alive := up >= 0).any():
@@ -87,7 +87,7 @@ def among_or_around(parents: Rows, chosen: Chosen) -> Chosen:
 
 
 def innermost_of(parents: Rows, chosen: Chosen) -> Rows:
-    """Return the innermost chosen row around each row, including itself, or -1."""
+    """Return, for each row, the innermost chosen row around it (which may be the row itself), or -1."""
     out = np.where(chosen, np.arange(len(parents)), -1)
     for up in climbs(parents):
         out = np.where((out < 0) & (up >= 0), out[up], out)
@@ -95,7 +95,7 @@ def innermost_of(parents: Rows, chosen: Chosen) -> Rows:
 
 
 def outermost_of(parents: Rows, chosen: Chosen) -> Rows:
-    """Return the outermost chosen row around each row, including itself, or -1."""
+    """Return, for each row, the outermost chosen row around it (which may be the row itself), or -1."""
     out = np.where(chosen, np.arange(len(parents)), -1)
     for up in climbs(parents):
         above = np.where(up >= 0, out[up], -1)
@@ -109,8 +109,8 @@ def of_rows(rows: Rows, column: Rows) -> Rows:
 
 
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
-    """Return (rows of one track sorted by start, outer before inner; index of each row's parent in that
-    order, or -1).
+    """Return (rows of one track sorted by start, outer before inner; position of each row's parent in this order, or
+    -1).
     """
     if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
         order = np.lexsort((-dur, start))
@@ -125,7 +125,7 @@ def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
 
 
 def _by_depth(start: Rows, end: Rows) -> Rows:
-    """Return the parents of properly nested intervals: the last preceding interval one level up."""
+    """Return the parents of properly nested intervals; a parent is the last earlier interval one level up."""
     n = len(start)
     position = np.arange(n)
     closed = np.searchsorted(np.sort(end), start, side="right")
@@ -160,9 +160,9 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 
 
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
-    """Return the row of the innermost interval of one track that contains each time, ends included, or -1.
+    """Return the row of the innermost interval of one track that contains each time (ends included), or -1.
 
-    If intervals overlap, it is the last interval, ordered outer before inner, that has begun and not ended.
+    If intervals overlap, it is the last one in order of start, outer before inner, that has begun and not ended.
     """
     asked = np.sort(times)
     holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")
@@ -176,7 +176,7 @@ def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
 
 
 def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
-    """Return, for each time, the last position up to `until` whose end is not before the time; -1 for none."""
+    """Return, for each time, the last position up to `until` whose interval ends at or after the time; -1 for none."""
     at = until.copy()
     seeking = np.flatnonzero(at >= 0)
     seeking = seeking[end[at[seeking]] < times[seeking]]

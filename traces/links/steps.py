@@ -1,5 +1,5 @@
 # pyright: strict
-"""Choose the part of a trace that is one step, using the marks of the profiler or of a server."""
+"""Choose the part of a trace that is one step, using annotations of the profiler or of an inference server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
 RUNTIME = CALL_KINDS.index("runtime")
 MOST_COMPARED = 32
-"""Maximum number of steps compared with another trace, the first ones; each costs as much time as a timeline."""
+"""Maximum number of steps (from the first) compared with another trace; each takes as much time as a timeline."""
 _HINT = (
     "Record with torch.profiler and call profiler.step(), or cut a time range with `opreplay trim "
     "TRACE --between A..B`."
@@ -29,7 +29,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The time range of one step on the host thread that marks the step."""
+    """The time range of one step on the host thread whose annotation marks the step."""
 
     name: str
     """"ProfilerStep#7", "execute_…", or "the whole trace" if no step is marked."""
@@ -46,8 +46,8 @@ PairedBy = Literal["number", "median", "whole"]
 """How the steps of two traces are paired.
 
 "number": the i-th steps of both traces have the same number. "median": the traces have no number in common, so only
-medians can be compared. "whole": a trace marks no steps or some of its calls are lost, so each recording counts as one
-step.
+median steps can be compared. "whole": a trace marks no steps or some of its calls are lost, so each recording counts as
+one step.
 """
 
 
@@ -86,7 +86,7 @@ def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:
-    """Return all marked steps sorted by time: the profiler's steps, or, if there are none, a server's outermost
+    """Return all marked steps sorted by time: the profiler's steps, otherwise an inference server's outermost
     iterations.
     """
     marks = _marks(trace)
@@ -102,10 +102,10 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
 
 
 def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
-    """Return the marks sorted by start, with one mark per step if several threads mark it.
+    """Return the marks sorted by start; if several threads mark a step, return only one of its marks.
 
-    Overlapping marks with equal numbers are one step. The mark of the thread that ran most ops in the step is kept; if
-    that is a tie, the longest mark. Steps of two processes are never the same.
+    Overlapping marks with equal numbers are one step. The mark of the thread that ran most ops in the step is kept, or
+    the longest mark if several threads ran equally many. Steps of two processes are never the same step.
     """
     out: list[Step] = []
     of_track = () if trace.info.merged is None else trace.info.merged.of_track
@@ -137,8 +137,8 @@ def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], trac
 def chosen_step(trace: Trace, number: int | None = None) -> Step:
     """Return step `number` (N of "ProfilerStep#N", or an index from 0), or by default the step of median length.
 
-    Steps that launch no work are not candidates for the median if others launch some. Raises TraceError for a number
-    that does not exist.
+    If some steps launch work, the median is taken over these steps only. Raises TraceError for a number that does not
+    exist.
     """
     steps = steps_of(trace)
     if not steps:
@@ -162,7 +162,7 @@ def busy_steps(trace: Trace) -> tuple[Step, ...]:
 
 
 def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
-    """Return how many calls in a step launch kernels or graphs, and how many of them have no recorded device work.
+    """Return how many calls in a step launch kernels or graphs, and how many of these have no recorded device work.
 
     Return (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
     """
@@ -187,7 +187,7 @@ def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
-    """Return how many launching calls each step contains, or how many ops if no step contains any."""
+    """Return how many calls in each step launch recorded device work; if the trace has no such call, how many ops."""
     starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
     activity = trace.activity
     if activity is not None and len(trace.kernels):
@@ -208,8 +208,8 @@ def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
 
 
 def _marks(trace: Trace) -> list[Step]:
-    """Return every annotation that marks a step or a server's iteration, and torch_npu's steps, which it records as
-    ops.
+    """Return every annotation that marks a step or an inference server's iteration, and torch_npu's steps, which it
+    records as ops.
     """
     notes = _marking_notes(trace.annotations)
     marks = [_step(note.name, note.start_ns, note.dur_ns, note.track) for note in notes]
@@ -230,7 +230,7 @@ def _step(name: str, start: int, dur: int, track: int) -> Step:
 
 
 def _whole(trace: Trace) -> Step:
-    """Return one step from the first event to the last."""
+    """Return one step from the first event to the last. Raises NothingRan if there is no event."""
     starts = [trace.ops.start_ns, trace.kernels.start_ns]
     ends = [trace.ops.start_ns + trace.ops.dur_ns, trace.kernels.start_ns + trace.kernels.dur_ns]
     if trace.activity is not None:

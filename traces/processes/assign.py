@@ -2,7 +2,7 @@
 """Assign every event of a merged file to the process that recorded it, working on columns.
 
 Correlation ids, External ids and flow ids restart in each process. The process of an op, a call or an annotation is
-given by its process id. Device rows have process ids of their own. The process that launched them is derived, in this
+given by its process id. Device rows have different process ids. The process that launched them is derived, in this
 order, from the label that a merging tool added to their ids, from arrows, from which ids and times are possible, and
 from the order of the file. If two processes remain possible, the device work is assigned to none.
 """
@@ -26,9 +26,9 @@ Array = npt.NDArray[Any]
 MOST_UNITS = 64
 """Maximum number of processes for which the ids and times of all (process, device) pairs are compared."""
 _EXAMPLES = 3
-"""Maximum number of ids named if many collide."""
+"""Maximum number of ids named in a message about ids used by several processes."""
 _MOST = 0.8
-"""Minimum share of a device's rows that its process launched during the recording; the others were launched before."""
+"""Minimum share of a device's rows that its process launched while recording; the rest was launched before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class EventColumns:
     launch_start: Array
     launch_corr: Array
     launch_kinds: Array
-    """`fields.call_kind` of each launch."""
+    """Kind of each launch, a value of `fields.call_kind`."""
     kernel_track: Array
     kernel_device: Array
     kernel_start: Array
@@ -56,7 +56,7 @@ class EventColumns:
 
 @dataclass(slots=True, kw_only=True)
 class Assignment:
-    """The processes of a merged file."""
+    """The processes of a merged file, and the process of each track and device row."""
 
     names: tuple[str, ...]
     of_track: Array
@@ -84,7 +84,7 @@ def assign_processes(data: EventColumns) -> Assignment | None:
 
 
 def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the few lowest ids of device work that several processes may have launched, and the names of those
+    """Return a few of the lowest ids of device work that several processes may have launched, and the names of these
     processes.
     """
     claims = _claims(data, assigned.of_track)
@@ -97,7 +97,7 @@ def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, 
 
 @dataclass(slots=True)
 class _Claims:
-    """Launches that may own device work with the same id; ops if no device work has a correlation id."""
+    """Launches that may own device work with the same id; if device work has no correlation ids, ops."""
 
     unit: Array
     id: Array
@@ -123,7 +123,7 @@ def _claims(data: EventColumns, of_track: Array) -> _Claims:
 def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
     """Return the processes that ran ops, and the process index of each track (-1 for tracks without ops and launches).
 
-    Processes are ordered by id and not by track, because the two readers number tracks differently.
+    Processes are sorted by id and not by track, because the compiled and the Python reader number tracks differently.
     """
     of_track = np.full(len(data.tracks), NONE, np.int64)
     with_ops = _by_id(data, distinct(data.op_track).tolist())
@@ -149,7 +149,7 @@ def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
-    """Return the process ids in which two threads share launch ids and op ids, and those in which two threads share
+    """Return the process ids with threads that share both launch ids and op ids, and those with threads that share
     launch ids.
 
     MTIA's runtime repeats the correlation ids of launches within one process, but its ops have unique ids.
@@ -174,9 +174,9 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
 
 
 def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
-    """Return a process name for each track of a process id whose threads belong to several processes.
+    """Return a process name for each track of a process id that several processes may share.
 
-    If it is not `sure` that there are several, tracks are only split if their thread ids are labelled.
+    If it is not `sure` that they do, tracks are split only by labels of thread ids or by large offsets between them.
     """
     tids = {track: data.tracks[track][1] for track in tracks}
     labels = {track: label_of(tid) for track, tid in tids.items()}
@@ -189,7 +189,7 @@ def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict
 def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
     """Return the lowest thread id of each track's process if thread ids form as many clusters as there are processes.
 
-    If it is not `sure` that there are several processes, clusters must be as far apart as a tool's offsets.
+    If it is not `sure` that several processes exist, the clusters must be at least `LEAST_OFFSET` apart.
     """
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
@@ -211,7 +211,7 @@ def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[i
 
 
 def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -> None:
-    """Assign tracks without ops by the labels of their process ids, or otherwise of their thread ids."""
+    """Assign tracks without ops to processes by the labels in their process ids, otherwise in their thread ids."""
     known = np.flatnonzero(of_track >= 0).tolist()
     others = _by_id(data, np.flatnonzero(of_track < 0).tolist())
     units = distinct(of_track[of_track >= 0]).tolist()
@@ -231,7 +231,7 @@ def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -
 
 
 def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign all device rows with the same process id and device together, by arrows, ids, times or file order."""
+    """Assign device rows with equal process id and device to one process, by arrows, ids, times or file order."""
     rows = np.flatnonzero(of_kernel < 0)
     if not len(rows) or units > MOST_UNITS:
         return
@@ -257,7 +257,7 @@ def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims
 
 
 def _only(votes: Array) -> int:
-    """Return the only process that explains a device's rows; -1 if another process also explains some of them."""
+    """Return the process with most votes (explained rows of a device); -1 if a second process has more than a few."""
     order = np.argsort(-votes)
     best, second = int(votes[order[0]]), int(votes[order[1]])
     return int(order[0]) if best and second <= RARE * best else NONE
@@ -268,8 +268,8 @@ def _votes(
 ) -> tuple[Array, Array]:
     """Return two counts by device and process.
 
-    The first is the number of rows whose id the process launched; the second is the number of those rows that start
-    before that launch.
+    The first is the number of rows with the id of one of the process's launches; the second is the number of those rows
+    that start before that launch.
     """
     hits, late = np.zeros((count, units), np.int64), np.zeros((count, units), np.int64)
     wanted, start = claims.kernel_id[rows], data.kernel_start[rows]
@@ -309,7 +309,7 @@ def _arrow_votes(
 def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
     """Assign one device to each process if ids and times allow exactly one assignment.
 
-    A process is impossible for a device that ran the process's work before its launch, or work that only other
+    A process is impossible for a device that ran the process's work before it was launched, or ran work that only other
     processes launched.
     """
     undecided = np.flatnonzero(owner < 0).tolist()
@@ -342,7 +342,7 @@ def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
 
 
 def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array, claims: _Claims, units: int) -> None:
-    """Assign devices in file order if the file contains one profile after the other."""
+    """Assign devices to processes in file order if the file contains one profile after the other."""
     order = _units_in_file_order(claims, units)
     runs = group[np.append(True, group[1:] != group[:-1])]
     if order is None or len(runs) != len(owner) or (owner >= 0).any():
@@ -376,7 +376,7 @@ def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
 
 
 def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign individual rows of a device that several processes used, if only one launch is possible."""
+    """Assign single rows of a device that several processes used, if only one launch is possible."""
     wanted = claims.kernel_id[rows]
     launch, complete = match_launches(wanted, data.kernel_start[rows], claims.id, claims.start, claims.is_graph)
     matched = launch >= 0
@@ -388,8 +388,8 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
     """Return the process of each row if the file contains one profile after the other, otherwise -1.
 
-    `complete` marks rows whose id has as many rows as launches: the first row belongs to the first process with that
-    id.
+    `complete` marks rows whose id occurs as often in rows as in launches: its first row belongs to the first process
+    with that id.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)
@@ -417,7 +417,7 @@ def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, comp
 
 
 def _tracks_of_kernels(data: EventColumns, of_track: Array, of_kernel: Array) -> None:
-    """Assign tracks whose device rows all belong to one process."""
+    """Assign each track whose device rows all belong to one process to that process."""
     low = np.full(len(of_track), np.iinfo(np.int64).max)
     high = np.full(len(of_track), -2)
     np.minimum.at(low, data.kernel_track, of_kernel)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match device work to launches with the same id if ids repeat; only unambiguous matches are made."""
+"""Match device work to launches with its id if several launches have that id; only unambiguous matches are made."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 NONE = -1
 MAX_CHANCE_CONTRADICTIONS = 3
-"""Number of rows that may contradict a rule by chance, for example because launches were lost or precede the
-recording.
+"""Number of rows that may contradict an assumption about ids and launches by chance, for example because launches were
+lost or precede the recording.
 """
 RARE = 0.02
-"""Share of rows that may contradict a rule by chance."""
+"""Share of rows that may contradict an assumption about ids and launches by chance."""
 _NEVER = np.iinfo(np.int64).max
 
 
 def match_launches(
     wanted: Array, start: Array, launch_id: Array, launch_start: Array, is_graph: Array
 ) -> tuple[Array, Array]:
-    """Return the row of the launch of each device row, or -1, and whether its id has as many launches as rows.
+    """Return the row of the launch of each device row (or -1), and whether its id has as many launches as device rows.
 
     A launch is certain if no other launch has its id, and the id has one row of device work or the rows of a graph. If
     an id has as many rows as launches, a launch is certain if its row starts before the next launch. If several rows
-    start before any launch of their id, the clocks of host and device differ; then only ids with one launch and one row
-    are certain.
+    start before any launch of their id, the clocks of host and device differ; in this case only ids with one launch and
+    one row are certain.
 
-    `wanted` (id, -1 for none) and `start` (ns) are columns of device work; the others are columns of launches.
+    `wanted` (id, -1 for none) and `start` (ns) are columns of device work; all other arguments are columns of launches.
     """
     out = np.full(len(wanted), NONE, np.int64)
     alike = np.zeros(len(wanted), bool)
@@ -65,7 +65,7 @@ def groups_of(values: Array, chosen: Array) -> list[Array]:
 
 
 def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
-    """Return a mask of tracks on which ids repeat before the preceding ids are finished.
+    """Return a mask of tracks on which ids repeat before all of the earlier ids have occurred.
 
     A process that records twice repeats its ids in a later run; two processes with the same process id and thread id
     repeat them at the same time.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Drop duplicate events, which occur in merges that read a file twice; works on the tables of a scan."""
+"""Drop duplicate events, which occur if a merging tool read a file twice; works on the tables of a scan."""
 
 from __future__ import annotations
 

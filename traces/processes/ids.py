@@ -53,7 +53,7 @@ def separate_processes(got: Collector) -> MergedProcesses | None:
 
 
 def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProcesses:
-    """Return the processes with the number of linked kernels that belong to no process and no op."""
+    """Return `merged` with the number and time of linked kernels that belong to no process and no op."""
     unknown = [device for device, process in merged.of_device.items() if process < 0]
     rows = np.isin(kernels.device, unknown) & (kernels.owner < 0)
     time_us = float(kernels.dur_ns[rows].astype(np.int64).sum()) / 1e3
@@ -102,7 +102,7 @@ def _process_of_rows(got: Collector, assigned: Assignment, table: str) -> Array:
 
 
 def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """Add a per-process part to ids that are compared with each other, if any id occurs in two processes."""
+    """If two processes use the same id, make the ids in these columns unique by adding an offset per process."""
     if not columns:
         return None
     of_rows = [_process_of_rows(got, assigned, table) for table, _ in columns]
@@ -127,7 +127,7 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
 
 
 def _renumber(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """Do the same as `_separate` for ids that are too large to add to, by numbering the (process, id) pairs."""
+    """Make ids unique like `_separate`, by numbering the (process, id) pairs; for ids too large for an offset."""
     parts = [
         (_process_of_rows(got, assigned, table), got.tables[table].peek(column).astype(np.int64))
         for table, column in columns
@@ -149,9 +149,7 @@ def distinct_pairs(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _separate_devices(got: Collector, assigned: Assignment) -> dict[int, list[int]]:
-    """Renumber devices if two processes use the same number; return the devices of each process, with key -1 for
-    unknown.
-    """
+    """Renumber devices if two processes use the same number; return process (-1 if unknown) → its device numbers."""
     numbers = got.kernels.peek("device").astype(np.int64)
     processes, devices = distinct_pairs(assigned.of_kernel, numbers)
     if len(distinct(devices)) < len(devices):
@@ -172,7 +170,7 @@ def _separate_devices(got: Collector, assigned: Assignment) -> dict[int, list[in
 
 
 def _looked_up(table: dict[tuple[int, int], int], process: Array, device: Array) -> Array:
-    """Return the new number of each device; a device without device work keeps its number."""
+    """Return the new number of each device; a device without an entry in `table` keeps its number."""
     pairs, which = np.unique(np.stack([process, device], axis=1), axis=0, return_inverse=True)
     values = [table.get((first, second), second) for first, second in pairs.tolist()]
     return np.array(values, np.int64)[which.reshape(-1)] if len(values) else device

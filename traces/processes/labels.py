@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match the process ids of device rows to those of host rows by the labels of a merging tool, using only their text."""
+"""Match the process ids of device rows to those of host rows by the text of labels that a merging tool added."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 _TOKEN = re.compile(r"[^\W\d_]+|\d+")
 _WHOLE = re.compile(r"\d{1,18}")
 LEAST_OFFSET = 1000
-"""Minimum gap between the offsets of different ranks; device ids of one process are closer together."""
+"""Minimum gap between offsets that a tool adds for ranks; device ids of one process are closer together."""
 
 
 def match_labels(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Map each device id to the host id with which it shares a label; ids that match none or several are left out.
+    """Map each device id to the host id with the same label; ids that match none or several are left out.
 
     Labels are prefixes ("[TP00] 100" and "[TP00] 0"), suffixes ("100_rank1", "0_rank1"), offsets (1000100, 1000000), or
     the whole id if a tool gave all events of a process the same id.
@@ -54,7 +54,7 @@ def _common(first: list[str], second: list[str]) -> int:
 
 
 def _match_offsets(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Match ids that are numbers to which a tool added an offset per process."""
+    """Map device ids to host ids if all are numbers to which a tool added an offset per process."""
     if len(hosts) < 2 or not all(_WHOLE.fullmatch(text) for text in (*hosts, *others)):
         return {}
     wanted = sorted(int(text) for text in others)

@@ -22,8 +22,8 @@ Table = TypeVar("Table")
 def of_process(trace: Trace, name: str) -> Trace:
     """Return the part of a trace recorded by one process.
 
-    `name` is its name in `inspect`, or a part of that name. Raises UsageError for a missing or ambiguous name, and for
-    a trace of one process.
+    `name` is the process's name in `inspect`, or part of that name. Raises UsageError for a missing or ambiguous name,
+    and for a trace of one process.
     """
     return _part(trace, _number_of(trace, name))
 
@@ -115,9 +115,9 @@ def _part(trace: Trace, number: int) -> Trace:
 
 
 def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
-    """Return the statistics of unowned work in this part, and the clock statistics of the whole file.
+    """Return the link statistics of one process: its unowned work, and the clock statistics of the whole file.
 
-    The other statistics are counted only for the file.
+    All other statistics are counted only for the file.
     """
     unowned = kernels.owner < 0
     return LinkStats(
@@ -148,7 +148,7 @@ def _rows(table: Table, rows: Array) -> Table:
 
 
 def _on_tracks(table: Table, column: str, new_track: Array) -> Table:
-    """Return the rows of a table that lie on kept tracks, with new track numbers."""
+    """Return the rows of a table whose tracks are kept, with new track numbers."""
     track: Array = getattr(table, column)
     part = _rows(table, np.flatnonzero(new_track[track] >= 0) if len(track) else np.empty(0, np.int64))
     values: Array = getattr(part, column)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Cut the array of events at event boundaries, in one reused buffer; handles JSON's brackets but not events.
 
-A cut is only a guess that the caller confirms: if a prefix decodes after "]" is appended, it was cut at a boundary.
+A cut is a guess that the caller confirms: if the text before it decodes after "]" is appended, the cut was right.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Buffer:
         self.lo = 1
         self.hi = 1
         self.base = 0
-        """Offset of data[0] in the trace."""
+        """Offset of data[0] in the decompressed file."""
         self.eof = False
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Buffer:
         return b"".join((b"[", memoryview(self.data)[self.lo : cut], b"]"))
 
     def bracket(self, cut: int) -> tuple[memoryview, tuple[int, int]]:
-        """Return data[lo:cut] as a JSON array without copying it, and the two replaced bytes for `unbracket`."""
+        """Turn data[lo:cut] into a JSON array in place; return the array and the two replaced bytes for `unbracket`."""
         data, lo = self.data, self.lo
         covered = data[lo - 1], data[cut]
         data[lo - 1], data[cut] = 0x5B, 0x5D

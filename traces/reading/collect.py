@@ -1,7 +1,7 @@
 # pyright: strict
 """Collect event structs in tables, including optional columns on request; count all events.
 
-The tables contain what links, replay and reports need.
+The tables contain what linking, replay and reports need.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
 MAX_PROCESSES = 100_000
 _MOST_CALL_NAMES = 1 << 12
-"""Maximum number of names whose kind is cached; a runtime has a few hundred calls."""
+"""Maximum number of runtime call names whose kind is cached; a runtime has a few hundred."""
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
 """Number of kernels, all with a correlation id, after which arrows (a tenth of a GPU trace) are skipped."""
 UNDECIDED_ARROWS = 1 << 19
-"""Maximum number of arrows held (8 MB) until a kernel shows whether they are needed."""
+"""Maximum number of arrows held (8 MB) before it is known whether kernels need them."""
 
 
 class Interned(dict[Any, int]):
@@ -102,7 +102,7 @@ class _CallKinds(dict[bytes, int]):
 
 
 def _grids(args: list[Any]) -> list[int]:
-    """Return the grid of each launch as one number (see `grid_number`)."""
+    """Return the grid of each launch as one number, packed by `grid_number`."""
     return [grid_number(getattr(arg, "grid", None)) for arg in args]
 
 
@@ -111,8 +111,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _track_text(value: Any) -> str:
-    """Return the same text for a number whether it was decoded as float or as Decimal; lists and objects are
-    not ids.
+    """Return a process or thread id as text, equal for a float and the same Decimal; a list or object is no id and
+    gives only its type.
     """
     if isinstance(value, Decimal):
         value = float(value)
@@ -132,9 +132,7 @@ class Collector:
     """The tables of one file, or of part of a file."""
 
     def __init__(self, limits: Limits, columns: frozenset[fields.Column] = frozenset()) -> None:
-        """Create empty tables; `columns` says which optional columns to keep; `activity` includes the numbers
-        of ops.
-        """
+        """Create empty tables; `columns` are the optional columns to keep ("activity" includes the numbers of ops)."""
         self.limits = limits
         self.timed = "activity" in columns
         self.events = 0
@@ -173,8 +171,8 @@ class Collector:
         )
         self.flows = Columns(**_ENDS)
         self.arrows = Columns(**_ENDS)
-        """Flows that may turn out to be superfluous; their tracks are kept separately, because no other events may be
-        on them.
+        """Flows that may turn out to be superfluous. Their tracks are kept separately, because these tracks may have no
+        other events.
         """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
@@ -241,7 +239,7 @@ class Collector:
 
     @staticmethod
     def group(events: list[Any]) -> dict[type[Struct], list[Any]]:
-        """Group events by class, in order."""
+        """Group events by class; the order within a group is unchanged."""
         groups: defaultdict[type[Struct], list[Any]] = defaultdict(list)
         for event in events:
             groups[type(event)].append(event)
@@ -339,7 +337,7 @@ class Collector:
         self._add(self.ops, events, signature=keys, **more)
 
     def _collectives(self, events: list[Any]) -> list[int]:
-        """Return 1 + the index of each event's recorded collective, or 0 if there is none."""
+        """Return, for each event, 1 + the index of the recorded collective, or 0 if there is none."""
         keys, names = self.collective_keys, [getattr(e.args, "collective", None) for e in events]
         if not any(names):
             return [0] * len(names)
@@ -469,20 +467,20 @@ def _last_number(text: str) -> str:
 
 
 def _or_else(values: list[Any], sources: list[Any], name: str) -> list[Any]:
-    """Return the values, with absent ones replaced by the attribute `name` of the corresponding source."""
+    """Return the values; replace None by the attribute `name` of the source at the same position."""
     if None not in values:
         return values
     return [getattr(s, name) if value is None else value for value, s in zip(values, sources, strict=True)]
 
 
 def _collective_key(args: Any) -> bytes:
-    """Return a text that identifies the recorded facts of a collective."""
+    """Return a text that identifies a collective by its recorded facts."""
     values = [getattr(args, name) for name in fields.COLLECTIVE_KEYS]
     return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in values])
 
 
 def _complete(events: list[Any]) -> list[Any]:
-    """Return only the complete events (phase X); other events of these categories have no duration."""
+    """Return only the complete events (phase X); events with other phases have no duration here."""
     if [e.ph for e in events].count("X") == len(events):
         return events
     return [e for e in events if e.ph == "X"]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Growing tables of compact columns, filled from Python values and read as small NumPy arrays. Handles times and ids,
+"""Growing tables of compact columns, filled from Python values and read as small NumPy arrays. Knows times and ids, but
 not events.
 """
 
@@ -18,7 +18,7 @@ Kind = Literal["index", "time", "span", "id"]
 
 FLUSH_ROWS = 1 << 12
 EXACT_LIMIT_US = float(2**43)
-"""Limit from which adjacent float64 microseconds are more than a nanosecond apart (102 days; Unix time is larger)."""
+"""Limit in µs (102 days) from which adjacent float64 values are more than a nanosecond apart; Unix time is larger."""
 _ROUNDS_ONCE_US = float(2**41)
 _MAX_US = 9_223_372_036_854_775
 INVALID = -(2**63)
@@ -130,7 +130,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "span": (np.uint32,),
     "id": (np.int32,),
 }
-"""Kind → integer types to try for each part of a column; int64 if none holds all values."""
+"""Kind of column → integer types to try for each added array; int64 if none of them holds all its values."""
 
 
 class _Growing:
@@ -219,7 +219,7 @@ class Columns:
         self.rows += len(arrays[self._first])
 
     def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
-        """Move the rows of a table with the same columns into this one.
+        """Move all rows of another table with the same columns into this table.
 
         `maps` gives, for a column, the new value of each old value.
         """

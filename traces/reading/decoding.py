@@ -1,7 +1,7 @@
 # pyright: strict
 """Decode closed JSON arrays of events into structs: fast for known categories, tolerant for everything else.
 
-This module decides which decoder is tried when; `salvage` handles text that is not JSON.
+This module decides in which order decoders are tried; `salvage` handles text that is not JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opreplay.traces.reading.blocks import last_separator
 from opreplay.traces.reading.pairs import PHASES
 
 MAX_LEARNED_CATEGORIES = 64
-"""Maximum number of unknown categories that get a class of their own; the others are counted together as "other"."""
+"""Maximum number of unknown categories counted under their own names; all others are counted together as "other"."""
 PIECE_BYTES = 16 * 1024
 SMALL_PIECE_BYTES = 2 * 1024
 """Size of the smaller pieces.
@@ -30,7 +30,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowErr
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
 NPU_TASK = "npu task"
-"""Category under which device rows of torch_npu are counted; they have no category of their own."""
+"""Category under which torch_npu's device rows are counted; the file gives them no category."""
 
 _HCCL_COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
 
@@ -41,7 +41,7 @@ _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
 
 class EventDecoder:
-    """Decodes the blocks of one file; learns unknown categories and whether most events have a category."""
+    """Decodes the blocks of one file; adapts to unknown categories and to files in which most events have none."""
 
     def __init__(self, columns: frozenset[fields.Column] = frozenset()) -> None:
         self.bases = fields.bases(columns)
@@ -88,7 +88,7 @@ class EventDecoder:
         self._rebuild()
 
     def use_pairs(self) -> None:
-        """From now on, leave begin and end events of any category unchanged, because they belong together."""
+        """From now on, leave begin and end events of any category unchanged, because they must be joined in pairs."""
         self.pairs = True
 
     def use_old_spelling(self) -> None:
@@ -97,7 +97,7 @@ class EventDecoder:
         self._use(fields.OP_TAGS, fields.OldOp)
 
     def block(self, text: bytes) -> list[Any] | None:
-        """Return the events of a closed array, or None if the text is not a JSON array."""
+        """Return the events of a closed array; None if the text is not a JSON array."""
         if not self._generic_first and not self.pairs:
             try:
                 return self._fast.decode(text)
@@ -117,7 +117,7 @@ class EventDecoder:
             self._choose(events, bare)
 
     def _choose(self, events: int, bare: int) -> None:
-        """Choose which decoder is tried first, after a block that the fast decoder could not decode by itself.
+        """Choose which decoder to try first, after a block that the fast decoder could not decode alone.
 
         If most events of several consecutive blocks have no category (torch_npu), the fast decoder is no longer tried
         first.
@@ -129,7 +129,7 @@ class EventDecoder:
             self._generic_first = self._streak >= MANY_BARE_BLOCKS
 
     def fast(self, text: memoryview) -> list[Any] | None:
-        """Decode like `block`, but events may refer to `text`, which must stay unchanged while they are in use."""
+        """Decode a block into events that may refer to `text`, so keep it unchanged; None if `block` must decode it."""
         if self._generic_first or self.pairs:
             return None
         try:
@@ -248,8 +248,8 @@ class EventDecoder:
         return self.task(name=event.name, **_span(event), **more)
 
     def _bare_timed(self, event: fields.AnyEvent) -> Struct:
-        """Decode an event without a category: a process name, or a call into CANN or a whole device collective with a
-        connection id.
+        """Decode an event without a category: a process name, or an event with a connection id, which is a call into
+        CANN or a whole device collective.
         """
         if event.ph == "M" and bytes(event.name) == b'"process_name"':
             return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)
@@ -270,7 +270,7 @@ class EventDecoder:
 
 
 def odd_phases(groups: dict[type[Struct], list[Any]]) -> Counter[tuple[str, str]]:
-    """Count, by phase and category, the events that would be kept if they were complete; metadata is ignored."""
+    """Count, by phase and category, the events that are dropped only because they are not complete; ignore metadata."""
     odd: Counter[tuple[str, str]] = Counter()
     for cls, events in groups.items():
         if cls is fields.AnyEvent or "ph" not in cls.__struct_fields__ or issubclass(cls, _ENDS):

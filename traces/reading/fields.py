@@ -19,7 +19,7 @@ Column = Literal["numbers", "calls", "activity"]
 """Optional groups of columns.
 
 "numbers": the numbers that torch and autograd gave each op. "calls": the names of runtime calls and the grids of
-launches. "activity": what else ran when, with collectives and memory.
+launches. "activity": the timing of calls, waits and arrows, with collectives and memory.
 """
 
 NONE = Raw(b"")
@@ -38,8 +38,8 @@ KERNEL_TAGS: dict[str, int] = {
 MTIA_CATEGORY = "mtia_ccp_events"
 MTIA_COPIES = (b'"dma_',)
 MTIA_WAITS = (b'"event_', b'"synchronize', b'"wait', b'"semaphore')
-"""Prefixes, as written, of MTIA device rows that wait or are markers and do no work; `MTIA_COPIES` has those
-of copies.
+"""Prefixes, with the opening quote, of MTIA device rows that wait or are markers and do no work; `MTIA_COPIES` has
+those of copies.
 """
 DEVICE_TASK = 3
 """Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have a "Task Type" but no category."""
@@ -75,7 +75,7 @@ def call_kind(name: bytes) -> int:
 
 
 ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
-"""Flow categories that repeat what correlation ids of kernels say; needed only if some kernel has no correlation id."""
+"""Flow categories that repeat the correlation ids of kernels; needed only if some kernel has no correlation id."""
 FLOW_TAGS = ("async_npu",)
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
@@ -102,9 +102,9 @@ SKIP_TAGS = (
 
 QUEUE_TAGS = ("enqueue", "dequeue")
 HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")
-"""Categories in the order of `ARROW_KINDS`."""
+"""Categories of arrows between host threads, in the order of `ARROW_KINDS`."""
 BACKENDS = (b'"nccl:', b'"gloo:', b'"hccl:', b'"mpi:', b'"ucc:', b'"xccl:', b'"rccl:', b'"lccl:')
-"""Prefixes, as written, of the annotations that a torch.distributed back-end puts around its calls."""
+"""Prefixes, with the opening quote, of the annotations that a torch.distributed back-end puts around its calls."""
 COLLECTIVE_KEYS: dict[str, str] = {
     "collective": "Collective name",
     "elements": "In msg nelems",
@@ -147,8 +147,8 @@ class OldOpArgs(Struct, gc=False, frozen=True):
 
 
 class NumberedOpArgs(OpArgs, gc=False, frozen=True):
-    """Arguments with torch's call number, for joining two files of one run, and autograd's number, which shows the
-    gradient mode.
+    """Arguments with torch's call number, for joining two files of one run, and autograd's sequence number, which shows
+    whether gradients were on.
     """
 
     rf: Any = field(name="Record function id", default=-1)
@@ -185,7 +185,7 @@ class CallArgs(LaunchArgs, gc=False, frozen=True):
 
 
 class TimedCallArgs(CallArgs, gc=False, frozen=True):
-    """Arguments of a runtime call with the NPU task queue's id."""
+    """Arguments of a runtime call with the id in the NPU's task queue."""
 
     queue: Any = field(name="correlation_id", default=None)
 
@@ -203,7 +203,7 @@ TimedKernelArgs = _with_collective("TimedKernelArgs", KernelArgs, connection="co
 
 
 class HcclArgs(Struct, gc=False, frozen=True):
-    """Arguments of a whole collective of an NPU."""
+    """Arguments of a whole NPU collective, which consists of several tasks."""
 
     count: Any = None
     dtype: Any = field(name="data_type", default=None)
@@ -229,7 +229,7 @@ class MemoryArgs(Struct, gc=False, frozen=True):
 
 
 class NoteArgs(Struct, gc=False, frozen=True):
-    """Arguments of an annotation; for a communication back-end they include the tensors that it moves."""
+    """Arguments of an annotation; an annotation of a communication back-end includes the tensors that it moves."""
 
     dims: Raw = field(name="Input Dims", default=NONE)
     types: Raw = field(name="Input type", default=NONE)
@@ -274,7 +274,7 @@ class SizedKernel(Kernel, gc=False, frozen=True):
 
 
 class Note(_Timed, gc=False, frozen=True):
-    """A marked interval without its arguments."""
+    """An annotation without its arguments."""
 
 
 def _with_args(name: str, base: type[Struct], args: type[Any]) -> type[Struct]:
@@ -290,7 +290,7 @@ WholeCollective = _with_args("WholeCollective", Kernel, TimedKernelArgs)
 
 
 class SizedNote(Note, gc=False, frozen=True):
-    """A marked interval with its tensors."""
+    """An annotation with its tensors."""
 
     args: NoteArgs = NoteArgs()
 
@@ -351,7 +351,7 @@ class TimedCall(Call, gc=False, frozen=True):
 
 
 class CannCall(TimedCall, gc=False, frozen=True):
-    """A call into CANN; its thread id is that of the op's thread, but its process id differs from the op's."""
+    """A call into CANN; it has the thread id of the op's thread but a different process id."""
 
 
 class QueuePart(TimedCall, gc=False, frozen=True):
@@ -425,13 +425,13 @@ WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
         "cpu_instant_event": Memory,
     },
 }
-"""Optional column → structs that replace those of `KIND_BASES`; if several columns are requested, the last one takes
+"""Optional column → structs that replace those of `KIND_BASES`; of several requested columns, the last one takes
 effect.
 """
 
 
 def bases(columns: frozenset[Column]) -> dict[str, type[Struct]]:
-    """Map categories to structs for these requested columns."""
+    """Map categories to the structs that keep these requested columns."""
     wanted = (more for column, more in WANTED_BASES.items() if column in columns)
     return {cat: base for some in (KIND_BASES, *wanted) for cat, base in some.items()}
 

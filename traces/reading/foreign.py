@@ -1,7 +1,7 @@
 # pyright: strict
 """Recognise files of other programs by their first bytes, with advice for the user. Reads no file.
 
-Called when a file turns out not to be a trace, so that the error names its kind instead of the first wrong byte.
+Called when a file turns out not to be a trace, so that the error names the file's kind, not the first wrong byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TABLES = "For Ascend, opreplay reads kernel_details.csv and op_summary_*.csv ne
 
 
 class Foreign(NamedTuple):
-    """The kind of a file, with its article, and advice for the user."""
+    """The kind of a file, with "a" or "an", and advice for the user."""
 
     what: str
     hint: str
@@ -64,7 +64,7 @@ def foreign_bytes(head: bytes) -> Foreign | None:
 
 
 def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:
-    """Return the kind of a file that is not a JSON trace, judging by its name and first decompressed bytes."""
+    """Return the kind of a file that is no JSON trace, judging by its name and first (decompressed) bytes, or None."""
     if inflated and head.startswith(_GZIP):
         return _TWICE
     if _is_tar(head):
@@ -77,7 +77,7 @@ def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None
 
 
 def python_text(head: bytes) -> Foreign | None:
-    """Return the kind of a text that Python printed and that is not JSON; None for other texts."""
+    """Return the kind of a text that Python printed and that is not JSON; None for any other text."""
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if _is_repr(text):
         return _REPR
@@ -85,7 +85,7 @@ def python_text(head: bytes) -> Foreign | None:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Check whether the first 512 bytes are a tar header, by its magic number or otherwise its checksum."""
+    """Check whether the first 512 bytes are a tar header, by its magic number, otherwise by its checksum."""
     block = head[:512]
     if len(block) < 512 or not block[0]:
         return False
@@ -117,7 +117,7 @@ def _by_suffix(head: bytes, path: str) -> Foreign | None:
 
 
 def _protobuf(head: bytes) -> Foreign | None:
-    """Recognise a sequence of messages in field 1: Perfetto packets or XLA planes."""
+    """Recognise a sequence of protobuf messages in field 1: Perfetto packets or XLA planes."""
     at, packets = 0, 0
     if not head.startswith(b"\x0a"):
         return None

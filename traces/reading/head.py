@@ -26,7 +26,7 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _SPACE = b" \t\r\n"
 _DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
-"""Start of a list of events whose first event is damaged."""
+"""Start of an array's first element that is a damaged event: one of its keys follows within 40 bytes."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 EXACT_DUPLICATES_BYTES = 4 << 20
 """Maximum bytes of text that are searched for duplicate keys."""
@@ -68,8 +68,8 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 
 
 def no_trace(source: Source, otherwise: str) -> Malformed:
-    """Return the error for a file that is not a trace; it names the program that wrote the file, or says
-    `otherwise`.
+    """Return the error for a file that is not a trace; it names the program that wrote the file, or otherwise contains
+    the text `otherwise`.
     """
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
     what, hint = found or python_text(source.opening) or (otherwise, HINT)
@@ -88,13 +88,13 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 
 
 _MOST_REPAIRED = 1 << 20
-"""Maximum bytes before the array that are repaired."""
+"""Maximum bytes before the array of events that are repaired."""
 _SECOND_ARRAY = 1 << 20
-"""Maximum bytes after an empty traceEvents within which a second one replaces it."""
+"""Maximum bytes after an empty traceEvents in which a second traceEvents is searched; it replaces the empty one."""
 
 
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
-    """Return the head if the text up to a "traceEvents": [ decodes after it is closed."""
+    """Return the head if the text up to a "traceEvents": [ is valid JSON once it is closed; otherwise None."""
     for match in _EVENTS.finditer(body):
         at = match.end()
         if at == len(body):
@@ -118,8 +118,8 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
 
 
 def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
-    """Return the keys before the array, given their text closed with an empty array; None if the array is not the last
-    key.
+    """Return the keys before the array, given their text closed with "]}"; None if it does not decode or the array is
+    not its last key.
     """
     decoders = (_keys_of, partial(_keys_repaired, tally=tally))
     for decoder in decoders if repaired else decoders[:1]:
@@ -130,13 +130,13 @@ def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, by
 
 
 def _second_array(body: bytes, after: int) -> bool:
-    """Check whether another traceEvents follows an empty one, because the last of equal keys counts."""
+    """Check whether another traceEvents follows an empty one; of equal keys in JSON, the last one counts."""
     match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
     return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
 
 
 def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
-    """Continue after a block that ended just after the "[", to find out whether the array is empty."""
+    """Return the head for a block that ended just after the "[", reading on to see whether the array is empty."""
     while not buffer.text(buffer.lo, buffer.hi).strip(_SPACE) and buffer.fill(
         buffer.source.limits.metadata_bytes, "metadata_bytes", "white space after traceEvents"
     ):
@@ -190,7 +190,7 @@ def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict
 
 
 def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
-    """Return the keys of a tail that is truncated or followed by other data."""
+    """Return the keys after the array if this text is truncated or followed by other data."""
     for loss, text in _beginnings(body):
         if (keys := _keys_of(text)) is not None:
             tally.losses[loss] += 1
@@ -201,8 +201,8 @@ def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
 
 
 def _beginnings(body: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield candidates for a complete object at the start of a damaged one, each with the loss to count for
-    the rest.
+    """Yield candidates for a complete object at the start of a damaged one, each with the loss to count if it
+    decodes.
     """
     after = "data after the end of the trace"
     try:

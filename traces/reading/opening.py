@@ -34,7 +34,7 @@ class Opening:
     def keys(self) -> dict[str, str]:
         """Return the keys of the file's object, or of its array's first object, with the first character of each value.
 
-        Keys are in order, as far as they are present and valid.
+        Keys are in file order, up to invalid text, the end of the examined bytes or a key in `ARRAYS`.
         """
         text = self._text if self.layout == "object" else self._text[1:].lstrip(_SPACE)
         keys: dict[str, str] = {}

@@ -1,10 +1,10 @@
 # pyright: strict
 """Join begin and end events (phases B and E, b and e) into complete events, and count what is lost.
 
-Kineto writes complete events; converters and other profilers write pairs. An end closes the last begin, by time, that
-is open on its thread and has the same name if the end has a name. An end of phase e closes the last begin with its id.
-Pairs are joined while the file is read, as long as the halves of a thread are sorted by time or each end directly
-follows its begin. The halves of other threads are kept and sorted by time first.
+Kineto writes complete events; converters and other profilers write pairs. An end of phase E closes the latest begin
+that is open on its thread and, if the end has a name, has the same name. An end of phase e closes the latest begin with
+its id. Pairs are joined while the file is read, as long as the halves (begin and end events) of a thread are sorted by
+time or each end directly follows its begin. Otherwise the thread's halves are kept and sorted by time first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Half:
 
 
 class _Open:
-    """Open begin events of one thread or id; each is added and removed once, so that any order takes linear time."""
+    """Open begin events of one thread or id; each is added and removed once, so the time is linear for any order."""
 
     def __init__(self) -> None:
         self._all: list[_Half] = []
@@ -91,18 +91,18 @@ class _Thread:
 
     open: _Open = field(default_factory=_Open)
     strays: list[_Half] = field(default_factory=list["_Half"])
-    """Ends that match no earlier begin."""
+    """End events that match no earlier begin event."""
     latest: int = INVALID
     """Time of the latest half so far, in ns."""
     before: bytes | None = None
-    """Name of the directly preceding half if it is a begin."""
+    """Name of the last half if it was a begin event, otherwise None."""
     before_time: int = INVALID
     in_order: bool = True
     """Whether times have never decreased so far."""
     adjacent: bool = True
     """Whether each begin has been directly followed by its end so far."""
     made_until: int = INVALID
-    """Latest end of a joined pair, in ns."""
+    """Latest end in ns of the pairs joined so far."""
     kept: list[_Half] | None = None
     """Halves to sort by time after all are read; None as long as pairs are joined immediately."""
 
@@ -148,7 +148,7 @@ class Pairs:
         return _complete(begin.event, event)
 
     def finish(self) -> list[fields.AnyEvent]:
-        """Return the complete events made from the kept halves; begins that stay open are counted as losses."""
+        """Return the complete events made from the kept halves; count begins and ends without a partner as losses."""
         made: list[fields.AnyEvent] = []
         for thread in self._threads.values():
             halves = thread.kept or []
@@ -164,7 +164,7 @@ class Pairs:
         return made
 
     def _paired(self, halves: list[_Half]) -> list[fields.AnyEvent]:
-        """Return the complete events of the halves of one thread, paired in order of time."""
+        """Pair the halves of one thread in order of time and return the complete events."""
         steps = [after.time - before.time for before, after in pairwise(halves)]
         if sum(step < 0 for step in steps) > sum(step > 0 for step in steps):
             halves = halves[::-1]  # the latest come first in the file, also those of one time
@@ -176,8 +176,8 @@ class Pairs:
         return made
 
     def _paired_at_once(self, halves: list[_Half], open_: _Open) -> list[fields.AnyEvent]:
-        """Return the complete events closed by halves with equal times: events that began earlier first, then those
-        with duration 0.
+        """Return the complete events closed by halves with equal times: first those that began earlier, then those with
+        duration 0.
         """
         made: list[fields.AnyEvent] = []
         some_begin = any(half.begins for half in halves)
@@ -199,7 +199,7 @@ class Pairs:
 
 
 def _watch_order(thread: _Thread, half: _Half) -> None:
-    """Record how the halves of a thread are ordered; keep all of them if neither order holds."""
+    """Record how a thread's halves are ordered; start keeping them if they are neither sorted nor adjacent pairs."""
     rises = half.time >= thread.latest
     follows = thread.before is not None and half.name in (b"", thread.before) and half.time >= thread.before_time
     thread.in_order &= rises
@@ -210,7 +210,7 @@ def _watch_order(thread: _Thread, half: _Half) -> None:
 
 
 def _close_last(open_: _Open, end: _Half, made: list[fields.AnyEvent]) -> bool:
-    """Add the event that an end closes to `made`; return False if no matching begin is open."""
+    """Close the last begin that matches an end and add the complete event to `made`; return False if none is open."""
     begin = open_.last(end.name)
     if begin is None:
         return False
@@ -239,7 +239,7 @@ def _complete(begin: fields.AnyEvent, end: fields.AnyEvent) -> fields.AnyEvent:
 
 
 def _both(first: Raw, second: Raw) -> Raw:
-    """Return the arguments of both ends of a pair, or those of the begin if they cannot be joined."""
+    """Return the arguments of both ends of a pair; only the begin's arguments if they cannot be joined."""
     if not bytes(second) or not bytes(first):
         return first if bytes(first) else second
     try:

@@ -28,15 +28,15 @@ from opreplay.traces.reading.scan import Part, Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 128 << 20
-"""Minimum size of a part; with fewer than two, one process has read most of the file before another has started (0.16
-s).
+"""Minimum size of a part. If a file has fewer than two parts, one process has read most of it before another has
+started (0.16 s).
 """
 HEAD_START_BYTES = 160 << 20
-"""Extra size of the first part: about as much as is read while a worker process starts."""
+"""Number of bytes by which the first part is larger: about as much as is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
-"""Pipe size that an unprivileged process may request; a part of about 10 MB then needs fewer switches between the two
-sides.
+"""Pipe size that an unprivileged process may request; a part of about 10 MB then needs fewer switches between worker
+and parent.
 """
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
@@ -46,11 +46,11 @@ _TABLE_INDEXES = {
     "flows": {"track": "tracks"},
     "notes": {"name": "note_names", "track": "tracks"},
 }
-"""Table → column → the collector's table of distinct values into which the column points."""
+"""Table → column → name of the collector's table of distinct values that the column indexes."""
 
 
 class _Job(msgspec.Struct, kw_only=True):
-    """One part of a file for a worker: bytes `start` to `stop` (None: to the end)."""
+    """One part of a file for a worker process: bytes `start` to `stop` (None: to the end)."""
 
     path: str
     limits: dict[str, int]
@@ -184,7 +184,7 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
 
 
 def _event_start(text: bytes) -> int | None:
-    """Return the offset of the first "{" after "}," that opens an event, which is an object with a phase."""
+    """Return the offset of the first "{" after "}," that begins an event, that is, an object with a phase."""
     starts = [m.end() - 1 for m in SEPARATOR.finditer(text)]
     for n, start in enumerate(starts[:200]):
         for stop in starts[n + 1 : n + 9]:
@@ -227,12 +227,12 @@ def _receive(worker: subprocess.Popen[bytes]) -> _Part | None:
 
 
 def _numbers(table: Any, keys: Iterable[Any]) -> np.ndarray:
-    """Return the index of each key in a table, adding missing keys."""
+    """Return the index of each key in a table of distinct keys; missing keys are added."""
     return np.array([table[key] for key in keys], np.uint32)
 
 
 def _merge(into: Scanned, part: _Part) -> None:
-    """Append a part's rows, with indices converted to those of the whole file, in order of first appearance."""
+    """Append a part's rows; convert their indices to those of the whole file, in order of first appearance."""
     got = into.collector
     maps: dict[str, Any] = {
         "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Encode and decode the part of protobuf's wire format that Chakra's messages need: numbers, doubles and bytes in
-numbered fields.
+"""Encode and decode the part of protobuf's wire format that Chakra's messages need: fields with numbers, doubles or
+bytes.
 
 The encoding is described at https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 explains why no
 library is used.
@@ -16,7 +16,7 @@ from opreplay.traces.errors import Malformed
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 _MOST_DIGITS = 10
-"""Maximum bytes of a varint."""
+"""Maximum length of a varint in bytes."""
 Value = int | float | bytes
 Field = tuple[int, int, "int | bytes"]
 """(field number, wire type, value); the value is a whole number for types 0, 1 and 5, and bytes for type 2."""

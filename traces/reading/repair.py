@@ -24,27 +24,27 @@ EVENT_KEYS = frozenset((
     "args", "bind_id", "bp", "cat", "cname", "dur", "flow_in", "flow_out", "id", "id2", "name", "ph", "pid", "s",
     "scope", "sf", "stack", "tdur", "tid", "ts", "tts",
 ))  # fmt: skip
-"""Keys of a trace event itself, as opposed to keys of its arguments."""
+"""Keys of a trace event, as opposed to keys in its arguments."""
 _NEXT_KEY = re.compile(r'"(?:args|cat|dur|ph|pid|tid|ts)"\s*:')
 """Keys that continue an event after a string or begin another event; no name contains such text."""
 _OWN_KEY = re.compile(r'"(cat|name|ph|pid|tid|ts)"\s*:')
-"""Keys that never occur in an event's arguments."""
+"""Keys of an event that never occur in its arguments."""
 _INNER_KEY = re.compile(r'\\"\s*:')
 _KEY_END = re.compile(r'"\s*:')
 _CLOSING_QUOTE = re.compile(r'[^"]*"\s*[,:]')
-"""A string whose first inner quote ends a value, because quotes inside a name are opened before they are closed."""
+"""Start of a string whose first inner quote ends a value: quotes inside a name are opened before they are closed."""
 _OVERWRITTEN = re.compile(r"\x00{2}|[\x00-\x20]{64}")
-"""Runs of characters that no string of an event contains: file blocks that were never written or were erased."""
+"""Runs of characters that no string of an event contains; they come from file blocks never written or erased."""
 
 UTF8 = "invalid UTF-8"
 QUOTES = "unescaped quote"
 CONTROLS = "control character in a string"
 MAX_BYTES = 1 << 20
-"""Maximum bytes of a broken event that is repaired; larger ones are dropped."""
+"""Maximum bytes of a broken event that is repaired; larger events are dropped."""
 MAX_ENDS_OF_STRING = 256
 """Maximum number of quotes tried as the end of one string."""
 MAX_TRIES = 150
-"""Maximum number of further quotes tried as the end of a string before an event is given up."""
+"""Maximum number of further quotes tried as string ends in one event; then the repair is given up."""
 MAX_DEPTH = 64
 """Maximum nesting depth of brackets."""
 
@@ -55,9 +55,9 @@ class Form(NamedTuple):
     keys: frozenset[str]
     """The object's own keys, without keys of nested objects."""
     stops: re.Pattern[str]
-    """Keys that no string of the object contains; if one follows, the preceding string has ended."""
+    """Keys that no string of the object contains; where one follows, the preceding string has ended."""
     needs: str
-    """The key after the name that every object of this form has."""
+    """Key that every object of this form has after its name; if it is missing, the name may have absorbed it."""
     quoted: str = "name"
     """The only key whose value may contain quotes."""
 
@@ -68,7 +68,7 @@ EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
 def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield repaired texts of one object, the most likely first, each with the reasons for all changes.
 
-    The first text has only keys of `form`, each once. `form` None means that nothing is known about the object.
+    The first text has only keys of `form`, each once. With `form` None, nothing is assumed about the object.
     """
     if len(fragment) > MAX_BYTES:
         return
@@ -124,7 +124,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Places:
-    """Positions at which strings of a text may end."""
+    """Positions in a text at which its strings may end."""
 
     def __init__(self, text: str, stops: re.Pattern[str]) -> None:
         self.text = text
@@ -153,9 +153,9 @@ class _State:
     """Whether a comma was read that must be written before the next item."""
     reasons: tuple[str, ...] = ()
     key: str = ""
-    """Latest key of the outermost object."""
+    """Latest key read in the outermost object."""
     seen: frozenset[str] = field(default_factory=frozenset[str])
-    """Keys of the outermost object so far."""
+    """Keys read so far in the outermost object."""
 
 
 @dataclass(slots=True)
@@ -171,11 +171,11 @@ class _Choice:
 class _Repair:
     """Parses a text as damaged JSON; if a string may end at several quotes, the first quote that fits the rest is used.
 
-    A position that led nowhere is not tried again, so the time is linear in the number of quotes.
+    A position from which no repair worked is not tried again, so the time is linear in the number of quotes.
     """
 
     def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
-        """Create a parser; with `each_once`, the outermost object may only have keys of the form, each once."""
+        """Create a parser; with `each_once`, the outermost object may only have keys of `form`, each once."""
         self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0
@@ -195,14 +195,14 @@ class _Repair:
     def _swallowed_nothing(self, state: _State) -> bool:
         """Check that a name with inner quotes did not absorb keys of the event.
 
-        An event that still has its time passes.
+        An event that still has its time passes the check.
         """
         if self._form is None or self._form.needs in state.seen or QUOTES not in state.reasons:
             return True
         return _INNER_KEY.search("".join(self._out)) is None
 
     def _back(self) -> _State | None:
-        """Backtrack to the next possible end of the latest string; return its state, or None if there is none."""
+        """Backtrack to the next possible end of the latest string; return the state there, or None if none is left."""
         while self._choices:
             choice = self._choices[-1]
             end = next(choice.ends, None)
@@ -299,7 +299,7 @@ class _Repair:
         return False  # `_back` takes the first end
 
     def _ends(self, state: _State) -> Iterator[int]:
-        """Yield the quotes that may end the current string, those without a preceding backslash first."""
+        """Yield the positions of quotes that may end the current string, quotes without a preceding backslash first."""
         text, start = self._text, state.at + 1
         quotes, escaped = self._places.quotes, self._places.escaped
         follow = ":" if state.expect == "key" else ',}"' if state.stack[-1] == "{" else ',]"'
@@ -325,7 +325,7 @@ class _Repair:
         return stops[at] if at < len(stops) and state.expect != "key" else len(self._text)
 
     def _take_string(self, state: _State, end: int) -> bool:
-        """Write the string up to a quote; return False if it is a key that is not allowed."""
+        """Write the string that ends at quote `end`; return False if it is a key that is not allowed."""
         body = self._text[state.at + 1 : end]
         is_key = state.expect == "key"
         if is_key and len(state.stack) == 1:

@@ -16,22 +16,22 @@ from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
 from opreplay.traces.reading.repair import EVENT_KEYS, is_hole, repairs
 
 GROUP_BYTES = 32 * 1024
-"""Bytes of fragments decoded together before they are tried one by one."""
+"""Maximum bytes of fragments that are decoded together; if that fails, each fragment is tried alone."""
 MAX_JOINED = 8
 """Maximum number of fragments joined if a string or a nested list contains the separator."""
 MAX_ENDS = 16
-"""Maximum number of positions inside a broken fragment tried as the end of the array."""
+"""Maximum number of brackets inside a broken fragment that are tried as the end of the array."""
 
 _KEYS = b"|".join(sorted(key.encode() for key in EVENT_KEYS))
 _TAIL = re.compile(rb'\s*(?:$|\}\s*(?:$|\x00)|,\s*(?:$|"(?!(?:' + _KEYS + rb')")[^"\n]{1,100}"\s*:))')
-"""Text that may follow the end of the array: the end of the object or another key of it, possibly truncated."""
+"""Text that may follow the end of the array: the end of the object or another of its keys, possibly truncated."""
 GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
 """Text after a bracket that shows that the bracket is part of an event's name, because the event continues after it."""
 _EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
 _DECODER = json.JSONDecoder(strict=False)
 _LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
 _CLOSED_AGAIN = re.compile(rb"\s*\}")
-"""Text after an object that contains the end of another event; the bytes before that end are missing."""
+"""Text after an object if that object contains the end of another event; the bytes before that end are missing."""
 _BETWEEN = b", \t\r\n"
 
 Decode = Callable[[bytes], "list[Any] | None"]
@@ -53,7 +53,7 @@ class Salvaged:
     array_end: int | None = None
     """Offset after the "]" that ends the array, if it was found."""
     rest: int | None = None
-    """Start of an event near the end that does not decode; more text may complete it."""
+    """Start of an event near the end that does not decode yet; more text may complete it."""
 
 
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
@@ -91,7 +91,7 @@ def _fragment(
     *,
     final: bool,
 ) -> int:
-    """Decode, join, repair or give up fragment i; return the index of the next fragment."""
+    """Decode fragment i, alone or joined with the next ones, repair it, or count it as lost; return the next index."""
     n = len(starts)
     for k in range(i + 1, min(i + 1 + MAX_JOINED, n + 1)):
         got = decode(b"[" + text[starts[i] : stops[k - 1]] + b"]")
@@ -134,7 +134,7 @@ def _loss(piece: bytes) -> str:
 
 
 def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
-    """Accept a piece as the last event, followed by the end of the array; return False if it does not decode."""
+    """Accept a piece as the last event before the end of the array; return False if it does not decode."""
     for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
         if GOES_ON.match(piece, end.end()) or (repaired and not _TAIL.match(piece, end.end())):
             continue
@@ -149,7 +149,7 @@ def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salv
 def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
     """Accept a piece that contains several events because a comma or bracket between two of them is damaged.
 
-    Return False, without taking or counting anything, if none of them is complete.
+    Return False, without adding or counting anything, if none of these events is complete.
     """
     got, found, at, joined = Salvaged(), Tally(), 0, False
     for _ in range(MAX_JOINED):
@@ -186,7 +186,7 @@ def _first_value(piece: bytes) -> int:
 def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
     """Count the damage in the text between an event and the next one.
 
-    If `last`, the text is followed by the separator.
+    `last` means that a separator follows the text.
     """
     rest = gap.strip(_BETWEEN)
     if rest:
@@ -201,7 +201,7 @@ def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
 
 
 def _end_of_file(piece: bytes) -> int | None:
-    """Return the offset after the "]" that ends the array, for a piece with broken events at the end of the file."""
+    """Return the offset after the "]" that ends the array, if broken events at the end of the file contain one."""
     for match in list(_LAST_END.finditer(piece))[-MAX_ENDS:]:
         if not piece[match.end() :].strip():
             return match.end()
@@ -214,7 +214,7 @@ def _end_of_file(piece: bytes) -> int | None:
 
 
 def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool = True) -> bool:
-    """Accept one event unchanged or, if `repaired`, with the first repair that decodes."""
+    """Accept one event as it is or, if `repaired`, the first repair of it that decodes."""
     got = decode(b"[" + piece + b"]")
     if got is not None:
         out.events += got

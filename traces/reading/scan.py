@@ -1,4 +1,4 @@
-"""One pass over a file: head, blocks of events, tail. Every cut is confirmed by decoding; linking is done later."""
+"""One pass over a file: head, blocks of events, tail. Every cut is confirmed by decoding. Linking is a later step."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from opreplay.traces.reading.source import Source
 BLOCK_BYTES = 1 << 18
 """Bytes of text decoded at a time; larger blocks do not fit into the processor's cache and are slower."""
 SNIFF_BYTES = 1 << 20
-"""Bytes of events searched for duplicate keys and for features of the torch era."""
+"""Bytes of events searched for duplicate keys and for features that show the torch version."""
 JUNK_EVENTS = 200_000
-"""Number of entries after which a file without any trace event is given up."""
+"""Number of entries after which a file without any trace event is rejected."""
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
 KNOWN_CATEGORIES = {*KIND_BASES, NPU_TASK}
 PATIENCE_BYTES = 1 << 16
-"""Bytes of text beyond two blocks in which the rest of an undecodable event is searched."""
+"""Bytes of text after two blocks that are also searched for the rest of an undecodable event."""
 EARLIER_CUTS = 3
 """Number of earlier separators tried if a cut proves wrong, before the block counts as broken."""
 
@@ -47,7 +47,7 @@ FEATURES: dict[str, bytes] = {
     "cuda": b'"cuda',
     "mtia": b'"mtia_',
 }
-"""Feature → text that indicates it, searched in the first events."""
+"""Feature → text that shows that a trace has it, searched in the first events."""
 
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 Progress = Callable[[int, "int | None"], None]
@@ -66,8 +66,8 @@ class Scanned:
     complete: bool = True
     """Whether every part ended at its required position."""
     pairs_unsorted: bool = False
-    """Whether begin and end events were joined before the file turned out to be unsorted; it must be read again,
-    keeping them.
+    """Whether begin and end events were joined before the file turned out to be unsorted. It must then be read again
+    with `keep_pairs`.
     """
 
 
@@ -106,7 +106,7 @@ class Scanner:
         `columns` are the optional columns to keep. `arrows` keeps all arrows, even if the first kernels have
         correlation ids. `keep_pairs` holds all begin and end events and sorts them by time.
 
-        `timing` is a decoder and tables provided by the caller. The compiled part is not used if it does not fill them.
+        `timing` is a decoder and tables provided by the caller; the compiled part is not used with them.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = part.first, part.last, part.layout
@@ -200,8 +200,8 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """Do the same as `_take` for the common case: after the first megabyte, nothing to repair, without copying the
-        text.
+        """Add the events up to `cut` without copying the text, if nothing needs repair and the first megabyte is past;
+        otherwise return False.
         """
         if self._sniffed < SNIFF_BYTES or self.pairs is not None:
             return False
@@ -285,7 +285,7 @@ class Scanner:
             count_duplicates(text, self.tally)
 
     def _array_end(self) -> bool:
-        """Check whether the array ends in the buffer, by decoding up to its "]"; if so, add its last events."""
+        """Check whether the array ends in the buffer, by decoding up to its "]". If so, add its last events."""
         buffer = self.buffer
         text = b"[" + buffer.text(buffer.lo, buffer.hi)
         end = len(text.rstrip())
@@ -344,7 +344,7 @@ class Scanner:
         return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
 
     def _salvage_finally(self, cut: int, following: int) -> bool:
-        """Do the same as `_salvage` if no more text can follow."""
+        """Recover what is possible from a broken block like `_salvage`, when no more text can complete it."""
         buffer = self.buffer
         text = buffer.text(buffer.lo, cut)
         got = salvage(text, self.decoder.block, self.tally, final=True)
@@ -381,7 +381,7 @@ def scan(
 
 
 def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
-    """Raise Malformed if there are entries, but none has a category of torch.profiler or of a vendor's profiler."""
+    """Raise Malformed if the file has entries, but none with a category of torch.profiler or of a vendor's profiler."""
     got = out.collector
     if not got.events or got.kernels.rows or got.by_category.keys() & KNOWN_CATEGORIES:
         return

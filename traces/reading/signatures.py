@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decode the raw texts of distinct ops into `OpSignature`s; texts that differ only in spelling are merged."""
+"""Decode the raw texts of distinct ops into `OpSignature`s; merge texts that differ only in spelling."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decode_signatures(
 ) -> tuple[tuple[OpSignature, ...], npt.NDArray[np.uint32]]:
     """Return (distinct signatures, index into them for each key).
 
-    A key joins the five raw texts with NUL bytes. Losses and repairs count distinct texts, not calls.
+    A key consists of the five raw texts, joined by NUL bytes. Losses and repairs count distinct texts, not calls.
     """
     index: dict[OpSignature, int] = {}
     remap = np.empty(len(keys), np.uint32)
@@ -78,7 +78,7 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 
 def _lengths_differ(signature: OpSignature) -> bool:
-    """Check whether the argument lists have different lengths; torch_npu writes no dims for a single 0-dim tensor."""
+    """Check whether argument lists differ in length; without dims they do not (torch_npu, one 0-dim tensor)."""
     if not signature.dims:
         return False
     columns = (signature.types, signature.strides, signature.concrete)

@@ -36,10 +36,9 @@ def _inflater() -> Any:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a regular file or a pipe for reading, or stdin for "-". Raises TraceError with the reason if it cannot be
-    opened.
+    """Open a regular file or a pipe for reading, or stdin for "-". Raises TraceError if it cannot be opened.
 
-    Waits at most `WRITER_S` for a writer of a named pipe.
+    Waits at most `WRITER_S` seconds for a writer of a named pipe.
     """
     if path == "-":
         return sys.stdin.buffer
@@ -64,7 +63,7 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def open_pipe(path: str) -> FileIO:
-    """Open a pipe once a writer has opened its other end. Raises TraceError if none does.
+    """Open a pipe after a writer has opened its other end. Raises TraceError if no writer does.
 
     Opening blocks, so it runs in a thread; if no writer comes, opening the other end here releases the thread.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
 """Sum the time of a trace by op, class of work, kernel, phase or module.
 
-Times are device times if the trace has device work. Otherwise they are host times, where an op's own time excludes the
-ops inside it, so that the sum over all rows is the time that ops took.
+Times are device times if the trace has device work. Otherwise they are host times without child ops, so that the sum
+over all rows is the time that ops took.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    """Launches for kernels and classes, or calls that own device time for ops; for host times, calls."""
+    """Number of launches of a kernel or class, or of calls of an op that own device time; for host times, of calls."""
     time_us: float
     share: float
-    """Share of all device time or, for host times, of the time of all ops."""
+    """Share of all device time; for host times, share of the time of all ops."""
     median_us: float
     """Median time of one call."""
     kind: str = ""
@@ -46,14 +46,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a trace by one criterion; rows with the most time first."""
+    """The time of a trace by one criterion; rows with the most time come first."""
 
     by: By
     clock: Literal["device", "host"]
     total_us: float
     rows: tuple[Row, ...]
     note: str = ""
-    """Reason why the table shows no more detail."""
+    """Reason why the times are not more detailed."""
 
 
 def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = ()) -> Breakdown:
@@ -112,7 +112,7 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 
 
 def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the classes, and each call's index into them, taken from its outermost enclosing op with a known class.
+    """Return the classes of work and each call's index into them, by its outermost enclosing op of a known class.
 
     For example, products inside an attention op count as attention.
     """
@@ -131,7 +131,7 @@ def _listed_rows(trace: Trace) -> list[int]:
 
 
 def result_allocation_us(trace: Trace) -> npt.NDArray[np.float64]:
-    """Return, for each signature, the time that its calls spend in ops that allocate their results."""
+    """Return, for each signature, the time that its calls spend in child ops that allocate their results."""
     signature = trace.ops.signature
     parents = innermost_parent(trace.ops)
     room = np.array([signature.name in _ROOM for signature in trace.signatures] or [False])
@@ -153,7 +153,7 @@ def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return (index into the labels for each op, labels, note)."""
+    """Return (each op's index into the labels, labels, note) for this criterion."""
     if by == "op":
         names, at = _merged([signature.name for signature in trace.signatures], trace.ops.signature.astype(np.int64))
         return at, names, ""
@@ -169,9 +169,7 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return each op's phase: the phase of the server's batch, or otherwise forward, backward or optimizer of a
-    training step.
-    """
+    """Return each op's phase: that of an inference server's batch, or otherwise forward, backward or optimizer."""
     index = BatchIndex(trace)
     if index.iterations:
         labels = [*PHASES, NO_PHASE]
@@ -185,7 +183,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
 
 
 def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return 0 for forward, 1 for backward and 2 for optimizer ops."""
+    """Return 0 for forward ops, 1 for backward ops and 2 for optimizer ops."""
     parents = innermost_parent(trace.ops)
     names = [signature.name for signature in trace.signatures]
     backward = np.array([name.startswith(_BACKWARD) or "Backward" in name for name in names], bool)
@@ -202,13 +200,13 @@ def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the kernel names and each row's index into them; an empty name is replaced by "kernel"."""
+    """Return the kernel names, with "kernel" for an empty name, and each row's index into them."""
     names = [name or KERNEL_CATEGORIES[0] for name in trace.kernel_names]
     return names, trace.kernels.name.astype(np.int64)
 
 
 def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the distinct labels and each row's index into them; `of_row` indexes `labels`."""
+    """Return the distinct labels and each row's index into them; `of_row` is each row's index into `labels`."""
     distinct = list(dict.fromkeys(labels))
     place = {name: i for i, name in enumerate(distinct)}
     table = np.array([place[name] for name in labels] or [0], np.int64)
@@ -243,7 +241,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
 
 
 def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
-    """Return how many op calls own the device work of each label; a launch without an owner counts as one call."""
+    """Return, for each label, how many op calls own its device work; a launch without an owner counts as one call."""
     owner = trace.kernels.owner
     owned = np.flatnonzero(owner >= 0)
     _, first = np.unique(owner[owned], return_index=True)
@@ -253,7 +251,7 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return the median device time per call for each label, over all launches of a call; a launch without an op is one
+    """Return, for each label, the median device time of a call, summed over its launches; a launch without an op is a
     call.
     """
     owner = trace.kernels.owner.astype(np.int64)
@@ -265,7 +263,7 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
 
 
 def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return the median of the values of each label below `length`; 0 for labels without values."""
+    """Return, for each label below `length`, the median of its values; 0 if it has none."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
     parts = [values[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
@@ -280,7 +278,7 @@ def _median(values: npt.NDArray[Any]) -> float:
 
 
 def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
-    """Return the rows, each with the class of work that takes most of its time."""
+    """Add to each row the class of work that takes most of its time."""
     time = np.zeros((max(order, default=0) + 1, len(CLASSES)))
     np.add.at(time, (at, classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
     kinds = time.argmax(axis=1).tolist()
@@ -289,9 +287,9 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
 
 
 def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return each kernel's index into `CLASSES`, derived from the op that owns it or otherwise from its name.
+    """Return the index in `CLASSES` of each kernel's class, derived from the op that owns it, otherwise from its name.
 
-    For communication, the work running around the kernel is also considered.
+    Whether a kernel is communication also depends on the work running around it.
     """
     owner = trace.kernels.owner.astype(np.int64)
     count = len(trace.signatures)

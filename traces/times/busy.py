@@ -20,11 +20,11 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     span_us: float
     busy_us: float
-    """Time during which at least one stream worked."""
+    """Time during which work ran on at least one stream."""
     busy_share: float
-    """Share of the span during which at least one stream worked."""
+    """Share of the span during which work ran on at least one stream."""
     overlapped_us: float
-    """Time during which at least two streams worked."""
+    """Time during which work ran on at least two streams."""
     communication_us: float
     """Time during which communication ran."""
     hidden_communication_us: float
@@ -32,7 +32,7 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Return the activity of each device that recorded work, sorted by number.
+    """Return the activity of each device that recorded work, sorted by device number.
 
     An NPU's whole collectives are included if the activity was read. The result is empty if the trace has no start
     times.
@@ -68,8 +68,8 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
 
 
 def _whole_collectives(trace: Trace) -> Times:
-    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives, on the device and stream of their
-    tasks.
+    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives; device and stream are those of
+    their tasks.
     """
     activity = trace.activity
     out: list[tuple[int, int, int, int]] = []
@@ -101,12 +101,12 @@ def union_us(start: Times, end: Times) -> float:
 
 
 def _length(intervals: tuple[Times, Times]) -> float:
-    """Return the total length in microseconds."""
+    """Return the total length of the intervals in microseconds."""
     return float((intervals[1] - intervals[0]).sum(dtype=np.int64)) / 1e3
 
 
 def _by_stream(start: Times, end: Times, stream: Times) -> tuple[Times, Times]:
-    """Return the disjoint intervals of each stream, for all streams, because a stream does not overlap with itself."""
+    """Return the intervals of all streams, merged within each stream, because a stream does not overlap with itself."""
     parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Detect a coarse clock: durations that are all multiples of a large unit are not usable timings."""
+"""Detect a coarse clock: durations that are all multiples of a large unit cannot be used as timings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from opreplay.traces.model import Trace
 
 LEAST_TASKS = 20
-"""Minimum number of durations; fewer may be multiples of a coarse unit by chance."""
+"""Minimum number of durations needed; fewer may be multiples of a coarse unit by chance."""
 COARSE_NS = 5_000
-"""Minimum coarse unit, as long as many kernels; profilers record nanoseconds, older ones microseconds."""
+"""Minimum coarse unit; many kernels are this short. Profilers record nanoseconds, older ones microseconds."""
 
 
 def coarse_unit_us(trace: Trace) -> float | None:
-    """Return the unit, in microseconds, of which all device durations are multiples, if it is as long as a kernel.
+    """Return the unit in µs of which all device durations are multiples, if it is at least `COARSE_NS`.
 
-    Durations from a kernel table are ignored. Return None for a clock that resolves kernels, and for too little data.
+    Durations from a kernel table are ignored. Return None for a finer clock, and for too few durations.
     """
     of_trace = trace.kernels.dur_ns if trace.details is None else trace.kernels.dur_ns[trace.details.kind < 0]
     durations = of_trace[of_trace > 0].astype(np.int64)

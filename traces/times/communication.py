@@ -1,5 +1,5 @@
 # pyright: strict
-"""Decide which device work is communication, based on its name, its arguments, its op, and the work around it."""
+"""Decide which device work is communication, based on its name, its arguments, its op, and other work on its stream."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MARKED = re.compile(
     r"(?:(?:moe|ep|deepep|buffer)[_.:]*)?(?:dispatch|combine)(?:[_ ]?\d*|\(\w*\))$|.*(?:all_?to_?all|a2a)",
     re.IGNORECASE,
 )
-"""Names of ranges with which users mark communication: "dispatch(F)", "combine", "moe_all_to_all"."""
+"""Names of annotations with which users mark communication: "dispatch(F)", "combine", "moe_all_to_all"."""
 
 
 def communication_rows(trace: Trace) -> Bools:
     """Return a mask of the kernels that communicate with other devices.
 
-    The kernel's name takes precedence. If the name is inconclusive, other evidence is used: arguments of a collective,
-    a communication op that launched the kernel, a communication range ("dispatch(F)") in which it was launched without
-    an op, or a stream on which all kernels with known names communicate.
+    The kernel's name takes precedence. If it is inconclusive, other evidence is used: a collective's arguments, a
+    communication op that launched the kernel, a communication annotation ("dispatch(F)") inside which it was launched
+    without an op, or a stream on which all kernels with known names communicate.
     """
     kernels, activity = trace.kernels, trace.activity
     if not len(kernels):
@@ -74,7 +74,7 @@ def _of_ops(trace: Trace, name: Ints) -> Bools:
 
 
 def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
-    """Return a mask of rows without an op that were launched inside a range marked as communication."""
+    """Return a mask of rows without an op that were launched inside an annotation that marks communication."""
     kernels, calls, notes = trace.kernels, activity.calls, AnnotationTable.of(trace.annotations)
     out = np.zeros(len(kernels), bool)
     if not len(notes) or not len(calls):
@@ -95,7 +95,7 @@ def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
 
 
 def _on_streams_of_communication(trace: Trace, known: Bools, unnamed: Bools) -> Bools:
-    """Return a mask of kernels with unknown names on streams where all other kernels communicate.
+    """Return a mask of kernels with uninformative names on streams where all other kernels communicate.
 
     The mask is empty unless other streams compute.
     """

@@ -14,22 +14,22 @@ from opreplay.traces.model import HOLE, KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kernels
 
 LEAST_SHARE = 0.05
-"""Share of device time or device events with impossible times from which on no total or verdict may rely on them."""
+"""Minimum share of device time or device events with impossible times that makes totals and verdicts unreliable."""
 EARLY_SHARE = 0.01
-"""Share of device events that start before their launch from which on host and device clocks are taken to differ.
+"""Minimum share of device events that start before their launch; above it, host and device clocks count as different.
 
 Public traces of CUDA and HIP contain no such events.
 """
 
 ZERO_SHARE = 0.5
-"""Share of ops with duration 0 from which on host times count as not recorded; whole microseconds produce far fewer."""
+"""Share of ops with duration 0 above which host times count as not recorded; rounding to 1 us makes far fewer zero."""
 KERNEL_US = 0.05, 1e7
-"""Shortest and longest plausible median kernel: an empty kernel takes about 1 us, and a driver ends one that runs for
-seconds.
+"""Lowest and highest plausible median duration of kernels, in µs: an empty kernel takes about 1 us, and a driver ends
+one that runs for seconds.
 """
 VIEW_US = 0.02, 300.0
-"""Shortest and longest plausible median of ops that only make views: any op takes a fraction of a microsecond, and
-these do no work.
+"""Lowest and highest plausible median duration, in µs, of ops that only make views: any op takes a fraction of a
+microsecond, and these ops do no work.
 """
 VIEWS = frozenset(f"aten::{name}" for name in ("view", "as_strided", "t", "transpose", "permute", "unsqueeze", "slice"))
 
@@ -51,7 +51,7 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     collided_share: float = 0.0
     """Share of device time whose op or process is uncertain because ids collide; 0 if it is small.
 
-    Durations are not affected; the work assigned to a process or a step is.
+    Durations are not affected, but the work assigned to a process or a step is.
     """
     displaced: int = 0
     """Kernels that start milliseconds before the launch with their id, if there are more than a few.
@@ -59,14 +59,14 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     The work assigned to a process or a step, and idle time, are affected.
     """
     displaced_by_us: float = 0.0
-    """Maximum time by which these kernels start before their launch."""
+    """Maximum time by which displaced kernels start before their launch."""
     shared_ids: int = 0
     """Device events whose correlation id is shared by many others, if there are more than a few.
 
-    Which launch started them, and what idle time waits for, is then unknown.
+    It is then unknown which launch started them, and what idle time waits for.
     """
     zero_ops: int = 0
-    """Host ops with duration 0, if most ops have it, which means that host times are not recorded."""
+    """Number of host ops with duration 0 if most ops have this duration, because host times are then not recorded."""
     kernel_us: float = 0.0
     """Median kernel duration if it is implausibly short or long, so that times are probably not in microseconds;
     otherwise 0.
@@ -93,13 +93,13 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _holes(losses: Mapping[str, int]) -> int:
-    """Return the number of places where bytes are missing; an event with two process ids or times counts as one."""
+    """Return the number of places where bytes are missing, including events with two process ids or times."""
     joined = max(losses.get(f"duplicate key {key}", 0) for key in ("cat", "ph", "pid", "tid", "ts"))
     return losses.get(HOLE, 0) + joined
 
 
 def clock_offset_us(trace: Trace) -> float:
-    """Return the smallest possible difference between host and device clocks; 0 if there is no evidence of one."""
+    """Return the minimum difference between host and device clocks, in µs; 0 if there is no evidence of one."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
     return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
@@ -115,8 +115,8 @@ def collided_share(trace: Trace) -> float:
 
 
 def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
-    """Return the median of the durations above 0 if it lies outside the given range; 0 if it does not or there are too
-    few.
+    """Return the median in µs of all durations above 0 if it lies outside the given range; otherwise, or for too few
+    durations, 0.
     """
     known = durations_ns[durations_ns > 0]
     if len(known) < FEWEST:
@@ -126,13 +126,13 @@ def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, lo
 
 
 def _kernel_us(trace: Trace) -> float:
-    """Return the median duration of kernels if it is implausible for a kernel, otherwise 0."""
+    """Return the median kernel duration in µs if it is implausible, otherwise 0."""
     kernels = trace.kernels
     return _impossible_median_us(kernels.dur_ns[kernels.category == KERNEL_CATEGORIES.index("kernel")], *KERNEL_US)
 
 
 def _view_us(trace: Trace) -> float:
-    """Return the median duration of the ops that make views if it is implausible for them, otherwise 0."""
+    """Return the median duration in µs of ops that only make views if it is implausible, otherwise 0."""
     makes_view = np.array([signature.name in VIEWS for signature in trace.signatures], bool)
     if not makes_view.any() or not len(trace.ops):
         return 0.0
@@ -140,9 +140,9 @@ def _view_us(trace: Trace) -> float:
 
 
 def _zero_ops(trace: Trace) -> int:
-    """Return how many ops have duration 0 if most have, in a file that records start times; otherwise 0.
+    """Return how many ops have duration 0 if most do and the file records start times; otherwise 0.
 
-    Ops added to a trace from a graph capture take no host time, so such a trace provides no evidence.
+    If ops were added from a graph capture, return 0, because added ops take no host time.
     """
     joined = trace.info.graphs is not None and trace.info.graphs.matched_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())

@@ -33,8 +33,8 @@ def product_flops(first: Shape, second: Shape) -> int:
 
 
 def bilinear_flops(first: Shape, weight: Shape, second: Shape) -> int:
-    """Return the operations of the sums of x[i] w[o, i, j] y[j], computed as a product with x [..., i] and one with y
-    [..., j].
+    """Return the operations of the sums over i and j of x[i] w[o, i, j] y[j] for each o: a product with x [..., i],
+    then one with y [..., j].
     """
     outputs, width, other = weight
     return 2 * prod(first[:-1]) * outputs * (width + 1) * other if second else 0
@@ -70,7 +70,7 @@ def _broadcast(first: Shape, second: Shape) -> list[int]:
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of attention on [..., heads, tokens, width]; if keys have fewer heads, their heads are
+    """Return the operations of attention on [..., heads, tokens, width]; if there are fewer key heads, they are
     repeated.
     """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Find kernels with impossible recorded times: two at the same time on one stream, or one longer than all others
-together.
+"""Find kernels with impossible recorded times: overlaps on one stream, duplicates, or one kernel far longer than the
+rest of the recording.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import numpy as np
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 
 NOTABLE_NS = 1000
-"""Overlap up to this length is ignored: clocks are inexact, and a launch may begin before the preceding kernel has
-ended.
-"""
+"""Maximum overlap that is ignored: clocks are inexact, and a launch may begin before the preceding kernel has ended."""
 TIMES_THE_REST = 1000
 """Minimum ratio of an impossible kernel's duration to the time from the first to the last start of anything else."""
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
-"""Minimum number of kernels for one to be an outlier, and for overlaps to be a pattern."""
+"""Minimum number of kernels for one of them to be an outlier, and of overlaps to be a pattern."""
 OUTLIER_SHARE = 0.5
 """Minimum share of all device time that a kernel must take to be reported as an outlier."""
 OUTLIER_RATIO = 20
-"""Minimum ratio of an outlier's duration to the median of the other kernels with its name, op and shapes."""
+"""Minimum ratio of an outlier's duration to the median of all other kernels with the same name, op and shapes."""
 _RARE = 0.02
-"""Maximum share of a stream's overlaps that may contradict dependent launches."""
+"""Maximum share of a stream's overlaps that dependent launches cannot explain; above it, none is explained by them."""
 _SAME_NAMES = 0.2
-"""Maximum share of a stream's overlaps between kernels of the same name; above it, two merged recordings are more
-likely.
+"""Maximum share of a stream's overlaps between kernels of the same name; above it, two merged recordings are a more
+likely cause.
 """
 
 
@@ -38,12 +36,12 @@ Kind = Literal["recorded twice", "longer than the rest of the recording", "overl
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels of a trace that have the same fault."""
+    """The kernels of a trace whose recorded times are impossible for the same reason."""
 
     kind: Kind
     kernels: int
     share: float
-    """Share of the recorded device time."""
+    """Share of the recorded device time that these kernels take."""
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +52,10 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     """Op that owns the kernel."""
     us: float
     usual_us: float
-    """Median duration of the other kernels with its name, op and shapes."""
+    """Median duration of all other kernels with the same name, op and shapes."""
     others: int
     share: float
-    """Share of the recorded device time."""
+    """Share of the recorded device time that this kernel takes."""
 
 
 def outlying_kernel(trace: Trace) -> Outlier | None:
@@ -92,7 +90,7 @@ def outlying_kernel(trace: Trace) -> Outlier | None:
 
 
 def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
-    """Return the faults of recorded device times; empty for NPUs, whose tasks may nest.
+    """Return the kinds of impossible device times in a trace; empty for NPUs, whose tasks may nest.
 
     Each kernel is counted once.
     """

@@ -1,9 +1,8 @@
 # pyright: strict
 """Determine the class of work of a kernel or an op: GEMM, attention, elementwise, communication, ...
 
-The class follows from the op that owns a kernel, because a copy made by a product is part of the product. If the op
-does not determine it, the kernel's name does: a mixture-of-experts layer or a compiled region does several kinds of
-work.
+The class follows from the op that owns a kernel, because a copy made by a matrix product is part of the product. Some
+ops do several kinds of work, such as a mixture-of-experts layer or a compiled region; then the kernel's name decides.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CLASSES = (
     "Triton",
     "other",
 )
-"""All classes, in the order in which classes with equal times are listed."""
+"""All classes; classes with equal times are listed in this order."""
 
 _BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
 
@@ -71,13 +70,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
-"""Names that inductor gives to the kernels that it generates: pointwise, reductions, foreach, split scans, and "unk"
-for cooperative and mixed-order reductions.
+"""Names that Inductor gives to kernels that it generates: pointwise, reductions, foreach, split scans, and "unk" for
+cooperative and mixed-order reductions.
 """
 _TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
-"""Names that inductor gives to kernels from its templates; each group is named as the class of its kernels."""
+"""Names that Inductor gives to kernels from its templates; the matching group has the name of the kernel's class."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
-"""Names of ops that route, multiply and sum, that is, mixture-of-experts layers."""
+"""Names of ops that are mixture-of-experts layers: they route, multiply and sum."""
 _NODES = ("autograd::engine::", "torch::autograd::")
 
 
@@ -88,11 +87,11 @@ def class_named(text: str) -> str | None:
 
 @lru_cache(maxsize=65536)
 def class_of(name: str) -> str:
-    """Return the class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") from only its name.
+    """Return the class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD"), judging only by its name.
 
-    A Triton kernel of inductor is "GEMM", "attention" or "convolution" if it was made from a template
-    ("triton_tem_fused_addmm_relu_3"); its loops ("triton_red_fused__softmax_0") are "Triton", because they fuse work of
-    several classes. Unknown names are "other".
+    A Triton kernel of Inductor is "GEMM", "attention" or "convolution" if it was made from a template
+    ("triton_tem_fused_addmm_relu_3"). Generated loops ("triton_red_fused__softmax_0") are "Triton", because they fuse
+    work of several classes. Unknown names are "other".
     """
     if is_communication(name):
         return "communication"
@@ -130,7 +129,7 @@ def class_of_work(op: str, kernel: str) -> str:
     """Return the class of a kernel launched by an op; `op` is "" if unknown.
 
     A communication kernel is communication whatever op launched it. A communication op gives its class to kernels with
-    unknown names; its copies and casts keep their own class.
+    unknown names; copies and casts that it launches keep their own class.
     """
     of_kernel, of_op = class_of(kernel), class_of_op(op)
     if of_kernel == "communication" or of_op == "other":
@@ -149,7 +148,5 @@ def may_multiply(kind: str, name: str) -> bool:
 
 
 def is_uninformative(kernel: str) -> bool:
-    """Check that a kernel's name is no evidence against communication: it shows no known class and no known kernel
-    library.
-    """
+    """Check whether a kernel's name leaves open that it communicates: it shows no known class and no known library."""
     return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

@@ -20,9 +20,9 @@ from opreplay.traces.reading.source import Source
 
 CHUNK = 4 << 20
 SPAN = 600
-"""Bytes before and after the name in which the rest of the event is searched."""
+"""Bytes before and after the name in which the rest of a module call's event is searched."""
 MAX_MODULES = 5_000_000
-"""Maximum number of module calls read; the others are ignored."""
+"""Maximum number of module calls read; further calls are ignored."""
 _MARK = b"nn.Module: "
 _NAME = re.compile(rb'"name"\s*:\s*"nn\.Module: ([^"\\]{1,200})"')
 _NUMBER = {key: re.compile(rb'"%s"\s*:\s*"?(-?[0-9.eE+]+)"?' % key) for key in (b"ts", b"dur")}
@@ -36,7 +36,7 @@ Call = tuple[str, tuple[str, str], float, float]
 def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
     """Return each op's enclosing module classes ("Bert/BertLayer/Linear", "" for none); () if no module is recorded.
 
-    All instances of a class count as one. Raises TraceError if the file can no longer be read.
+    All instances of a class count as one module. Raises TraceError if the file can no longer be read.
     """
     by_track: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in islice(_calls(path, limits), MAX_MODULES):
@@ -58,7 +58,7 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
 
 
 def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
-    """Return the path of each call: the names of its enclosing calls, outermost first, and its own."""
+    """Return the path of each call: the names of its enclosing calls, outermost first, then its own name."""
     rows, parents = nest(np.arange(len(names)), start, dur)
     paths: list[str] = [""] * len(names)
     pairs: Iterable[tuple[int, int]] = zip(rows.tolist(), parents.tolist(), strict=True)
@@ -83,7 +83,7 @@ def _calls(path: str, limits: Limits) -> Iterator[Call]:
 
 
 def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
-    """Return the available text of the event whose name matched."""
+    """Return the text of the event whose name matched, as far as it was read."""
     opened = max(0, text.rfind(b"{", max(0, match.start() - SPAN), match.start()))
     around = text[opened : match.end() + SPAN]
     closed = around.find(b"}", match.end() - opened)

@@ -18,14 +18,14 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     tflops: dict[str, float]
-    """10¹² operations per second by dtype, of the matrix units if they support it.
+    """10¹² operations per second by dtype, by the matrix units where they support the dtype.
 
     "tf32" is the rate of float32 products with reduced precision allowed, "float32" the rate without.
     """
     gb_per_s: float
     """Memory bandwidth, in 10⁹ bytes per second."""
     cache_mib: int = 256
-    """Size of the last-level cache; without a data sheet, the size of the largest one."""
+    """Size of the last-level cache in MiB; without a data sheet, the size of the largest known cache."""
 
     def rate_of(self, dtype: str) -> float | None:
         """Return the rate of products of a dtype in 10¹² operations per second; None if unknown."""
@@ -39,7 +39,7 @@ _EIGHT_BITS = ("GB200", "B200", "GH200", "H200", "H100", "L40", "L4", "MI355X", 
 
 
 def _half(device: str, half: float, tf32: float | None, single: float, memory: float, cache: int = 256) -> Peak:
-    """Return the peak of a device with equal bfloat16 and float16 rates; `cache` is in MiB."""
+    """Return the peak of a device with equal rates for bfloat16 and float16; `cache` is in MiB."""
     tflops = {"float16": half, "bfloat16": half, **({} if tf32 is None else {TF32: tf32}), "float32": single}
     return Peak(device=device, tflops=tflops, gb_per_s=memory, cache_mib=cache)
 
@@ -78,16 +78,16 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0, 16)),
     ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0, 16)),
 )  # fmt: skip
-"""(word of a recorded name, peak), with longer names of a family first.
+"""(part of a recorded device name, peak); more specific parts come first.
 
-A word ends at the end of a run of letters and digits, so that an A10G or an RTX A1000 does not match A10 or A100.
+A part ends at the end of a run of letters and digits, so that an A10G or an RTX A1000 does not match A10 or A100.
 """
 
 _TF32 = re.compile(r"[tx]f32")
 _MATRIX_UNITS = re.compile(r"s1688|tensorop|_mx_")
-"""Signs of TF32 in kernel names that contain neither "tf32" nor "xf32".
+"""Parts of kernel names that indicate TF32 without "tf32" or "xf32".
 
-These are CUTLASS' instruction shape for TF32 and its matrix units, and Tensile's XFloat32.
+They are CUTLASS's instruction shape for TF32 and its matrix units, and Tensile's XFloat32.
 """
 _OTHER_UNITS = re.compile(r"f16|simt")
 
@@ -108,7 +108,7 @@ def is_exact_float32(kernel: str) -> bool:
 
 
 def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool) -> bool:
-    """Check whether the roof of the work can be determined from its bytes.
+    """Check whether a minimum time of the work can be computed.
 
     It cannot if the work may multiply and the time of its multiplications is unknown.
     """
@@ -118,7 +118,7 @@ def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool)
 def roof_us(
     peak: Peak, flops: float | None, moved: float | None, dtype: str, *, multiplies: bool = True
 ) -> tuple[float, str] | None:
-    """Return (minimum time in µs for these operations and bytes, the peak that bounds it: "memory" or the dtype).
+    """Return (minimum time in µs for these operations and bytes, the peak that determines it: "memory" or the dtype).
 
     Return None if neither is known, or if the work `multiplies` and its operations or their rate are unknown. `dtype`
     is a key of `Peak.tflops`: "tf32" for float32 products with reduced precision allowed.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare all steps of a trace and show how kernels are launched, to choose a step to look at."""
+"""Compare all steps of a trace and show how kernels are launched, so that the user can choose a step."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from opreplay.traces.times.busy import union_us
 from opreplay.traces.times.doubts import Doubts, doubts_of
 
 OUTLIER = 1.2
-"""Minimum ratio to the median duration for a step to be an outlier."""
+"""Minimum ratio of an outlier step's duration to the median duration."""
 SHORT_US = 10.0
-"""Kernels shorter than this are short: about the time that the host needs to launch one."""
+"""Maximum duration of a short kernel: about the time that the host needs to launch one."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One marked step; times in microseconds."""
+    """One marked step; times are in microseconds."""
 
     name: str
     start_us: float
     """Start relative to the first step."""
     host_us: float
-    """Duration of the mark on its thread."""
+    """Duration of the annotation that marks the step."""
     tasks: int
-    """Number of kernels, copies and fills launched within the mark."""
+    """Number of kernels, copies and fills launched during the step."""
     busy_us: float | None
-    """Time during which at least one device stream ran some of these tasks; None without device work."""
+    """Time during which at least one device stream ran the step's tasks; None without device work."""
     gaps_us: float | None
-    """Time between the first and the last of these tasks without work, which is only part of a step's idle time."""
+    """Time without work between the step's first and last task, which is only part of the step's idle time."""
     over_median: float
-    """`host_us` divided by that of the median step."""
+    """`host_us` divided by the median over all steps."""
     outlier: bool
 
 
 class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel, copy or fill whose launching calls are recorded; times in microseconds."""
+    """All launches of one kernel, copy or fill whose launching calls are recorded; times are in microseconds."""
 
     name: str
     launches: int
@@ -52,14 +52,14 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     short_share: float
     """Share of launches that take less than 10 us on the device."""
     below_call_share: float | None
-    """Share of launches that take less time than their launching call took on the host; None if only launch times are
-    recorded.
+    """Share of launches whose device time is shorter than their launching call on the host; None if only launch times
+    are recorded.
     """
     delay_us: float | None
     """Median time from the end of the launching call, or from the recorded moment of the launch, to the start on the
     device.
 
-    It is 0 for a kernel that starts before that end, and shows waiting on the device or in queues. None if host and
+    It shows waiting on the device or in queues; a kernel that starts before the call ends counts as 0. None if host and
     device clocks differ.
     """
     delay_p90_us: float | None
@@ -71,7 +71,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     by: Literal["step"] = "step"
     median_us: float
     unlinked: int
-    """Device work whose launching call and op are both unrecorded; it belongs to no step."""
+    """Number of device tasks whose launching call and op are both unrecorded; they belong to no step."""
     rows: tuple[StepRow, ...]
 
 
@@ -82,14 +82,14 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
     launches: int
     """Number of launches whose launching calls are recorded."""
     unlinked: int
-    """Device work whose launching call is not recorded: work of graphs, or work launched before the recording began."""
+    """Number of device tasks without a recorded launching call: work of graphs, or launched before the recording."""
     doubts: Doubts = Doubts()
     """Reasons to doubt the times."""
     rows: tuple[LaunchRow, ...]
 
 
 def step_table(trace: Trace) -> StepTable:
-    """Return every marked step of a trace read with its activity. Raises NothingRan if none is marked."""
+    """Return a row for every marked step of a trace read with its activity. Raises NothingRan if none is marked."""
     steps = steps_of(trace)
     if not steps:
         raise NothingRan(
@@ -165,8 +165,9 @@ def launch_table(trace: Trace) -> LaunchTable:
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (times in ns, number of launched device tasks that have not begun) at the start of an interval and at each
-    change in it.
+    """Return (times in ns, number of device tasks from then on that are launched but have not begun).
+
+    The times are the start of the interval and each change within it.
     """
     (rows, calls), activity = _linked(trace), trace.activity
     if activity is None or not len(rows):
@@ -184,7 +185,7 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
 
 
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return when each row of `Trace.kernels` was launched, from its call or otherwise its owning op; -1 if unknown."""
+    """Return when each row of `Trace.kernels` was launched, by its launching call or owning op; -1 if unknown."""
     owner = trace.kernels.owner
     launched = np.full(len(owner), -1, np.int64)
     launched[owner >= 0] = trace.ops.start_ns[owner[owner >= 0]]
@@ -195,9 +196,7 @@ def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _linked(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (rows of `Trace.kernels`, rows of the calls that launched them) for kernels and calls with equal
-    correlation ids.
-    """
+    """Return (rows of `Trace.kernels`, rows of the calls that launched them), matched by correlation id."""
     if trace.activity is None or not len(trace.kernels):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     calls, wanted = trace.activity.calls.correlation, trace.activity.correlation

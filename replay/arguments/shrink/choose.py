@@ -1,10 +1,10 @@
 # pyright: strict
-"""Shrinks an op that exceeds its memory budget until it can run, and reports the change; does not use torch.
+"""Shrink an op that exceeds its memory budget until it can run, and report the change; does not use torch.
 
-There are three ways, tried in this order. First, a pool that the call hardly uses (a KV cache, an embedding table) gets
-fewer rows (`pools`); the work stays the same. Second, a view gets a smaller base tensor; this moves no data, so the
-work stays the same, too. Third, an op whose slices are computed independently runs on some of them (`slices`), and its
-time is scaled up. The plan keeps the recorded op, which is used for predictions.
+Three ways are tried in this order. First, a pool that the call hardly uses (a KV cache, an embedding table) gets fewer
+rows (`pools`); the work stays the same. Second, a view gets a smaller base tensor; a view moves no data, so the work
+stays the same, too. Third, an op whose slices are computed independently runs on some of them (`slices`), and its time
+is scaled up. The plan keeps the recorded op, which is used for predictions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 SIZED = frozenset({"as_strided", "as_strided_", "view", "_unsafe_view", "_reshape_alias", "expand", "reshape"})
-"""Views with the size of the result, and possibly its strides, as arguments."""
+"""View ops that take the size of the result, and possibly its strides, as arguments."""
 UNSIZED = frozenset(
     names(
         "transpose permute t unsqueeze squeeze alias detach select slice narrow movedim unbind lift_fresh numpy_T "
         "swapaxes adjoint view_as_real view_as_complex"
     )
 )
-"""Views with dimensions as arguments."""
+"""View ops that take dimensions but no sizes."""
 
 
 def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Return a view of a smaller tensor that needs at most `limit_bytes`, and a note; the op unchanged if that fails.
+    """Return (view of a smaller tensor that needs at most `limit_bytes`, a note); the unchanged op if that fails.
 
-    The outermost dimension that suffices is cut, in the base tensor and in the sizes that the call requests.
+    The first dimension that can be cut enough is cut, in the base tensor and in the sizes that the call requests.
     """
     short = op.name.removeprefix("aten::")
     base = op.args[0].tensors[0] if op.args and op.args[0].type == "Tensor" and op.args[0].tensors else None
@@ -62,10 +62,9 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 
 
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
-    """Yield pairs for cutting `dim`.
+    """Yield ways to cut dimension `dim` of a view's base tensor.
 
-    They are the dimension of the requested sizes that shrinks with `dim`, or None, and the number that the kept size
-    must be a multiple of.
+    Each is (dimension of the requested sizes that shrinks with `dim`, or None; number that must divide the kept size).
     """
     size, values = base.shape[dim], op.values
     if size < 2:
@@ -89,8 +88,8 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 
 def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
-    """Return the call with `pieces` times `unit` entries in dimension `dim`, and the size requested at `at` reduced to
-    match.
+    """Return the call with `pieces` times `unit` entries in dimension `dim`; the size requested at `at` shrinks with
+    it.
     """
     length = pieces * unit
     small = resize_tensor(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
@@ -117,18 +116,18 @@ def _with(op: ReplayOp, base: TensorMeta, values: dict[str, Any]) -> ReplayOp:
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """An op as it can run within the budget."""
+    """An op in a form that can run within the budget."""
 
     op: ReplayOp
     part: float = 1.0
-    """Share of the recorded op's work that is left."""
+    """Share of the recorded op's work that remains."""
     assumptions: tuple[Assumption, ...] = ()
 
 
 def shrink_to_limit(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
     """Shrink `op` to at most `limit_bytes` if possible; return it unchanged if it fits or cannot be shrunk.
 
-    A product of more than `max_flops` floating-point operations also runs on only some of its slices.
+    A product of more than `max_flops` floating-point operations also runs only on some of its slices.
     """
     need, flops = need_of(op).total, product_flops(op)
     if need <= limit_bytes and flops <= max_flops:
@@ -145,7 +144,7 @@ def shrink_to_limit(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf)
 
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
-    """Return `op` on some of its slices, or unchanged if it cannot be sliced."""
+    """Return `op` restricted to some of its slices; unchanged if it cannot be sliced."""
     best_cut = cut_to_slices(
         op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops
     )

@@ -12,12 +12,12 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.times import flops
 
 FLOPS_PER_THREAD = 1e10
-"""Conservative floating-point operations per second of one thread in float32 products.
+"""Assumed floating-point operations per second of one thread in float32 products.
 
-Half of the speed of one core of a 2020 server while its other cores are busy.
+This is conservative: half of the speed of one core of a 2020 server while its other cores are busy.
 """
 PATIENCE_S = 20.0
-"""Calls with a longer estimated time run on only some of their slices; a third of the time limit of an op."""
+"""Calls with a longer estimated time, in seconds, run on some of their slices; a third of the time limit of an op."""
 _PRODUCTS = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
@@ -50,7 +50,7 @@ def product_flops(op: ReplayOp) -> float:
 
 
 def _real_flops(op: ReplayOp, shapes: dict[str, tuple[int, ...]]) -> float:
-    """Return the FLOPs, treating all numbers as real."""
+    """Return the FLOPs of the product, counting all numbers as real."""
     short = op.name.removeprefix("aten::")
     if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
         first, second = (shapes[name] for name in _PRODUCTS[short])

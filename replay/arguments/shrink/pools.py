@@ -1,8 +1,8 @@
 # pyright: strict
 """Cut KV caches and embedding tables, of which a call uses only some rows, down to the memory budget.
 
-This module decides which arguments are pools of this kind. Initializers derive indices from the tensors' shapes, so
-indices into a pool with fewer rows stay in range.
+This module decides which arguments are such pools. Initializers derive indices from the tensors' shapes, so indices
+into a pool with fewer rows stay in range.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CACHES = frozenset(
         "value k v K V kcache vcache"
     )
 )
-"""Argument names of paged caches, if the call also has an argument in `PLACES`."""
+"""Argument names that mean a paged cache if the call also has an argument in `PLACES`."""
 PLACES = names(
     "block_tables block_table page_table kv_page_indices kv_indices slot_mapping slot_indices indices loc "
     "block_table_tensor"
 )
 """Argument names that select blocks or slots of a cache."""
 PLACED_OPS = ("cache", "attention", "attn", "varlen", "mla", "mha", "fmha", "pa_fwd", "set_kv_buffer", "fwd")
-"""Parts of the names of ops on paged caches, because `key` and `indices` have other meanings in other ops."""
+"""Substrings of the names of ops on paged caches; in other ops, `key` and `indices` have other meanings."""
 TABLES: dict[str, tuple[str, str]] = {
     "aten::embedding": ("weight", "indices"),
     "aten::embedding_bag": ("weight", "indices"),
@@ -54,14 +54,14 @@ TABLES: dict[str, tuple[str, str]] = {
 }
 """Op → (argument with the table, argument that selects its rows)."""
 BATCHED_TABLES = "_embedding_codegen_"
-"""Part of the names of fbgemm's lookups, whose `WEIGHTS` have all tables one after the other in one dimension."""
+"""Substring of the names of fbgemm's lookups; their `WEIGHTS` have all tables, one after the other."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 STACKED_KEYS_AND_VALUES = 2
-"""Size of the first dimension of a stacked cache [2, blocks, ...], which holds the keys and then the values."""
+"""Size of the first dimension of a cache [2, blocks, ...] that holds the keys and then the values."""
 
 
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Return the op with fewer rows in its pools so that it needs at most `limit_bytes`, and a note for each pool.
+    """Return (op with fewer rows in its KV caches and tables to need at most `limit_bytes`, a note for each of these).
 
     The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows, at least as
     many as the call uses at once. A cache keeps at least one row per sequence; if block tables refer to more rows than
@@ -85,7 +85,7 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
 
 
 def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: Callable[[ReplayOp], bool]) -> int:
-    """Return the largest size below `high` to which the op can be cut and that fits; `low` if no larger one fits."""
+    """Return the largest size below `high` at which the cut op fits; `low` if no larger size fits."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(cut(middle)) else (low, middle)
@@ -93,12 +93,12 @@ def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: C
 
 
 def single_tensors(op: ReplayOp) -> dict[str, TensorMeta]:
-    """Return the tensor arguments by name, without tensor lists."""
+    """Return name → metadata of the tensor arguments, without tensor lists."""
     return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
 
 
 def pools_of(op: ReplayOp) -> dict[str, int]:
-    """Map the name of each pool to the dimension that counts its rows."""
+    """Map the name of each KV cache or table argument to its dimension that counts rows."""
     tensors = single_tensors(op)
     if op.name in TABLES:
         return _table(op, *TABLES[op.name])
@@ -135,7 +135,7 @@ def _block_dim(meta: TensorMeta) -> int:
 
 
 def _rows_needed(op: ReplayOp) -> int:
-    """Return the smallest number of rows that does not change the work of the call."""
+    """Return the smallest number of rows of a pool that does not change the work of the call."""
     values, tensors = op.values, single_tensors(op)
     if op.name == "aten::gather":
         # One index for each column: no more rows than the index has.
@@ -168,12 +168,12 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
 
 
 def resize_tensor(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
-    """Return a dense tensor of another size whose dimensions keep their order in memory."""
+    """Return the metadata of a dense tensor with another shape; dimensions keep their order in memory."""
     return in_new_memory(meta, shape, None if meta.strides is None else dense_strides(shape, meta.strides))
 
 
 def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorMeta:
-    """Return the tensor in separate memory, just large enough for it, without the recorded offset and storage."""
+    """Return the tensor's metadata in separate memory just large enough, without recorded offset and storage."""
     return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
 
@@ -189,7 +189,7 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results except the pool itself, which would be counted twice."""
+    """Return the results except the pool itself, which would count twice."""
     if op.outputs is None:
         return None
     whole = {_meta(op, name).shape for name in pools if any(a.name == name and a.mutated for a in op.args)}

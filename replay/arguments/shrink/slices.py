@@ -20,7 +20,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 MIN_PART = 1 / 64
-"""Minimum share of an op that may represent the whole op."""
+"""Minimum share of an op's slices whose time may be scaled up to the whole op."""
 
 Shape = tuple[int, ...]
 
@@ -30,9 +30,9 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     dims: dict[str, int]
-    """Argument → dimension to cut; all tensors of a list are cut alike. Other arguments are not cut."""
+    """Argument → dimension to cut, the same in all tensors of a list. Arguments that are not listed are not cut."""
     out: int | None
-    """Dimension to cut in the results, except in results of another size there; None to cut none."""
+    """Dimension to cut in results that have the full size there; None to cut none."""
     what: str
 
 
@@ -41,7 +41,7 @@ Fits = Callable[[ReplayOp], bool]
 
 
 def cut_to_slices(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
-    """Return the op on as many slices as fit, their share of the work, and a note; None if no cut fits.
+    """Return (op on as many slices as fit, their share of the work, a note); None if no cut fits.
 
     If several dimensions can be cut, the cut that keeps the largest share is used.
     """
@@ -94,7 +94,7 @@ def _named(op: ReplayOp, *names: str) -> dict[str, TensorMeta]:
 
 
 def _pointwise(op: ReplayOp) -> Iterator[Cut]:
-    """Cut tensors that broadcast together, along any dimension of the widest tensor, counted from the end."""
+    """Yield cuts of tensors that broadcast together, along any dimension of the widest tensor."""
     tensors = single_tensors(op)
     if not tensors or any(arg.type == "Tensor[]" for arg in op.args):
         return
@@ -108,8 +108,8 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
-    """Return the dimensions given by the first of the arguments `names` that is set, as numbers >= 0; empty if none is
-    set.
+    """Return the dimensions (>= 0) given by the first of the arguments `names` that is set; empty if none is set or
+    valid.
     """
     said = next((v for name in names if (v := _value(op, name)) is not None), None)
     dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
@@ -118,7 +118,7 @@ def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
 
 
 def _along(*names: str, squeezes: bool = False) -> Rule:
-    """Cut ops that reduce, sort or normalise along the dimensions given by an argument in `names`, along another
+    """Return a rule for ops that reduce, sort or normalise along the dimensions in an argument of `names`: cut another
     dimension.
     """
 
@@ -141,7 +141,7 @@ def _along(*names: str, squeezes: bool = False) -> Rule:
 
 
 def _first(*names: str, rank: int = 2) -> Rule:
-    """Cut dimension 0 of ops whose arguments `names` have one entry per sample, batch or token there."""
+    """Return a rule that cuts dimension 0, in which the arguments `names` have one entry per sample, batch or token."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = {name: meta for name, meta in single_tensors(op).items() if name in names and len(meta.shape) >= rank}
@@ -153,7 +153,7 @@ def _first(*names: str, rank: int = 2) -> Rule:
 
 
 def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None = None) -> Rule:
-    """Cut matrix products: fewer rows of the left operand or fewer columns of the right one."""
+    """Return a rule for matrix products: keep fewer rows of the left operand or fewer columns of the right one."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = single_tensors(op)
@@ -176,7 +176,7 @@ def _with_others(
 ) -> Iterator[Cut]:
     """Extend the cut of a product to its added operand, unless other arguments also have one entry per row or column.
 
-    Scales and out= would have to be cut as well, so such calls are not cut.
+    Scales and out= would have to be cut, too, so such calls are not cut.
     """
     alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
     if alike <= added.keys():
@@ -184,8 +184,8 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Cut attention on [batch, heads, length, width] to fewer batches, or to fewer heads if all operands have the same
-    number.
+    """Yield cuts of attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have as
+    many heads.
     """
     tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
@@ -199,7 +199,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _joined(op: ReplayOp) -> Iterator[Cut]:
-    """Cut cat along another dimension than the concatenated one, the same dimension in all tensors."""
+    """Yield a cut of `cat` along a dimension that is not concatenated, the same in all tensors."""
     dim = _value(op, "dim")
     metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0
@@ -273,4 +273,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint", "new_zeros", "new_empty",
                      "new_ones", "new_full"), _factory),
 }  # fmt: skip
-"""Op (aten ops without namespace, vendors' ops with it) → rule for where it may be cut."""
+"""Op name (without namespace for aten) → rule that yields its possible cuts."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Fits devices to groups of measured kernels and cross-validates the fits; `fit` owns the optimisation."""
+"""Fits device constants to groups of measured kernels and cross-validates the fits; the optimisation is in `fit`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     soc: str
     launches: tuple[Launch, ...]
     table: str = ""
-    """Name of the measurements; tables of one workload share one name."""
+    """Name of the workload that was measured; several files of one workload share it."""
     weight: float = 1.0
-    """Weight in a fit; the weight of a table grows with the square root of its size."""
+    """Weight in a fit; a workload's total weight grows with the square root of its number of kernels."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A unique kernel predicted by a fit that excluded it."""
+    """Prediction for a unique kernel, by a fit that excluded it."""
 
     soc: str
     family: str
@@ -68,9 +68,8 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
 def fitted_to(
     groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with constants fitted to the groups and the remaining errors stored as neighbours.
-
-    See `fit` for `prior_width`.
+    """Fit the devices' constants to the groups; store the remaining errors, so that they correct predictions for
+    similar kernels. See `fit` for `prior_width`.
     """
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
     fitted = with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
@@ -78,7 +77,7 @@ def fitted_to(
 
 
 def kernels_of(groups: Sequence[Group]) -> list[tuple[KernelCall, str]]:
-    """Return each measured kernel with its SoC."""
+    """Return (kernel, SoC) pairs of the measured kernels."""
     return [(part.call, group.soc) for group in groups for part in group.launches[0].parts]
 
 
@@ -88,7 +87,7 @@ AI_CPU = "AICPU"
 def with_measured_types(
     devices: Mapping[str, DeviceProfile], kernels: Iterable[tuple[KernelCall, str]]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with these kernel types marked as measured on their own SoC or on another SoC."""
+    """Mark the types of measured (kernel, SoC) pairs on each device as measured on its own SoC or on another SoC."""
     measured: dict[str, dict[str, set[str]]] = {}
     for kernel, soc in kernels:
         family = family_of(kernel, devices[soc]).name
@@ -110,8 +109,8 @@ def with_measured_types(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """Return the devices with the groups added as measured neighbours for their generation; existing neighbours are
-    kept.
+    """Return the devices with the prediction errors of the groups added as neighbours, which correct predictions for
+    similar kernels. An error is added to all devices of its SoC's generation. Existing neighbours are kept.
     """
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
@@ -139,7 +138,7 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
 
 
 def held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
-    """Return each group with its prediction by devices that were fitted to other groups."""
+    """Return the predictions of `devices` for groups to which the devices were not fitted."""
     return [
         HeldOut(
             soc=g.soc,
@@ -160,9 +159,9 @@ def cross_validate(
     prior_width: float = 1.0,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> list[HeldOut]:
-    """Predict each unique kernel by a fit to the other folds; `seed` assigns kernels to folds at random.
+    """Predict each unique kernel by a fit to the other folds; `seed` determines how kernels are distributed over folds.
 
-    A kernel measured on two SoCs is in one fold, so that no fit has seen it on another SoC.
+    A kernel measured on two SoCs is in one fold, so that it is never predicted by a fit that saw it on the other SoC.
     """
     keys = sorted({_name(g) for g in groups})
     random.Random(seed).shuffle(keys)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compares predictions with measured calls; `cost.correction` owns what is learned from the shipped calls."""
+"""Compares predictions with measured calls; `cost.correction` learns from the calls shipped with the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
 ASSUMED_L2: L2State = "loop"
-"""Cache state assumed if neither a table nor the user gives one: benchmarks run a call in a loop."""
+"""L2 cache state assumed if neither the table nor the user gives one: benchmarks usually run a call in a loop."""
 
 
 def validate_calls(
@@ -65,8 +65,8 @@ def validate_calls(
 
 
 def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
-    """Return a function from the SoC name in a row to its device: the device of the file `soc` for rows of its base
-    device.
+    """Return a function that loads the device for the SoC named in a table row. If `soc` is a device file, rows that
+    name its base device get the file's device.
     """
     if soc is None or canonical_name(soc) is not None:
         return load_device
@@ -78,10 +78,10 @@ def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
 def _compared(
     call: MeasuredCall, device: DeviceProfile, l2: L2State | None, known: Set[str], contents: ContentsOf
 ) -> Compared | None:
-    """Return a call's predicted and measured times; None if a part of the call has no prediction.
+    """Return the predicted and measured times of a call; None if one of its ops cannot be predicted.
 
-    A call that the correction was learned from is predicted without the measurements of its own source; `shipped_us` is
-    then the time that `op` reports.
+    If the shipped correction was learned from this call (its key is in `known`), the call is predicted without all
+    measurements of the call's source; `shipped_us` is then the time that `op` reports.
     """
     state = call.l2 or l2 or ASSUMED_L2
     parts = _predicted(call, device, state, contents)
@@ -94,7 +94,7 @@ def _compared(
 def _predicted(
     call: MeasuredCall, device: DeviceProfile, state: L2State, contents: ContentsOf, learned: Learned | None = None
 ) -> list[Simulated] | None:
-    """Return the predictions of a call's parts; None if a part has no prediction or the parts take no time in total."""
+    """Return one prediction per op of a call; None if an op cannot be predicted or the total time is 0."""
     parts = simulate_in_turn(call.ops, device, state, contents, learned)
     are_predicted = all(is_predicted(op, part) for op, part in zip(call.ops, parts, strict=True))
     return parts if are_predicted and sum(part.time_us for part in parts) > 0 else None
@@ -108,7 +108,7 @@ def _without(source: str) -> Learned:
 
 
 def row_of(call: MeasuredCall, parts: Sequence[Simulated], *, shipped_us: float | None = None) -> Compared:
-    """Return a measured call with its prediction, the sum over its parts."""
+    """Return a measured call with its prediction, which is the sum over the predictions `parts` of its ops."""
     predicted = sum(part.time_us for part in parts)
     metas = tensors_of(call.ops[0])
     name = call.ops[0].name + (f" and {len(call.ops) - 1} more" if len(call.ops) > 1 else "")

@@ -20,13 +20,13 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
-"""Factor of the 80 % band of a transfer on a known transport; from public profiles, each predicted by a fit without its
-own run.
+"""Factor of the 80 % band for transfers over a known transport. Determined from public profiles; each was predicted by
+a fit that excluded the profile's run.
 """
 
 
 def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
-    """Return the predicted time of all packets of a transfer in sequence; None for an unknown transport."""
+    """Return the predicted microseconds of a transfer, packet after packet; None for an unknown transport."""
     transport = transport_named(transfer.transport, table)
     if transport is None:
         return None
@@ -35,7 +35,7 @@ def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None
 
 
 def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
-    """Return the measured and predicted time of a transfer; None if either is unknown."""
+    """Return a transfer's measured and predicted times; None without a measured time or a known transport."""
     predicted = transfer_us(transfer, soc, table)
     if predicted is None or transfer.transit_us is None or transfer.transit_us <= 0:
         return None
@@ -60,12 +60,12 @@ def compared_with(call: KernelCall, measured_us: float, predicted_us: float) -> 
 
 
 def comparisons_of(pairs: Iterable[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
-    """Return measured transfers with their predictions and SoCs, without the transfers that cannot be predicted."""
+    """Compare (transfer, SoC) pairs with predictions; leave out transfers that cannot be compared."""
     return [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
 
 
 def by_soc(comparisons: Iterable[tuple[Compared, str]]) -> dict[str, list[Compared]]:
-    """Return comparisons by SoC, sorted by name."""
+    """Group comparisons by SoC, sorted by SoC name."""
     grouped: dict[str, list[Compared]] = defaultdict(list)
     for comparison, soc in comparisons:
         grouped[soc].append(comparison)
@@ -73,9 +73,9 @@ def by_soc(comparisons: Iterable[tuple[Compared, str]]) -> dict[str, list[Compar
 
 
 def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
-    """Compute the errors of all measured transfers.
+    """Compute the errors of all transfers in (file, SoC) pairs; the SoC is "" if the file's rows name one.
 
-    Each file comes with its SoC, or "" if its rows name one. Raises Malformed if nothing can be compared.
+    Raises Malformed if no transfer can be compared.
     """
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
     comparisons = comparisons_of(pairs)

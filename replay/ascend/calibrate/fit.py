@@ -1,10 +1,10 @@
 # pyright: strict
-"""Fits the cost model's constants to measured kernels, with priors so that little data cannot spoil them; needs numpy.
+"""Fits the cost model's constants to measured kernels; needs numpy.
 
-The fit works on the logarithms of constants. Each prior is centred on the value before the fit, and its width limits
-how far data may move the constant. Residuals are logarithms of predicted over measured, with a robust (nearly absolute)
-loss. Constants are shared by all SoCs in the fit; floors and bandwidth shares may deviate a little by SoC, and each
-family has a small correction by SoC.
+The fit works on the logarithms of constants. Priors prevent a few measurements from moving constants too far: each
+prior is centred on the constant's value before the fit, and its width limits the move. Residuals are logarithms of
+predicted over measured, with a robust (nearly absolute) loss. All SoCs in the fit share the constants. Floors and
+bandwidth shares may deviate a little by SoC, and each family has a small correction by SoC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 NOISE = 0.12
-"""Standard deviation of the log time of one kernel that no prediction from shapes can explain."""
+"""Standard deviation of the part of a kernel's log time that shapes cannot explain."""
 
 RATE_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.2,
@@ -59,7 +59,7 @@ RATE_WIDTHS: dict[str, float] = {
     "wave_us": 0.8,
     "split_depth": 0.2,
 }
-"""Widths of the priors of shared rates, in log units."""
+"""Field of Rates → width of its prior in log units, for the value shared by all generations."""
 
 GENERATION_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.1,
@@ -69,7 +69,7 @@ GENERATION_WIDTHS: dict[str, float] = {
     "hbm_cube_efficiency": 0.08,
     "resident_share": 0.1,
 }
-"""Widths of the priors for one generation's deviation from the shared rate.
+"""Field of Rates → width of the prior for a generation's deviation from the shared value.
 
 SoCs within a generation do not deviate: otherwise a larger SoC that was measured on another day could be predicted
 slower than a smaller one.
@@ -84,7 +84,7 @@ FAMILY_WIDTHS: dict[str, float] = {
     "launch_factor": 0.3,
     "memory_factor": 0.05,
 }
-"""Widths of the priors of a family's constants."""
+"""Field of FamilyCost → width of its prior."""
 
 FORMS_WITHOUT_VECTOR = frozenset({"matmul", "collective", "aicpu", "free"})
 VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
@@ -94,14 +94,14 @@ SCALE_WIDTH = 0.06
 """Width of the prior for a family's correction on one generation."""
 
 MAX_TRIES = 12
-"""Maximum number of step lengths tried per iteration, each shorter than the last, until one lowers the objective.
+"""Maximum number of step lengths tried per iteration; each is shorter than the last, until one lowers the objective.
 
-With half as many, fits stopped at edges of the objective, where another tile becomes the best, and medians of held-out
-kernels moved by a percent.
+With half as many, fits stopped at kinks of the objective, where the best tile changes, and medians of held-out kernels
+moved by 1 %.
 """
 
 LIMIT = math.log(5.0)
-"""Maximum factor, as a logarithm, by which a constant may move, whatever the data say."""
+"""Logarithm of the maximum factor by which a fit may change a constant."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the kernel's code is in the instruction caches."""
     state: State = "network"
     several: tuple[Part, ...] = ()
-    """The kernels that the measured time covers, if there are several."""
+    """Kernels whose total time was measured, if there are several."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -125,7 +125,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One constant that the fit may move."""
+    """One constant that the fit may change."""
 
     name: str
     """Field of Rates or FamilyCost."""
@@ -157,7 +157,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
 def moved(
     devices: dict[str, DeviceProfile], parameters: Sequence[Parameter], theta: Sequence[float]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with each constant multiplied by exp(theta)."""
+    """Return the devices with each constant multiplied by exp() of its entry in `theta`."""
     out: dict[str, DeviceProfile] = {}
     for soc, device in devices.items():
         rates = {f: getattr(device.rates, f) for f in Rates.__struct_fields__}
@@ -210,8 +210,8 @@ def _jacobian(
     families: Sequence[frozenset[str]],
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return d log(time) / d log(constant) by finite differences; only samples that use the constant are predicted
-    again.
+    """Return d log(time) / d log(constant), by finite differences, for each sample (rows) and constant (columns). Only
+    samples that use the constant are predicted again. `logs` are the samples' log times before the change.
     """
     import numpy as np
 
@@ -241,8 +241,8 @@ def fit(
     iterations: int = 12,
     prior_width: float = 1.0,
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
-    """Fit constants to samples; return the devices with the fitted constants, the parameters and how far each one
-    moved.
+    """Fit constants to samples; return the fitted devices, the parameters and the logarithm of the factor by which each
+    one moved.
 
     `prior_width` multiplies the widths of all priors: use a value below 1 for devices that are already calibrated.
     Takes damped Gauss-Newton steps with robust weights (iteratively reweighted) and accepts a step only if the

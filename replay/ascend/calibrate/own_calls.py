@@ -1,7 +1,6 @@
 # pyright: strict
-"""Calibrates a device with calls that a user measured on it: the rows of its file, and the errors before and after.
-
-Owns which rows are used and these errors; `cost.own_measurements` owns how the rows adjust a prediction.
+"""Calibrates a device with calls that a user measured on it. Selects the rows that the device file stores and computes
+the errors before and after; `cost.own_measurements` adjusts predictions by the stored rows.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from opreplay.traces.errors import Malformed
 
 
 class OwnError(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a measured call, as logarithms of measured over predicted."""
+    """Prediction errors of a measured call, as log(measured / predicted)."""
 
     row: OwnMeasurement
     before: float
     held_out: float
-    """Error when predicted from all other measured calls."""
+    """Error of the prediction by all other measured calls."""
     contradicted: bool
-    """Whether the other calls contradict this one, so that it hardly adjusts any of them."""
+    """Whether this call disagrees with the other calls, so that it gets little weight in predictions."""
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,17 +47,17 @@ class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
     before: DeviceProfile
     after: DeviceProfile
     errors: tuple[OwnError, ...]
-    """Errors of the measured calls; rows that repeat a call are merged."""
+    """One entry per measured call and cache state; repeated rows are merged."""
     rows: int
-    """Rows read, whether used or not."""
+    """Number of rows read, whether used or not."""
     dropped: dict[str, int]
-    """Reason → rows that could not be used."""
+    """Reason → number of rows that could not be used."""
 
 
 def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: ContentsOf) -> OwnFit:
     """Return the device with the measured calls of the tables added; existing calls are kept unless measured again.
 
-    `contents` returns how the values of a call's arguments affect its cost. Raises Malformed if no row can be used, or
+    `contents` returns, for a call, the argument values that affect its cost. Raises Malformed if no row can be used, or
     if there are more calls than a device file may hold.
     """
     bare = msgspec.structs.replace(device, measured=())
@@ -108,15 +107,15 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
 
 
 def median_error(logs: Sequence[float]) -> float:
-    """Return the median of |predicted / measured - 1| from logarithms of measured over predicted."""
+    """Return the median of |predicted / measured - 1|, given values of log(measured / predicted)."""
     return median(abs(exp(-value) - 1.0) for value in logs)
 
 
 def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
-    """Return the device's TOML text.
+    """Return the TOML text of the calibrated device.
 
-    For a shipped device: its name and the measured calls. For a user's device: the text of its file with the measured
-    calls.
+    For a shipped device, the text contains the device's name and the measured calls. For a user's device, it is
+    `file_text` with the measured calls added.
     """
     title = f"{fit.before.title}, with measured calls"
     header = (
@@ -166,8 +165,8 @@ def _measurement(
 
 
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
-    """Return the time of a call predicted with the constants for kernels in networks, and the cache state of an
-    isolated call.
+    """Return a call's time predicted as if its kernels ran within a network, but with the cache state of an isolated
+    call.
 
     Isolated calls are predicted with other constants and with other users' measurements of isolated calls. A measured
     call is compared with this time instead, to learn about the same call in a network.

@@ -1,8 +1,8 @@
 # pyright: strict
 """Calibrates one device to a user's own profile by a cautious refit that starts from its current constants.
 
-Owns how far constants may move, the errors before and after, and the file's text; `calibrate` owns folds and bands,
-`fit` the optimisation.
+Limits how far constants may move, computes the errors before and after, and writes the device file's text. `calibrate`
+does folds and bands, `fit` the optimisation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.traces.errors import Malformed
 
 CAUTION = (0.5, 0.15)
-"""Prior widths to try, relative to a fit from the datasheet; narrow because the constants are already fitted."""
+"""Values of `prior_width` to try; below 1 because the constants are already fitted."""
 
 
 class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +41,11 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
     after: DeviceProfile
     compared_before: tuple[Compared, ...]
     compared_held_out: tuple[Compared, ...]
-    """Predictions by fits that did not see the kernel; empty if there are too few kernels."""
+    """Predictions of each kernel by a fit that excluded it; empty if there are too few kernels."""
     compared_after: tuple[Compared, ...]
     """Predictions by the fit to all kernels."""
     caution: float
-    """The prior width that predicted unseen kernels best; 0 if leaving the constants unchanged did."""
+    """Value of `prior_width` that predicted held-out kernels best; 0 if the unchanged constants predicted them best."""
 
 
 def _error(compared: Sequence[Compared]) -> float:
@@ -56,8 +56,8 @@ def _error(compared: Sequence[Compared]) -> float:
 def _best_caution(
     groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
 ) -> tuple[float, list[HeldOut]]:
-    """Return the prior width that predicts unseen kernels best, and its predictions; 0 and an empty list if no width
-    beats `error`.
+    """Return the `prior_width` that predicts held-out kernels best, and these predictions; 0 and an empty list if none
+    has an error below `error`.
     """
     best: tuple[float, list[HeldOut]] = (0.0, [])
     for caution in CAUTION:
@@ -74,8 +74,8 @@ def recalibrate(
 ) -> Recalibration:
     """Fit `device` to kernels measured on it.
 
-    Cross-validation compares wide and narrow priors; the device stays unchanged if neither predicts unseen kernels
-    better than its current constants. Raises Malformed if there are no kernels to fit to.
+    Cross-validation compares the prior widths of `CAUTION`; the device stays unchanged if none predicts held-out
+    kernels better than its current constants. Raises Malformed if there are no kernels to fit to.
     """
     tell: Callable[[str], None] = on_step or (lambda step: None)
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
@@ -108,14 +108,12 @@ SLOW = 2.5
 slow path.
 """
 ALIKE = 4.0
-"""Maximum factor between the element counts of two kernels of one type and dtype that take the same slow
-path; assumed.
-"""
+"""Factor by which element counts may differ from a slow kernel's for the same slow path to apply; assumed."""
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with a slow path for each kernel type, dtype and size that is still much slower than
-    predicted.
+    """Add a slow path to the device for each kernel type, dtype and size whose measured time is at least `SLOW` times
+    the prediction.
     """
     slow_paths: list[SlowPath] = []
     for group in groups:
@@ -155,8 +153,8 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with the profile's sample counts and cache states, and the profile's kernel types marked as
-    measured on it.
+    """Return the device with sample counts and cache states per kernel family from the measurements, and with their
+    kernel types marked as measured.
     """
     states: dict[str, list[State]] = {}
     for group in groups:
@@ -170,10 +168,7 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
-    """Return the TOML text of a user's calibrated device.
-
-    The text is complete, so that later releases do not change its meaning.
-    """
+    """Return the complete TOML text of a user's calibrated device, whose meaning later releases do not change."""
     kernels = len(fit.compared_before)
     device = msgspec.structs.replace(
         fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"

@@ -1,7 +1,7 @@
 # pyright: strict
 """Reads measured kernel tables and compares predictions with them, by kernel type, by SoC and overall.
 
-Owns the computations of `opreplay validate`; `accuracy` owns the errors, `report.views.validation` the output.
+Does the computations of `opreplay validate`; `accuracy` computes the errors, `report.views.validation` the output.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     """State of the caches while the rows were measured."""
     launches: tuple[Launch, ...]
-    """Launches of the measured rows, including collectives."""
+    """Launches of the measured kernels and ops, including collectives."""
     rows: int
-    """Rows read, with and without a duration."""
+    """Number of rows read, including rows without a duration."""
     dropped: dict[str, int]
     has_held_out: bool = False
     """Whether a column marks held-out rows."""
@@ -106,7 +106,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a validation."""
+    """Errors of predictions compared with measurements."""
 
     figures: Figures
     socs: dict[str, Errors]
@@ -115,19 +115,19 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     measured_rows: int
     fitted_to: int
-    """Number of unique kernels whose sizes equal those of measured neighbours of the device; their errors do not carry
-    over to other kernels.
+    """Number of unique kernels with exactly the sizes of kernels that the device was fitted to; their errors do not
+    carry over to other kernels.
     """
     by_others: int = 0
-    """Number of measured calls that the correction was learned from; each is predicted from the measurements of other
-    sources.
+    """Number of measured calls that the correction was learned from; each is predicted without the measurements of its
+    own source.
     """
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
 
 
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
-    """Read kernel tables; give one device for all of them, or one per table in order.
+    """Read kernel tables and pair them with devices: one device for all tables, or one per table in order.
 
     Raises UsageError if the number of devices does not match the tables, TraceError and Malformed for files that are
     not kernel tables.
@@ -168,7 +168,7 @@ def validate(
 ) -> Validation:
     """Compare predictions with measurements.
 
-    `l2`: cache state assumed at the start of each kernel of a network, instead of the state derived from the launch
+    `l2` is the L2 state assumed at the start of each kernel of a network, instead of the state derived from the launch
     order. `only_held_out` keeps only the rows with 1 in the column HeldOut. Raises UsageError if `only_held_out` is
     given and no table has that column, Malformed if no row is left to compare.
     """
@@ -209,8 +209,8 @@ def validate(
 
 
 def _in_state(run: Measured, l2: L2State | None) -> Measured:
-    """Return a kernel table as if each kernel ran alone with the caches in state `l2`; unchanged for None and
-    "sequence".
+    """Return a kernel table whose launches all start with the L2 in state `l2`, as if each kernel ran alone. The table
+    is unchanged if `l2` is None or "sequence".
     """
     if l2 is None or l2 == "sequence":
         return run
@@ -219,7 +219,7 @@ def _in_state(run: Measured, l2: L2State | None) -> Measured:
 
 
 def _is_learned(launch: Launch, device: DeviceProfile) -> bool:
-    """Check whether a device was fitted to exactly these kernels."""
+    """Check whether the device was fitted to kernels with exactly the sizes of this launch's kernels."""
     return all(is_learned(part.call, family_of(part.call, device), launch.state) for part in launch.parts)
 
 

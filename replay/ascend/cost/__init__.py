@@ -1,2 +1,2 @@
 # pyright: strict
-"""Cost terms of kernel families: how work is counted, and how long the cores take for it."""
+"""Cost terms of kernel families: count the work of a kernel and predict how long the cores take for it."""

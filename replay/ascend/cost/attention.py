@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of fused attention: products on the cube cores, softmax on the vector cores, whichever takes longer."""
+"""Time of fused attention: the longer of products on the cube cores and softmax on the vector cores."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ COMPRESSED_MASK = (2048, 2048)
 INFERENCE = "InferAttention"
 """The family of attention kernels that read a KV cache."""
 MASKS = frozenset({"bool", "uint8", "int8"})
-"""Dtypes of attention masks."""
+"""Dtypes that identify an input as an attention mask."""
 
 KEYS_OF_A_CORE = 4096
-"""Keys that one core processes per block of queries in inference kernels, which distribute longer contexts over more
-cores (flash decoding).
+"""Keys per block of queries that one core processes in inference kernels; longer contexts are split over more cores
+(flash decoding).
 
-The value is the longest measured context. Splitting beyond it is assumed: for two sequences of 65,536, MindIE takes no
-longer than moving their bytes.
+The value is the longest measured context. That longer contexts are split is assumed, because MindIE takes no longer for
+two sequences of 65,536 than moving their bytes takes.
 """
 USUAL_LENGTH = 4096
-"""Longest sequence and context length assumed if the shapes do not give them."""
+"""Sequence length and context length assumed if the shapes do not give them."""
 
 
 class Scores(NamedTuple):
-    """The score matrix of an attention call."""
+    """Size of the score matrix of an attention call."""
 
     pairs: float
     """Number of query-key pairs that are computed, over all batches and heads."""
     head_dim: int
     value_dim: int
     rows: float
-    """Query rows, over all batches and heads."""
+    """Number of query rows, over all batches and heads."""
     dtype: str
     moved: float
     """Bytes of queries, keys, values and outputs, each read or written once."""
@@ -52,12 +52,12 @@ def _number(call: KernelCall, key: str) -> float | None:
 
 
 def scores_of(call: KernelCall) -> Scores | None:
-    """Return the score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), or from
-    shapes if these are missing.
+    """Return the score matrix's size from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`),
+    or from shapes if these are missing.
 
-    Shapes alone are ambiguous. The statistics of the training kernels, (B, heads, S, 8) or (T, heads, 8), give heads
-    and length for every layout (SBH, BSH, BNSD, BSND, TND). Without them, (T, heads, D) is read as packed sequences of
-    USUAL_LENGTH. A square mask is read as causal.
+    Shapes alone are ambiguous. The softmax statistics of training kernels, (B, heads, S, 8) or (T, heads, 8), give
+    heads and length for every layout (SBH, BSH, BNSD, BSND, TND). Without statistics, (T, heads, D) is read as packed
+    sequences of USUAL_LENGTH. A square mask is read as causal.
     """
     if not call.inputs or call.inputs[0] is None:
         return None
@@ -83,8 +83,8 @@ def scores_of(call: KernelCall) -> Scores | None:
 
 
 def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
-    """Check whether a mask is causal: the compressed mask, or a full square mask over equal lengths, which networks
-    rarely use for anything else.
+    """Check whether a call has a causal mask: the compressed mask, or a full square mask over equal lengths, which
+    networks rarely use for anything else.
     """
     for spec in call.inputs[3:]:
         if spec is None or len(spec.shape) < 2 or spec.dtype not in MASKS:
@@ -96,7 +96,7 @@ def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
 
 
 def _statistics(call: KernelCall) -> TensorSpec | None:
-    """Return the softmax maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed
+    """Return the spec of the softmax maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed
     sequences.
     """
     specs = call.inputs[3:] + call.outputs
@@ -127,9 +127,8 @@ def _of_statistics(
 def _of_packed(
     call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
 ) -> tuple[float, float, int]:
-    """Return (pairs, rows, head size) for TND.
-
-    The split of tokens into sequences depends on values, so the longest sequence is assumed to be USUAL_LENGTH.
+    """Return (pairs, rows, head size) for packed sequences (layout TND). The split of tokens into sequences depends on
+    values, so the longest sequence is assumed to have USUAL_LENGTH tokens.
     """
     tokens, heads, dim = query.shape
     longest = min(tokens, USUAL_LENGTH)
@@ -154,7 +153,7 @@ def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[flo
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
-    """Return the number of keys of one sequence; the position of the query length identifies SBH, BSH, BNSD or BSND."""
+    """Return the number of keys per sequence; the query length's dimension identifies SBH, BSH, BNSD or BSND."""
     if len(key.shape) == 3 and len(query.shape) == 3:
         if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
             return key.shape[0]
@@ -167,11 +166,11 @@ def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
 def attention_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Return the terms of fused attention in microseconds.
+    """Return the cost terms of fused attention in microseconds.
 
-    `family.cycles` is the cycles per score element per vector core, `family.row_cycles` the cycles per query row.
-    `family.half_ratio` is the number of matrix products of the score matrix's size, divided by the two of the forward
-    pass.
+    `family.cycles` is the cycles per score element on a vector core, `family.row_cycles` the cycles per query row.
+    `family.half_ratio` is the number of matrix products of the score matrix's size, divided by 2, their number in the
+    forward pass.
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

@@ -1,9 +1,8 @@
 # pyright: strict
-"""Classifies predictions into cells by the evidence for an op and its kind of work; the cell decides band and
-confidence.
+"""Assigns each prediction to a cell, i.e. evidence for the op and kind of work; the cell decides band and confidence.
 
 The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` lists
-how often each band held on measurements that were scored before anything was fitted to them.
+how often each band contained measurements that were predicted before anything was fitted to them.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ BANDS: dict[Evidence, dict[WorkKind, float]] = {
     "its family": {"product": 1.76, "streaming": 2.27, "irregular": 13.6},
     "its form": {"product": 1.76, "streaming": 2.27, "irregular": 13.6},
 }
-"""Factor of the 80 % band, up and down: the 80 % quantile of |log(predicted / measured)| of rows that the model had not
-seen.
+"""Factor of the 80 % band: predicted times are divided and multiplied by it.
 
-For ops never measured: 381 rows of 14 ops. For ops measured on this SoC: 352 rows. Both were scored blind at commit
-a5eb243a (products measured on this SoC: with their source left out). For ops measured on another SoC: 1,408 rows with
-their source left out.
+It is the 80 % quantile of |log(predicted / measured)|, over rows that the model had not seen. For ops never measured:
+381 rows of 14 ops. For ops measured on this SoC: 352 rows. Both were predicted at commit a5eb243a before anything was
+fitted to them (products measured on this SoC: with their source left out). For ops measured on another SoC: 1,408 rows
+with their source left out.
 """
 
 HELD: dict[Evidence, dict[WorkKind, tuple[int, float]]] = {
     "this SoC": {"product": (117, 0.85), "streaming": (126, 0.87), "irregular": (32, 0.81)},
     "its family": {"product": (40, 0.92), "streaming": (101, 0.89), "irregular": (75, 0.72)},
 }
-"""(calls, share of them within the band) of public measurements that a5eb243a predicted before anything was fitted to
-them.
+"""(number of calls, share of them within the band), for public measurements that commit a5eb243a predicted before
+anything was fitted to them.
 
-They cover known kinds of ops and ops that had never been measured; none was of an op measured only on other SoCs.
+They cover known kinds of ops and ops that had never been measured, but no op that was measured only on other SoCs.
 """
 
 CONFIDENCE: dict[Evidence, Confidence] = {
@@ -56,24 +55,24 @@ CONFIDENCE: dict[Evidence, Confidence] = {
 RANK: dict[Evidence, int] = {"this SoC": 0, "another SoC": 1, "its family": 2, "its form": 3}
 
 ORDER_OF_MAGNITUDE = 10.0
-"""Factor from which on a band is printed as an order of magnitude."""
+"""Band factor from which a prediction is printed as an order of magnitude only."""
 
 PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
 IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
-"""Kernel types whose work does not follow from their bytes and of which none was measured: Fourier transforms (prime
-lengths use longer ones), draws without replacement, series of special functions.
+"""Unmeasured kernel types whose work does not follow from their bytes. They are Fourier transforms (prime lengths use
+longer ones), draws without replacement and series of special functions.
 """
 
 
 def band_of(cell: Cell) -> float:
-    """Return the factor of a cell's 80 % band, applied up and down."""
+    """Return the factor by which a cell's 80 % band extends up and down."""
     return BANDS[cell.evidence][cell.work]
 
 
 def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str = "") -> WorkKind:
-    """Return the kind of work of a kernel; library loops over single elements or lines are irregular."""
+    """Return a kernel's kind of work; loops over single elements or lines are "irregular"."""
     if family.form in IRREGULAR_FORMS or family.name in IRREGULAR_FAMILIES or kernel_type in IRREGULAR_KERNELS:
         return "irregular"
     if path is not None and path.how != "factor":
@@ -82,7 +81,7 @@ def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str =
 
 
 def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
-    """Return the evidence for a kernel type on the device that `family` belongs to."""
+    """Return where a kernel type was measured, as evidence for predictions on the device that `family` belongs to."""
     if kernel_type in family.measured_here:
         return "this SoC"
     if kernel_type in family.measured_elsewhere:
@@ -91,6 +90,6 @@ def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
 
 
 def weakest(evidence: Iterable[Evidence]) -> Evidence:
-    """Return the weakest evidence; "this SoC" if there is none, because a cost of zero is certain."""
+    """Return the weakest evidence; "this SoC" if `evidence` is empty, because a cost of zero is certain."""
     known: list[Evidence] = ["this SoC", *evidence]
     return max(known, key=RANK.__getitem__)

@@ -24,7 +24,7 @@ DEFAULT_WORLD = 8
 MEASURED_SERVERS = 2
 """Servers of the largest job with public transfer measurements; larger jobs are extrapolated."""
 MEASURED_BYTES = 1e9
-"""Approximate bytes of the largest message with public transfer measurements."""
+"""Approximate size in bytes of the largest message with public transfer measurements."""
 
 
 class Level(NamedTuple):
@@ -36,7 +36,7 @@ class Level(NamedTuple):
     """Whether every die reaches every other die in one step (full mesh or switch)."""
     transport: str = "link"
     peer: Link | None = None
-    """Link from a die to one other die; None if it is as fast as the link to all dies together."""
+    """Link to a single other die; None if it is as fast as the link to all dies together."""
 
 
 class Choice(NamedTuple):
@@ -44,14 +44,14 @@ class Choice(NamedTuple):
 
     us: float
     algorithm: str
-    """Algorithm and transport of each level, innermost first: "direct over HCCS, then ring over RDMA"."""
+    """Algorithm and transport for each level, innermost first: "direct over HCCS, then ring over RDMA"."""
 
 
 def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tuple[int, ...] = ()) -> list[Level]:
-    """Return the network levels that `world` dies span, innermost first; empty for one die.
+    """Return the network levels that connect `world` dies, innermost first; empty for one die.
 
-    On a described cluster, `ranks` lists the die of each rank, server by server; otherwise servers are filled one after
-    another, with as many servers as needed.
+    If the device describes a cluster, `ranks` lists the die of each rank, server by server. Otherwise servers are
+    filled one after another, with as many servers as needed.
     """
     cluster = device.cluster
     per_server = device.server_dies if cluster is None else cluster.dies
@@ -112,7 +112,7 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
 
 
 def phase_choice(size: float, level: Level) -> Choice:
-    """Return the fastest algorithm for one network level, with its time.
+    """Return the fastest algorithm for moving `size` bytes within one network level of n dies, with its time.
 
     Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps; 1.5 times the bytes if n
     is not a power of two.
@@ -166,9 +166,9 @@ def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Cho
 
 
 def _exchanged(size: float, levels: list[Level], uneven: float = 1.0) -> Choice:
-    """Return the cost of an all-to-all: every die sends its parts to all other dies at once.
+    """Return the cost of an all-to-all, in which every die sends to all other dies at once.
 
-    `uneven` is the largest part divided by the mean part.
+    `uneven` is the largest part sent to a die, divided by the mean part.
     """
     world = prod(level.dies for level in levels)
     times: list[float] = []
@@ -215,25 +215,24 @@ def _sent(size: float, levels: list[Level]) -> Choice:
 
 
 MOE_START_US = {"dispatch": 71.0, "combine": 37.0}
-"""Start time of the low-latency kernels that send tokens to experts (dispatch) and back (combine), without bytes and
-steps.
+"""Start time in microseconds of the low-latency kernels that send tokens to experts (dispatch) and back (combine).
 
-Derived from 132 us (dispatch) and 126 us (combine) for 128 tokens of size 7168 and 8 experts over 8 dies of A3
-(sgl-kernel-npu's readme).
+Excludes the time for bytes and steps. Derived from 132 us (dispatch) and 126 us (combine) for 128 tokens of size 7168
+and 8 experts over 8 dies of A3 (sgl-kernel-npu's readme).
 """
 MOE_STEP_US = 10.0
-"""Additional time per doubling of the ranks: combine takes 126 us on 8 and 135 us on 16, dispatch 132 us on 8 and 153
-us on 32.
+"""Microseconds added per doubling of the ranks: combine takes 126 us on 8 and 135 us on 16, dispatch 132 us on 8 and
+153 us on 32.
 """
 MOE_RATE_8 = 125e9
-"""Bytes per second that a die combines for large batches over 8 dies of A3 (the same readme)."""
+"""Bytes per second that a die combines for large batches over 8 dies of A3 (sgl-kernel-npu's readme)."""
 MOE_FALL = 0.153
-"""Exponent by which `MOE_RATE_8` falls with the number of ranks: 91 GB/s on 64 ranks."""
+"""Exponent e of the rate on n ranks, `MOE_RATE_8` * (8 / n)^e; gives 91 GB/s on 64 ranks."""
 
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
-    """Return the cost of sending tokens to the ranks of their experts or back: the longer of latency, steps and bytes
-    (few tokens) and the bulk rate (many tokens).
+    """Return the cost of sending tokens to the ranks of their experts ("dispatch") or back ("combine"). The cost is the
+    longer of two times: start, steps and bytes (few tokens), or bytes at the bulk rate (many tokens).
     """
     world = prod(level.dies for level in levels)
     if world < 2:
@@ -261,15 +260,13 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
     "receive": _sent,
     "batchsendrecv": _sent,
 }
-"""Prefix of the operation's name → time on the links; the first match is used, other operations send their data through
-once.
+"""Prefix of a collective's name → function that returns its time on the links. The first matching prefix is used; for
+other collectives, all data are sent once.
 """
 
 
 def missing_dies(world: object, device: DeviceProfile) -> str:
-    """Return a text on the dies that a described cluster lacks for a group of this size, e.g. "16 ranks on 8 dies"; ""
-    if none.
-    """
+    """Return a text if a group is larger than the described cluster, e.g. "16 ranks on 8 dies"; else ""."""
     if device.cluster is None or not isinstance(world, int):
         return ""
     dies = device.cluster.dies * device.cluster.servers
@@ -287,11 +284,11 @@ def choose_algorithm(call: KernelCall, device: DeviceProfile) -> Choice:
 
 
 def _choose_for_existing_dies(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm and time of a collective for the existing dies.
+    """Return the algorithm and time of a collective; a group larger than the described cluster is cut to its dies.
 
-    `attrs["world_size"]` is the number of participating dies, `attrs["ranks"]` lists them, and `attrs["uneven"]` of an
-    all-to-all is its largest part divided by the mean part. Waiting for other ranks is not a cost of the operation and
-    is not predicted.
+    `attrs["world_size"]` is the number of participating dies, and `attrs["ranks"]` lists them. For an all-to-all,
+    `attrs["uneven"]` is its largest part divided by the mean part. Waiting for other ranks is not a cost of the
+    operation and is not predicted.
     """
     ranks, uneven = call.attrs.get("ranks"), call.attrs.get("uneven")
     size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
@@ -330,7 +327,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
 
 
 def link_evidence(device: DeviceProfile) -> Evidence:
-    """Return the evidence for the links between this device's dies, by where transfers over them were measured."""
+    """Return where transfers over the links between this device's dies were measured."""
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
         return "its form"
@@ -342,5 +339,5 @@ def link_evidence(device: DeviceProfile) -> Evidence:
 def collective_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Return the terms of a collective in microseconds: launch (host and notification) and link."""
+    """Return the cost terms of a collective in microseconds: launch (host and notification) and link."""
     return {"launch": family.fixed_us, "link": choose_algorithm(call, device).us}

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Corrects the times of the cost forms by factors learned from measured calls.
+"""Corrects predicted times by factors learned from measured calls.
 
-Uses a Gaussian process over log(measured over predicted). Two calls are similar if they share op, kernel family,
-kernel, device generation and cache state, and are close in time and sizes. The calls are in
-`devices/measured_calls.csv`, written by `python -m benchmarks.device_model fit`.
+Uses a Gaussian process over log(measured / predicted). Two calls are similar if they share op, kernel family, kernel,
+device generation and cache state, and are close in time and sizes. The calls are in `devices/measured_calls.csv`,
+written by `python -m benchmarks.device_model fit`.
 """
 
 from __future__ import annotations
@@ -41,60 +41,61 @@ COMPONENTS: tuple[tuple[tuple[str, ...], Reach, float], ...] = (
     (("op", "state"), "always", 0.003),
     (("op", "kernel", "state"), "broad", 0.004),
 )
-"""(traits, reach, variance): calls that share the traits share this variance: fully for "always", decreasing with their
-distance in `REACHES` otherwise.
+"""(traits, reach, variance): covariance that two calls have if they share these traits. It is the full variance for the
+reach "always"; otherwise it decreases with the calls' distance as given in `REACHES`.
 """
 PRODUCTS = 0.03
-"""Factor on these variances, except "near", for matrix products.
+"""Factor on the variances in `COMPONENTS` for matrix products, except on those with the reach "near".
 
-The cost forms are right on average for products, so a few shapes say little about others. With the full variances, the
+Predictions of products are right on average, so a few shapes say little about others. With the full variances, the
 error on products of a left-out source is 27 % instead of 15 %.
 """
 REACHES: dict[Reach, tuple[float, float, float, float]] = {
     "near": (0.25, 0.8, 2.15, 0.31),
     "broad": (1.8, 2.4, 4.5, 0.9),
 }
-"""Distances at which similarity falls to exp(-1/2): octaves of time, of elements and of the last dimension, and share
-of launch time.
+"""Distances at which similarity falls to exp(-1/2). The four are in octaves of time, octaves of elements, octaves of
+the last dimension, and share of launch time.
 """
 NOISE = 0.01
 """Noise variance of a single call."""
 FULL_WEIGHT_CALLS = 4
-"""Number of calls of an op on a generation below which each call counts less; a single call counts half."""
+"""Number of calls of an op on a generation below which each call gets less weight; a single call gets half."""
 DOUBTED = 3.0
-"""Squared deviation from the prediction by all other calls, relative to its variance, above which a call is doubted.
+"""Threshold above which a call gets less weight: its squared deviation from the prediction by all other calls, divided
+by that prediction's variance.
 
 Reasons seen: the call's contents decided its time (boxes, divisors), or the source was wrong (a time 70 times shorter
 than others, later published as 16 times as long).
 """
 LOOKS = 2
-"""Number of rounds in which all calls are compared with the others: doubting one call may clear another."""
+"""Number of rounds in which each call is compared with the others: raising one call's noise may clear another."""
 # All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
 """Limit on the logarithm of a learned factor: slow paths of factor 20,000 were measured (8-byte gcd)."""
 MOST_REMEMBERED = 1 << 14
-"""Size of the cache of corrections, for calls that are requested again on other devices of a kind or in other
+"""Size of the cache of corrections, for calls that are predicted again on other SoCs of a generation or in other cache
 states.
 """
 
 
 PRIOR = sum(variance for _, _, variance in COMPONENTS) + NOISE
-"""Prior variance of a call about which nothing is known."""
+"""Prior variance of a call that shares no trait with a measured call."""
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """The traits by which calls are compared."""
+    """Properties of a call by which its similarity to other calls is computed."""
 
     op: str
-    """Name of the op; for aten ops the types of the kernels that it runs."""
+    """Name of the op, or for an aten op the types of the kernels that it runs."""
     family: str
-    """Family of the kernel that takes longest; `form` and `kernel` are of the same kernel."""
+    """Family of the kernel that takes longest; `form` and `kernel` describe that kernel, too."""
     form: str
     kernel: str
     """Type of the kernel, and whether it works along a dimension other than the last, or on groups of channels."""
     generation: str
     state: str
-    """State of the caches: "cold", "warm", or "loop" if they are as a benchmark's loop left them."""
+    """State of the caches: "cold", "warm", or "loop" for the state in a benchmark's loop."""
     log_time: float
     """Base-2 logarithm of the predicted time in microseconds."""
     log_elements: float
@@ -114,10 +115,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = False
     """Whether the op was measured."""
     calls: int
-    """Number of measured calls of the op on this generation; if none, of the op; if none, of the family."""
+    """Number of measured calls of the op on this generation; if none, on any generation; if none, of the family."""
     beyond: bool = False
-    """Whether the call takes more than twice as long as the longest of these calls, or has more than twice as many
-    elements.
+    """Whether the call takes more than twice as long as the longest of the calls counted in `calls`, or has more than
+    twice as many elements.
     """
 
 
@@ -132,9 +133,9 @@ class Learned:
     """Measured calls, prepared to correct predictions."""
 
     def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
-        """Take the measured calls, their `pulls` and the devices (`socs`) on which they were measured.
+        """Prepare measured calls; `socs` are the devices on which they were measured.
 
-        The pull of a call is its weight in predictions, to be multiplied by similarity; see `pulls_of`.
+        `pulls` are the weights of the calls in predictions, to be multiplied by similarity; see `pulls_of`.
         """
         import numpy as np
 
@@ -146,18 +147,18 @@ class Learned:
         self._pulls: Array = np.array(pulls, dtype=np.float64)
         self._socs: tuple[str, ...] = tuple(socs)
         self.ask = lru_cache(maxsize=MOST_REMEMBERED)(self._ask)
-        """Cached `_ask`: the factor on a call's predicted time, with its evidence."""
+        """Cached `_ask`: the factor on a call's predicted time and the measured calls behind it."""
 
     @classmethod
     def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:
-        """Learn from calls and the logarithms of measured over predicted."""
+        """Learn from calls and their values of log(measured / predicted)."""
         return cls(calls, cls(calls, [0.0] * len(calls)).pulls_of(logs), socs)
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
-        """Return the weight of each measured call in predictions of other calls.
+        """Return the weight of each measured call in predictions of other calls; `logs` are log(measured / predicted).
 
-        A call that the others contradict counts less: its noise is raised until its squared deviation is at most
-        `DOUBTED` times its variance. A call of an op with fewer than `FULL_WEIGHT_CALLS` measurements also counts less.
+        A call that disagrees with the others gets less weight: its noise is raised until its squared deviation is at
+        most `DOUBTED` times its variance. So does a call of an op with fewer than `FULL_WEIGHT_CALLS` measurements.
         """
         import numpy as np
 
@@ -165,7 +166,8 @@ class Learned:
         return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
 
     def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
-        """Return the correction of each call, learned from the calls of all other parts.
+        """Return the correction of each call, learned from the calls with another value in `parts`, e.g. of other
+        sources.
 
         The weights without a part follow from the full weights and the inverse of the covariances, so that nothing is
         refitted.
@@ -190,7 +192,7 @@ class Learned:
         return [out[row] for row in range(len(targets))]
 
     def _doubted(self, logs: Sequence[float]) -> tuple[Array, Array]:
-        """Return the logarithms to learn, and the covariances of the calls including each call's noise."""
+        """Return the clipped `logs`, and the covariances of the calls including each call's noise."""
         import numpy as np
 
         targets = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
@@ -206,8 +208,8 @@ class Learned:
         return targets, alike + np.diag(noise)
 
     def _doubt_of_few(self) -> Array:
-        """Return the variance to add for each call of an op with few calls: for the only call of an op, its prior
-        variance.
+        """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls: the prior
+        variance for a single call, less for more calls.
         """
         import numpy as np
 
@@ -218,13 +220,13 @@ class Learned:
         )
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Return the group number of a call for each of `KEYS`."""
+        """Return a number for each of `KEYS`; calls with equal traits get equal numbers."""
         return [codes.setdefault(traits(call), len(codes)) for codes, traits in zip(self._codes, TRAITS, strict=True)]
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
-        """Return the covariances between the calls of `a` (rows) and `b` (columns); `across_states` leaves out the
-        covariance that comes from the shared cache state alone.
+        """Return the covariances between the calls of `a` (rows) and `b` (columns); `across_states` omits the
+        components that compare cache states.
         """
         import numpy as np
 
@@ -242,10 +244,10 @@ class Learned:
         return alike
 
     def _ask(self, call: Traits) -> Correction:
-        """Compute the result of `ask`.
+        """Return the correction of a call by the measured calls.
 
-        For an op that was never measured, other ops' calls with the same cache state add nothing for that state: it
-        made the predictions of unmeasured ops worse.
+        For an op that was never measured, the covariance from an equal cache state is left out: it made the predictions
+        of unmeasured ops worse.
         """
         import numpy as np
 
@@ -258,8 +260,8 @@ class Learned:
         return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
-        """Return the correction of a call at `at` learned from the calls `among`; `same` marks which calls share each
-        trait with it.
+        """Return the correction exp(`log`) of a call at position `at`, with its evidence. `among` are the indices of
+        the calls learned from; `same` marks which of them share each of `KEYS` with the call.
         """
         import numpy as np
 
@@ -282,9 +284,7 @@ def _places(calls: Sequence[Traits]) -> Array:
 
 
 def _weights(calls: Sequence[Traits]) -> Array:
-    """Return the square roots of the calls' shares of the variances: `PRODUCTS` for matrix products, 1 for
-    other calls.
-    """
+    """Return the factor on each call's standard deviation: sqrt(`PRODUCTS`) for matrix products, 1 for other calls."""
     import numpy as np
 
     return np.array([PRODUCTS**0.5 if call.form == "matmul" else 1.0 for call in calls], dtype=np.float64)
@@ -295,7 +295,7 @@ class LearnedCall(msgspec.Struct, frozen=True):
 
     traits: Traits
     log_ratio: float
-    """Logarithm of measured over predicted."""
+    """log(measured / predicted)."""
     source: str
     soc: str
     pull: float
@@ -319,7 +319,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 
 @lru_cache(maxsize=1)
 def shipped_correction() -> Learned:
-    """Return the shipped correction."""
+    """Return the correction learned from the calls shipped with the package."""
     rows = learned_calls()
     return Learned([row.traits for row in rows], [row.pull for row in rows], [row.soc for row in rows])
 

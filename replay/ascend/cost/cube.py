@@ -14,50 +14,48 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
 JOB_COLUMNS = 256
-"""Columns of the weights that a core keeps while an expert's rows pass; as in the usual base tile."""
+"""Columns of the weights that a core keeps while it processes an expert's rows: those of the usual base tile."""
 SPLIT_SHARPNESS = 4.0
-"""How abruptly overlap is lost around the depth `split_depth`: 6 % at half of it, 94 % at twice."""
+"""How abruptly overlap is lost around the depth `split_depth`: 6 % is lost at half that depth, 94 % at twice."""
 ACCUMULATORS = 32768
-"""Number of float32 accumulators in the 128 KiB of L0C: the largest base tile, rows times columns."""
+"""Number of float32 accumulators in the 128 KiB of L0C; limits rows times columns of the base tile."""
 
 
 LEAST_ROWS = 80
-"""Rows assumed when the width of a tile with fewer rows is chosen; otherwise 64 rows, as wide as L0C allows, would take
-another number of waves than 65.
+"""Minimum number of rows for which the tile's width is chosen. Otherwise a product of 64 rows, with tiles as wide as
+L0C allows, would take another number of waves than one of 65 rows.
 """
 DEALT_OUT = (32, 48, 80, 144, 272)
-"""Row counts from which on products have more tilings to choose from: one fractal, or one fractal more than a whole
-tile.
-"""
+"""Row counts at which products get more tilings to choose from: one fractal, or one fractal more than a whole tile."""
 FEW_WAVES = 4
-"""Number of waves of 128 x 256 tiles from which on one more fractal of rows makes no difference."""
+"""Number of waves of 128 x 256 tiles from which one more fractal of rows makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
-"""Dtypes whose operands are rearranged on loading; float64, which the cube lacks, is never faster than float32."""
+"""Dtypes whose operands are rearranged on loading; float64, unknown to the cube, is never faster than float32."""
 WRITTEN = 0.87
-"""Minimum share of the HBM peak at which results are written: a product with K = 32 writes 1 GB in 1.53 ms on a 910B4
-with 0.8 TB/s (KernelBench).
+"""Minimum share of the HBM peak bandwidth at which results are written. A product with K = 32 writes 1 GB in 1.53 ms on
+a 910B4 with 0.8 TB/s (KernelBench).
 """
 MAX_HBM_SHARE = 0.95
-"""Maximum share of its peak bandwidth that HBM reaches."""
+"""Maximum share of the HBM peak bandwidth that a product reaches."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
-"""Minimum size of float32 tiles: they are not halved further although cores are idle, and K is not split.
+"""Minimum size of float32 tiles: smaller tiles are not made even if cores are idle, and K is not split.
 
-FLOAT32_TILE: minimum elements per sqrt(K), counting at least 32 rows. FLOAT32_ROWS: minimum rows of tiles of 16
+FLOAT32_TILE: minimum elements divided by sqrt(K), counting at least 32 rows. FLOAT32_ROWS: minimum rows of tiles of 16
 columns. For 32 x 4096 x 1000, a 910B2 started tiles of 32 x 48 on 21 cores. On a 910B4, 256 x 131072 x 256 reaches 12
 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s, the rates of eight tiles of 128 x 64 and of four tiles of 64 rows; the
 square root interpolates between these.
 """
 SPLIT_LEAST = 4096
-"""Minimum depth of the pieces when K is split over cores; assumed.
+"""Minimum depth of each piece when K is split over cores; assumed.
 
-Pieces of 1024 would predict half the measured time of products with K = 7168, and no measurement distinguishes 2048
-from more.
+Pieces of 1024 would predict half the measured time of products with K = 7168; no measurement tells 2048 from larger
+values.
 """
 
 
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """Return a tile and its repeated halvings until no core is idle; large tiles on fewer cores load fewer bytes in
-    total.
+    """Return the tile (rows, cols, 1) and smaller tiles made by halving, until no core is idle. The larger tiles are
+    candidates too: on fewer cores, they load fewer bytes in total.
     """
     n, batch = gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
@@ -77,10 +75,10 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """Return the candidate plans: a number of rows and a tiling of these rows by `_tilings`.
+    """Return the candidate plans: (number of rows m, followed by a tiling of m rows as returned by `_tilings`).
 
-    With few waves, plans with more rows are also candidates, so that a product never costs more than one with more
-    rows.
+    If there are few waves, plans for larger m are also candidates, so that a product never costs more than one with
+    more rows.
     """
     out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
     if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < FEW_WAVES * cores:
@@ -93,8 +91,8 @@ def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
 def _tilings(gemm: Gemm, m: int, cores: int) -> list[tuple[int, int, int]]:
     """Return candidate base tiles for `m` rows: (rows, columns, pieces that K is split into, usually 1).
 
-    The tiles are as large as L0C and the product allow, plus all tiles made by halving one side after the other while
-    cores are idle. More cores add candidates, so more cores are never slower.
+    The largest tile that L0C and the product allow is a candidate; so are the tiles made from it by halving rows or
+    columns until no core is idle. More cores add candidates, so more cores are never slower.
     """
     batch, n, k = gemm.batch, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
@@ -131,7 +129,7 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     out_bytes_per_element: int
     a_along_k: bool
-    """Whether rows of A are contiguous along K (not transposed); the narrow side of A is then never M."""
+    """Whether rows of A are contiguous along K (A is not transposed); if so, the narrow side of A is never M."""
     b_along_k: bool
     a_fractal: bool
     b_fractal: bool
@@ -146,10 +144,9 @@ TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
 
 
 def gemm_of(call: KernelCall) -> Gemm | None:
-    """Return the sizes of a matrix product from operand shapes; transposition from attrs, or whichever makes the shapes
-    match.
+    """Return the sizes of a matrix product from its operand shapes; None if the shapes do not form a product.
 
-    Inputs: A, B, and anything after them (bias, scales). Returns None if the shapes do not form a product.
+    Inputs: A, B, then anything (bias, scales). Transposition is taken from attrs, or chosen so that the shapes match.
     """
     inputs = call.inputs
     if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
@@ -187,8 +184,8 @@ def gemm_of(call: KernelCall) -> Gemm | None:
 def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
-    """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices that can be multiplied,
-    preferably with the output size `wanted`.
+    """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices; None if they cannot be
+    multiplied. Prefers transpositions that give the output size `wanted`.
     """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
@@ -222,14 +219,14 @@ def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
 
 
 def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> float:
-    """Return `size` bytes, scaled up if rows are shorter than 512 bytes, from which on loading into L1 is fast."""
+    """Return `size` scaled up if rows have fewer than 512 bytes, which makes loading into L1 slower."""
     if fractal or run_bytes >= 512:
         return size
     return size * (512 / max(32, run_bytes)) ** exponent
 
 
 def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) -> tuple[float, float, float]:
-    """Return (bytes of the operands, bytes of the result, share found in L2)."""
+    """Return (bytes of the operands, bytes of the result, share of the bytes found in L2)."""
     batch, m, n, once = gemm.batch, gemm.m, gemm.n, gemm.k * itemsize(gemm.dtype)
     weight = (1 if gemm.shared_b else batch) * n * (gemm.k * gemm.weight_bits / 8 if gemm.weight_bits else once)
     operands = batch * m * once + weight
@@ -247,11 +244,11 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
 def gemm_terms(
     gemm: Gemm, family: FamilyCost, device: DeviceProfile, resident: float | None = None, *, skew: float = 1.0
 ) -> dict[str, float]:
-    """Return the terms of a matrix product in microseconds, for the best base tile.
+    """Return the cost terms of a matrix product in microseconds, for the fastest plan.
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each reported term is its
-    share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the pipes
-    of a core wait for each other, and L1 to L0 takes about as long as computing. If few tiles would leave most cores
+    share of the overlapped sum, so that the terms add up to the time. If K is very long, CANN splits it: the pipes of a
+    core then wait for each other, and L1 to L0 takes about as long as computing. If few tiles would leave most cores
     idle, K is split across these cores, and the partial sums are read and added once more. `family.memory_factor`
     multiplies the time to load operands: float32 rows are rearranged at half the speed. `skew` multiplies the work and
     loads of the busiest core. A product without elements costs its launch.
@@ -325,9 +322,8 @@ def _shares(
     family: FamilyCost,
     device: DeviceProfile,
 ) -> dict[str, float]:
-    """Return the terms of `total` seconds.
-
-    The `overlapped` part is divided in proportion to the pipes' times raised to the power of the norm.
+    """Split a product's time (`total`, in seconds) into terms in microseconds. The `overlapped` seconds are divided in
+    proportion to `computed`, `loaded` and `drawn`: the times of cube, L2 and HBM raised to the power of the norm.
     """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
@@ -347,8 +343,8 @@ def matmul_terms(
     resident: float | None = None,
     gemm: Gemm | None = None,
 ) -> dict[str, float]:
-    """Return the terms of a (batched, quantised, grouped) matrix product; pass `gemm_of(call)` as `gemm` if already
-    known.
+    """Return the cost terms of a (batched, quantised, grouped) matrix product; `gemm` is `gemm_of(call)`, if already
+    computed.
     """
     gemm = gemm or gemm_of(call)
     if gemm is None:
@@ -357,12 +353,11 @@ def matmul_terms(
 
 
 def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
-    """Return the slowdown of a grouped product whose busiest expert has more rows than its even share; 1 for other
-    products.
+    """Return the slowdown of a grouped product in which one expert gets more rows than the mean; 1 for other products.
 
-    A core keeps a column of the weights and processes all rows of its expert. An expert therefore has as many jobs as
-    its weights have columns of tiles, and each job is as long as the expert has rows. Jobs on m cores end after work/m
-    + (1 - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    A core keeps a column of weight tiles and processes all rows of the expert. An expert therefore has as many jobs as
+    its weights have columns of tiles, and a job takes longer the more rows the expert has. Jobs on m cores end after
+    work/m + (1 - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
     """
     busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
     if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
@@ -386,13 +381,14 @@ def _by_bytes(call: KernelCall, family: FamilyCost, device: DeviceProfile, resid
 def conv_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Return the terms of a convolution, forward or backward to input or weights: its matrix product and its unfolding.
+    """Return the cost terms of a convolution (forward, backward to input, or to weights): a matrix product and its
+    unfolding.
 
-    Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is (C1*Kh*Kw,
-    N1, 16, C0). With at least as many images as cores, each core gets whole images: the busiest core has ceil(N /
-    cores) of them. Otherwise a task is 128 output pixels, also backward: 32 images run on 22 to 24 cores of a 910B2,
-    and on 16 forward. If there are fewer tasks than cores, steps of 256 output channels are distributed, too: 2 x 256
-    pixels of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97.
+    Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). If
+    there are at least as many images as cores, each core gets whole images, the busiest one ceil(N / cores). Otherwise
+    the work is split into tasks of 128 output pixels, also backward: 32 images run on 22 to 24 cores of a 910B2, and on
+    16 forward. If there are fewer tasks than cores, groups of 256 output channels are distributed, too: 2 x 256 pixels
+    of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

@@ -1,9 +1,9 @@
 # pyright: strict
 """Number of cache lines that a kernel fetches, from indices, positions and scales; pure functions.
 
-Vector cores with wide vectors (950PR) load single elements through caches, a line at a time; earlier cores transpose
-tensors so that the elements they look up are in rows. Measured times of gathers and samples show that the 950PR does
-not transpose.
+Vector cores with wide vectors (950PR) load single elements through caches, one line per access. Earlier cores first
+transpose the tensor so that the elements are in rows; measured gathers and samples show that the 950PR does not
+transpose.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from collections.abc import Sequence
 LINE_BYTES = 128
 """Bytes of an L2 cache line."""
 LINE_CYCLES = 3.1
-"""Cycles for which a core waits per line from L2: 22 to 28 ps per line with all 64 cores of a 950PR, 4.7 TB/s (gathers
+"""Cycles that a core waits per line from L2. With all 64 cores of a 950PR, a line takes 22 to 28 ps, 4.7 TB/s (gathers
 of 0.5 to 8 million elements, hicann/cann-bench).
 """
 CORE_CACHE_BYTES = 128 << 10
-"""Bytes of fetched lines that a core keeps: gathers from slices of 270 KB fetch half of the lines again."""
+"""Bytes of fetched lines that a core's cache holds: gathers from slices of 270 KB fetch half of the lines again."""
 RANDOM_L2_SHARE = 0.25
 """Share of L2 that keeps a randomly accessed table while other data streams through: lines of 33 MB come from L2, lines
 of 134 and 268 MB mostly from memory (gathers on a 950PR with 128 MiB of L2).
 """
 BY_THREADS = 6.0
-"""Cost of an element looked up by a thread, in elements looked up by vectors in a core's memory: 8 ps on a 950PR versus
-5 on a 910B2, where the transposition is counted separately (gather, hicann/cann-bench).
+"""Cost of looking up an element by a thread, relative to a lookup by vectors in a core's memory. The former takes 8 ps
+on a 950PR; the latter takes 5 on a 910B2, where the transposition is counted separately (gather, hicann/cann-bench).
 """
 SAMPLED_BY_THREADS = 0.3
-"""The same cost for elements interpolated from four or eight of an image: 5 ps on a 950PR, excluding the time for their
-lines, 94 on a 910B2.
+"""Cost of interpolating an element from four or eight elements of an image by threads, relative to vectors. It takes 5
+ps on a 950PR, excluding the time for cache lines, and 94 on a 910B2.
 """
 POSITIONS_TOGETHER = 64
-"""Minimum grid positions per core: 1024 positions of 128 channels take four times as long as their lines."""
+"""Minimum grid positions per core: 1024 positions of 128 channels take four times as long as their cache lines."""
 SECTOR_BYTES = 32
 """Minimum bytes of a memory access."""
 NEIGHBOURS = 2
-"""Elements along each dimension from which one element is interpolated."""
+"""Source elements along each dimension from which an element is interpolated."""
 
 
 def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_bytes: int) -> float:
-    """Return the lines fetched for `count` single elements, each at one of `along` positions that are `inner` elements
-    apart.
+    """Return the cache lines fetched to look up `count` elements, each at one of `along` positions that are `inner`
+    elements apart.
 
-    Adjacent elements share the lines of all these positions, and a slice that fits into a core's cache is fetched once.
+    Adjacent elements share the lines at each position, and a slice that fits into a core's cache is fetched once.
     """
     apart = min(1.0, along * itemsize / LINE_BYTES) if inner > 1 else 1.0
     anew = max(0.0, 1.0 - CORE_CACHE_BYTES / max(1, along * inner * itemsize))
@@ -50,17 +50,17 @@ def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_byte
 
 
 def sampled_lines(count: float, channels: int, itemsize: int) -> float:
-    """Return the lines fetched for `count` elements at image positions.
+    """Return the cache lines fetched for `count` result elements sampled at image positions.
 
-    The adjacent channels of a position pass through the core's cache again for each channel: 0.3 ps per byte on a 950PR
-    for 11 to 128 channels (cann-bench). No element needs more lines than it has neighbours in a plane.
+    The lines are fetched again for each channel of a position: 0.3 ps per byte on a 950PR for 11 to 128 channels
+    (cann-bench). No element needs more lines than it has neighbours in a plane.
     """
     return count * min(channels * itemsize / LINE_BYTES, NEIGHBOURS**2)
 
 
 def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:
-    """Return the bytes of these lines that come from memory, for a table whose slices are accessed at random, one after
-    another.
+    """Return the bytes of `lines` that come from memory, for a table whose slices are accessed one after another, each
+    at random.
 
     Each line is loaded once, and again if L2 does not keep it.
     """
@@ -69,7 +69,7 @@ def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: fl
 
 
 def touched(source: Sequence[int], result: Sequence[int], itemsize: int) -> float:
-    """Return the share of an image that is read for interpolation to another size.
+    """Return the share of an image (`source`) that is read to interpolate it to the size `result`.
 
     For each result row, two rows are read, and in these rows the sectors that contain the needed elements.
     """

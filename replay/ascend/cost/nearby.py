@@ -1,9 +1,9 @@
 # pyright: strict
-"""Corrects predictions by kernels of similar sizes measured on the same SoC; the factor approaches 1 as sizes differ
-more.
+"""Corrects a prediction by kernels of similar sizes (neighbours) measured on the same SoC; the correction fades as
+sizes differ.
 
-Owns which kernels are similar and over what distance. `fit` owns the constants, which all sizes share; the errors that
-remain at some sizes (an unsuitable tiling, a format, a quirk of the library) are similar at nearby sizes.
+`fit` fits constants that all sizes share. The errors that remain at some sizes (an unsuitable tiling, a format, a quirk
+of the library) are similar at nearby sizes.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from opreplay.replay.ir.kernel import HALF, KernelCall, State
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)
-"""Octaves at which similarity falls to exp(-1/2): in rows, columns and depth of a product; in rows and row length of
-other kernels.
+"""Octaves at which similarity falls to exp(-1/2).
 
-Weights that a table lists with one number of rows help to predict other numbers of rows, but hardly other weights.
+PRODUCT_REACH: in rows, columns and depth of a product. OTHER_REACH: in rows and row length of other kernels. Weights
+that a table lists with one number of rows help to predict other numbers of rows, but hardly other weights.
 """
 
 SPREAD = 0.2
-"""Spread of the errors that remain after fitting, in log units: 1.5 to 2 times the noise of a single kernel."""
+"""Standard deviation of log errors that remain after fitting: 1.5 to 2 times the noise of a single kernel."""
 
 NOISE = 0.1
-"""Spread of a single kernel's own error, which says nothing about its neighbours; repeats of one shape vary by 0.06."""
+"""Standard deviation of the log error that a kernel does not share with its neighbours; repeats vary by 0.06."""
 
 MAX_LOG_ERROR = 0.35
-"""Limit on the log error of a neighbour, beyond which it counts as an outlier, and on the resulting correction."""
+"""Limit on a neighbour's log error, beyond which it is an outlier, and on the log of the correction."""
 
 MAX_NEIGHBOURS = 64
 """Maximum number of neighbours kept per family; a prediction searches all neighbours of its kind."""
 
 FARTHEST = 5.0
-"""Distance in columns, as a multiple of the reach, beyond which a neighbour is ignored: there its pull is a
+"""Distance in columns, divided by the reach, beyond which a neighbour is ignored: its weight there is a
 hundred-thousandth.
 """
 
 EXTRAPOLATION_FACTOR = 8.0
-"""Maximum factor beyond a family's measured sizes at which a prediction is not yet an extrapolation."""
+"""Factor by which sizes may exceed a family's measured sizes before a prediction counts as an extrapolation."""
 
 SAME = 1e-6
-"""Maximum distance (octaves over reach) at which sizes count as equal."""
+"""Distance, in octaves divided by the reach, up to which sizes count as equal."""
 
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
-"""Forms whose cost follows from shapes; lookups, sorts, transpositions and attention depend on data that a
-table lacks.
+"""Forms whose cost follows from shapes; that of lookups, sorts, transpositions and attention depends on data not in a
+kernel table.
 """
 
 
 Spot = tuple[float, float, float]
-"""Sizes as octaves over reach: (rows, columns, depth) of a product, (rows, row length, 1) of other kernels."""
+"""log2 of sizes divided by the reach: (rows, columns, depth) of a product, (rows, row length, 1) of other kernels."""
 
 
 class Place(NamedTuple):
-    """The position of a kernel among the kernels of its family."""
+    """Kind and sizes of a kernel, by which it is compared with other kernels of its family."""
 
     kind: str
     """Types, formats and transposition: kernels of different kinds say nothing about each other."""
@@ -72,10 +72,10 @@ class Place(NamedTuple):
 def place_of(
     call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network", tally: Tally | None = None
 ) -> Place | None:
-    """Return the kind and sizes of a call; None if it cannot be compared. Pass `gemm_of(call)` and `tally_of(call)` if
-    known.
+    """Return the kind and sizes of a call; None if it cannot be compared with others.
 
-    Errors of a loop on warm caches do not carry over to a kernel in a network, nor vice versa.
+    Pass `gemm_of(call)` and `tally_of(call)` if already computed. Kernels in a loop on warm caches are of another kind
+    than kernels in a network, because their errors differ.
     """
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -137,13 +137,13 @@ def _dtype(name: str) -> str:
 
 
 def spot(rows: float, columns: float, depth: float, form: str) -> Spot:
-    """Return the position of the given sizes for a form."""
+    """Return the sizes as a position in which distances are octaves divided by the form's reach."""
     r, c, d = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return log2(rows) / r, log2(columns) / c, log2(depth) / d
 
 
 def sizes_at(spot: Spot, form: str) -> tuple[int, ...]:
-    """Return the sizes at the position `spot`."""
+    """Return the sizes (rows, columns, depth) at the position `spot`."""
     reach = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return tuple(round(2 ** (x * r)) for x, r in zip(spot, reach, strict=True))
 
@@ -185,8 +185,8 @@ def neighbour_factor(
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
-    """Return the number of elements and the dtype of a call's largest operand; all half-precision dtypes
-    count as one.
+    """Return the number of elements and the dtype of a call's largest operand; half-precision dtypes are returned as
+    one dtype.
     """
     tally = tally_of(call)
     return float(tally.elements), _dtype(tally.dtype)
@@ -217,8 +217,7 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
 
 
 def learn_neighbours(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
-    """Return the neighbours of a family on an SoC, from (place, log of measured over predicted), in descending order of
-    importance.
+    """Return a family's neighbours by kind, from (place, log(measured / predicted)) in descending order of importance.
 
     Uses a Gaussian process with mean 0: far from all kernels there is no correction; next to a single kernel, four
     fifths of its error is corrected.

@@ -1,10 +1,10 @@
 # pyright: strict
 """Adjusts predictions to a user's own measurements, and chooses the calls to measure next.
 
-Errors of predictions are correlated: log(measured / predicted) of two calls has a common part if both ran on one
-device, if their kernels are of one family and of similar duration, and if they are calls of one op. Conditioning on the
-measured calls (Gaussian process regression) gives every other prediction a factor and a narrower band. The same
-covariances show how much a measurement would narrow the total of a step, and so which calls to measure.
+Prediction errors are correlated: the log(measured / predicted) of two calls have a common part if they ran on one
+device, if their kernels are of one family and of similar duration, or if they call the same op. Gaussian process
+regression on the measured calls gives every other prediction a factor and a narrower band. The same covariances show
+which measurements would narrow the total of a step most.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
-"""Shares of the variance of a call's error that it has in common with: all calls on the device; calls of its kernel
-family of similar duration; calls of its op; calls of its op of similar duration; the same call.
+"""How the variance of a call's error is divided into parts that it shares with other calls.
 
-The values lie between two maximum-likelihood fits: kernels of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of
-ops that were never seen give the op 0.2 to 0.4. Choices and errors change little between the two
-(benchmarks/exams/measure_kit.py).
+The sharing calls are, in this order: all calls on the device; calls of its kernel family of similar duration; calls of
+its op; calls of its op of similar duration; the same call. The values lie between two maximum-likelihood fits: kernels
+of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of ops that were never seen give the op 0.2 to 0.4. Choices and
+errors change little between the two (benchmarks/exams/measure_kit.py).
 """
 REACH_OCTAVES = 3.0
-"""Octaves of predicted time at which the correlation by similar duration falls to exp(-1/2)."""
+"""Octaves between two predicted times at which the correlation by similar duration falls to exp(-1/2)."""
 OTHER_STATE = 0.8
 """Correlation of a call's errors in two cache states; assumed."""
 REPEAT_ERROR = 0.03
-"""Standard deviation of the log of a measured time with good repeatability."""
+"""Standard deviation of the log of a measured time that remains even if repetitions agree."""
 MOST_LOG = 5.0
-"""Limit on the log of measured over predicted: beyond a factor of 150 something other than the call was timed."""
+"""Limit on log(measured / predicted): beyond a factor of 150, something other than the call was timed."""
 QUANTILE = 1.2816
 """Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Number of measured calls that count as much as the original bands when measured errors scale the bands of
+"""Number of measured calls that would weigh as much as the original bands when measured errors rescale the bands of
 other calls.
 """
 MOST_SCALE = 3.0
@@ -55,8 +55,8 @@ large calls.
 MEDIAN_SQUARE = 0.455
 """Median of the square of a standard normal variable."""
 CONTRADICTED = 9.0
-"""Squared deviation from the prediction by the other calls, relative to its usual size, above which a row is reported
-to the user.
+"""Threshold above which a row is reported to the user: its squared deviation from the prediction by the other calls,
+relative to the usual one.
 """
 MIN_BAND_FACTOR = 1.05
 TOLD_SHARE = 0.1
@@ -67,18 +67,18 @@ minutes.
 """
 
 Nearest = Literal["", "call", "op", "family"]
-"""The user's nearest measurement that a prediction is based on: the same call, its op, or its family."""
+"""Closest of the user's measurements behind a prediction: of the same call, its op, or its kernel family."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted time, with the traits by which its error is correlated with other errors."""
+    """A predicted time, with the properties that determine how its error correlates with others."""
 
     call: str
     """Identity of the call: its text, or a kernel with its shapes."""
     op: str
     """For an aten op, the kernel types that it runs; for any other op, its name; for a single kernel, its type."""
     family: str
-    """Kernel family with the largest share of the time."""
+    """Return the standard deviation of log(measured / predicted)."""
     time_us: float
     """Predicted time of one call."""
     band: float
@@ -88,7 +88,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the log of measured over predicted."""
+        """Return the standard deviation of log(measured / predicted)."""
         return max(log(MIN_BAND_FACTOR), log(self.band)) / QUANTILE
 
 
@@ -107,11 +107,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Index of the call in the given calls."""
     share: float
-    """Share of the total's variance that measuring the call removes, after the calls chosen before it."""
+    """Share of the total's variance that measuring the call removes, in addition to the calls chosen before it."""
 
 
 def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
-    """Return the covariances of the calls' log errors: rows of `first` with columns of `second`."""
+    """Return the covariances between the log errors of the calls in `first` (rows) and in `second` (columns)."""
     import numpy as np
 
     codes: dict[tuple[str, str], int] = {}
@@ -132,19 +132,19 @@ def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
 
 
 class _Doubt(NamedTuple):
-    """The reason to doubt a row, and the variance that is added because of it."""
+    """Evidence that a measured row is wrong, and the variance added because of it."""
 
     unlikely: float
-    """Squared deviation from the prediction by the other calls, relative to its usual size."""
+    """Squared deviation from the prediction by the other calls, divided by its usual size."""
     variance: float
-    """Variance that is added to the row's call."""
+    """Variance added to the error of the row's call."""
 
 
 class Measured:
     """Measured calls, prepared to adjust other predictions."""
 
     def __init__(self, calls: Sequence[Estimate], logs: Sequence[float], spreads: Sequence[float]) -> None:
-        """Take the measured calls, the `logs` of measured over predicted, and the relative `spreads` of the
+        """Prepare measured calls: `logs` are log(measured / predicted), `spreads` the relative spreads of their
         repetitions.
         """
         import numpy as np
@@ -182,19 +182,20 @@ class Measured:
 
     @cached_property
     def contradicted(self) -> list[int]:
-        """Return the rows that contradict the other calls: their squared deviation exceeds `CONTRADICTED` times the
-        usual one.
+        """Return the indices of rows that contradict the other calls: their squared deviation exceeds `CONTRADICTED`
+        times the usual one.
         """
         return [row for row, doubt in self._doubts.items() if doubt.unlikely > CONTRADICTED]
 
     @cached_property
     def _doubts(self) -> dict[int, _Doubt]:
-        """Return the doubted rows: the other calls make their times less likely than the prediction alone does.
+        """Return the rows that are probably wrong: the other calls make their times less likely than the prediction
+        alone does.
 
-        The call of a doubted row gets additional variance, which it does not share with other calls: just enough that
-        no row of the call deviates by more than `DOUBTED` times the usual square. So a wrong row is still predicted as
-        measured and hardly changes other calls. Rows that agree with each other are trusted, however far they are from
-        the prediction, and so are rows about which the other calls say nothing.
+        The error of such a row's call gets additional variance that it does not share with other calls, just enough
+        that no row of the call deviates by more than `DOUBTED` times the usual square. A wrong row is therefore still
+        predicted as measured, but hardly changes other calls. Rows that agree with each other are trusted, however far
+        they are from the prediction. Rows about which the other calls say nothing are trusted, too.
         """
         import numpy as np
 
@@ -227,7 +228,7 @@ class Measured:
 
     @cached_property
     def _further(self) -> dict[str, float]:
-        """Return the additional variance of each call with doubted rows."""
+        """Return the variance to add to each call that has rows in `_doubts`."""
         return self._of_calls(self._doubts)
 
     def _of_calls(self, doubts: Mapping[int, _Doubt]) -> dict[str, float]:
@@ -239,13 +240,13 @@ class Measured:
 
     @cached_property
     def _scale(self) -> float:
-        """Return the ratio of the measured errors to the expected errors, as a factor on standard deviations."""
+        """Return the factor, 1 to `MOST_SCALE`, by which measured errors exceed expected standard deviations."""
         explained = float(self._logs @ self._inverse @ self._logs)
         scale = sqrt((PRIOR_ROWS + explained) / (PRIOR_ROWS + len(self._calls)))
         return min(MOST_SCALE, max(1.0, scale))
 
     def ask(self, estimate: Estimate) -> Adjustment:
-        """Return the factor on a predicted time, and the 80 % band around the adjusted time."""
+        """Return the factor on a predicted time, its 80 % band, and the closest measurement."""
         alike: Array = covariances([estimate], self._calls)[0]
         further = self._further.get(estimate.call, 0.0)
         if further:
@@ -264,11 +265,11 @@ class Measured:
         )
 
     def leave_one_out(self) -> list[float]:
-        """Return, for each measured call, the log of the factor predicted from all other calls."""
+        """Return, for each measured call, the log of the factor that all other calls would give it."""
         return self._others(self._inverse).tolist()
 
     def _others(self, inverse: Array) -> Array:
-        """Return, for each row, the log of the factor predicted from the rows of other calls."""
+        """Return, for each row, the log of the factor that the rows of other calls would give it."""
         import numpy as np
 
         pulls: Array = inverse @ self._logs
@@ -294,7 +295,7 @@ class Measured:
 
 @lru_cache(maxsize=16)
 def own_measurements(rows: tuple[OwnMeasurement, ...], *, in_network: bool) -> Measured:
-    """Return the measurements of a device file, as errors of network predictions or of predictions of
+    """Return the measurements of a device file, compared with predictions of kernels in a network or of
     isolated calls.
     """
     calls = [
@@ -323,9 +324,9 @@ def choose(
 ) -> list[Choice]:
     """Return the calls whose measurement narrows the total most, best first.
 
-    The total is the sum of `counts` times the predicted times. Each choice removes most of the variance left by the
-    previous choices; a call similar to a chosen one adds little. `costs` and `budget` have the same unit; calls that
-    exceed the remaining budget are skipped.
+    The total is the sum of `counts` times the predicted times. Each choice removes most of the remaining variance of
+    the total; a call similar to a chosen one adds little. `costs` and `budget` have the same unit; calls that exceed
+    the remaining budget are skipped.
     """
     import numpy as np
 

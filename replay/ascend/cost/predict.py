@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicts one kernel on one device: terms, total, bottleneck and confidence; pure functions."""
+"""Predicts one kernel on one device: cost terms, total, bottleneck and confidence; pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
 from opreplay.replay.results.records import Simulated
 
 Terms = Callable[..., dict[str, float]]
-"""(call, family, device, resident) -> microseconds by term."""
+"""Function (call, family, device, resident) -> cost term → microseconds."""
 
 
 AICPU_OPERATIONS_PER_US = 4000.0
@@ -70,7 +70,7 @@ FORMS: dict[str, Terms] = {
     "free": _free_terms,
     "host": _host_terms,
 }
-"""Form → cost terms; other forms are matrix products, or vector kernels whose work `COUNTERS` counts."""
+"""Form → function for its cost terms; other forms are matrix products, or vector kernels counted by `COUNTERS`."""
 
 BOUNDS: dict[str, Bound] = {
     "launch": "launch",
@@ -84,10 +84,10 @@ BOUNDS: dict[str, Bound] = {
     "aicpu": "aicpu",
     "slow path": "slow path",
 }
-"""Term → bound of a kernel in which that term is the longest."""
+"""Cost term → bound that is reported if this term is the longest."""
 
 MOVING = "moving"
-"""The vector term of a kernel that computes nothing: copies, transposes, layout conversions.
+"""Name of the vector term of kernels that only move data: copies, transposes, layout conversions.
 
 An op reports it separately from "vector", so that a roofline does not count it as arithmetic.
 """
@@ -106,7 +106,7 @@ VARIED = FLOAT32_PRODUCTS | SUMS | {"TransData"}
 """Kernel types whose family depends on more than the type."""
 
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
-"""Core that a call runs on, if not an AI core → kernel type used for its cost."""
+"""Value of the attr "core", if the call does not run on an AI core → kernel type used for its cost."""
 
 
 def variant(call: KernelCall, device: DeviceProfile) -> str:
@@ -141,8 +141,8 @@ def _transdata(call: KernelCall) -> str:
 def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
     """Check whether several cores compute parts of one sum.
 
-    True if a kept dimension is inside a summed one, by `across` or else by shapes, or if there are fewer rows than
-    cores and each row is longer than what one core reduces by itself.
+    True if a kept dimension is inside a summed one, by the attr `across` or, without it, by shapes. Also true if there
+    are fewer rows than cores and each row is longer than what one core reduces alone.
     """
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
@@ -168,10 +168,10 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 
 
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
-    """Return a lower bound on the time in microseconds.
+    """Return a lower bound on the kernel's time in microseconds.
 
     The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2;
-    and, for bytes that L2 cannot hold before and after the kernel, the peak of HBM.
+    and the bytes that do not fit into L2 before and after the kernel at the peak of HBM.
     """
     form = family.form
     if form == "matmul":
@@ -195,8 +195,8 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
 
 
 NO_INSTRUCTIONS = frozenset({"float64", "complex128", "complex64", "complex32"})
-"""Dtypes without instructions on vector and cube cores: measurements of other dtypes of a family say little
-about them.
+"""Dtypes for which vector and cube cores have no instructions: measurements of a family's other dtypes say little about
+them.
 """
 BARE_START_US = 0.9
 """Lower bound on the time of any kernel; the shortest measured time is 1.1 us (MemSet of one block)."""
@@ -216,7 +216,7 @@ def predict_time_us(
     state: State = "network",
     loaded: float = 0.0,
 ) -> float:
-    """Return only the time in microseconds; see `predict_kernel`."""
+    """Return the time of one launch in microseconds, computed as in `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
     terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
@@ -237,7 +237,7 @@ def _terms(
     gemm: Gemm | None,
     loaded: float,
 ) -> tuple[dict[str, float], float, SlowPath | None]:
-    """Return the terms, the factor on all of them from measured neighbours, and the slow path that the kernel takes."""
+    """Return the cost terms, the factor on them from measured neighbours, and the slow path that the kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
@@ -264,7 +264,7 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """Return the launch time with the part beyond one core's launch multiplied by `share`.
+    """Return the launch time after multiplying its excess over a launch on one core by `share`.
 
     The kernel's fixed time is multiplied by the fourth root of `share`: passes and synchronisation do not depend on the
     caches, but a kernel that does more has more code, which also has to be fetched.
@@ -278,7 +278,7 @@ def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) ->
 def _slowed(
     terms: dict[str, float], call: KernelCall, path: SlowPath, family: FamilyCost, device: DeviceProfile
 ) -> dict[str, float]:
-    """Return the terms of a kernel on a slow path; the extra time of the path is a term of its own."""
+    """Return the cost terms of a kernel on a slow path; the path's additional time is a separate term."""
     if path.how == "factor":
         return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
     cores = device.aiv_cores
@@ -325,9 +325,9 @@ MOST_US = 1e15
 
 
 def _beyond_measure(call: KernelCall, device: DeviceProfile) -> Simulated:
-    """Return a prediction for sizes that exceed any memory, where the formulas give no number.
+    """Return a prediction for sizes that exceed any memory, for which the formulas overflow.
 
-    The prediction is the time to move the bytes, at most `MOST_US`.
+    The predicted time is the time to move the bytes, at most `MOST_US`.
     """
     time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
     time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
@@ -351,7 +351,7 @@ BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
-    """Return the evidence for a kernel; dtypes in `NO_INSTRUCTIONS` that were not measured have "its form" only."""
+    """Return where a kernel type was measured; "its form" for unmeasured dtypes in `NO_INSTRUCTIONS`."""
     if (dtype := tally.dtype) in NO_INSTRUCTIONS and dtype not in family.dtypes:
         return "its form"
     return evidence_of(call.type, family)
@@ -378,12 +378,12 @@ def predict_kernel(
     state: State = "network",
     loaded: float = 0.0,
 ) -> Simulated:
-    """Return the cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
+    """Return the cost of one launch of `call` on `device`, in microseconds; it is not multiplied by `call.count`.
 
-    `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels; None
-    derives it from `state` (in a network: the expected share for the working set). `loaded` is the share of launches in
-    a network at which the instruction caches hold a vector kernel's code. Never raises for a well-formed call: an
-    unregistered kernel type, and sizes that exceed any memory, are costed by their bytes and marked uncalibrated.
+    `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels. If
+    None, it is derived from `state` (in a network: the expected share for the working set). `loaded` is the share of
+    launches in a network for which the instruction caches hold a vector kernel's code. Never raises for a well-formed
+    call: unregistered kernel types and sizes that exceed any memory are costed by their bytes and marked uncalibrated.
     """
     family = family_of(call, device)
     form = family.form

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Estimates the part of each kernel's data that is still in L2 from the kernel sequence and the tensor sizes.
+"""Estimates which part of each kernel's data is still in L2, from the kernel sequence and the tensor sizes.
 
-A kernel table has no addresses. Each operand is taken to be the most recently used tensor with the same number of
-elements and dtype that no other operand of the same kernel has claimed; the bytes accessed between the two uses are the
-reuse distance. Weights and caches of layers are an exception: each has its own memory (`owned_operands`). A caller that
-knows the identity of a tensor passes it.
+A kernel table has no addresses. Each operand is assumed to be the most recently used tensor of the same number of
+elements and dtype that is not assigned to another operand of the kernel. The reuse distance is the number of bytes
+accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
+(`owned_operands`). A caller that knows the identity of a tensor passes it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, itemsize
 
 Touch = tuple[float, float | None]
-"""(bytes of a tensor, bytes accessed since its last use); None for a tensor not seen before."""
+"""(bytes of a tensor, bytes accessed since its last use); the second is None for a tensor not seen before."""
 
 MAX_DISTANCE_RATIO = 1e9
-"""Reuse distance, in multiples of the reach of L2, at which the ratio is capped: nothing is found there, and larger
-powers would overflow.
+"""Maximum ratio of the reuse distance to the reach of L2: at this ratio nothing is found in L2, and larger powers would
+overflow.
 """
 MAX_DESCRIBED = 50_000
 """Maximum number of kernels whose tensor sizes are cached."""
 BEYOND_OPERANDS = "beyond the tensors"
 """Used in place of a dtype for memory that a kernel reads beyond its operands."""
 MAX_REMEMBERED = 64
-"""Maximum number of remembered uses per size; older ones are far beyond any cache."""
+"""Maximum number of past uses stored per tensor size; older uses are far beyond any cache."""
 
 
 class Stream:
@@ -54,9 +54,9 @@ class Stream:
     ) -> tuple[Touch, ...]:
         """Return the next kernel's tensors with their reuse distances, which include the kernel's own bytes.
 
-        The last entry covers the bytes that the kernel moves beyond its tensors, if any: cache pages that attention
-        reads. `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if unknown. A
-        tensor that the kernel writes is matched to memory by its size.
+        The last entry covers the bytes that the kernel moves in addition to its tensors, if any: cache pages that
+        attention reads. `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if
+        unknown. A tensor that the kernel writes is matched to memory by its size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
@@ -115,10 +115,10 @@ def _padded(names: Sequence[Hashable], length: int) -> list[Hashable]:
 
 
 def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...]]:
-    """Return each kernel's tensors with their reuse distances, in launch order; a distance includes the kernel's own
-    bytes.
+    """Return each kernel's tensors with their reuse distances, in launch order.
 
-    None in `calls` is a kernel of unknown shapes (a collective), which is assumed to use no memory.
+    A distance includes the kernel's own bytes. None in `calls` is a kernel of unknown shapes (a collective), which is
+    assumed to use no memory.
     """
     launches, stream = list(calls), Stream()
     owned = owned_operands(launches)
@@ -131,19 +131,19 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
 _PRODUCT = re.compile(r"Mat[Mm]ul|Gemm|^(Depthwise|Deformable)?Conv\dD")
 _ATTENTION = re.compile(r"Attention|FlashDecode|^Mla")
 _IN_PLACE = re.compile(r"Scatter|IndexPut|Cache")
-"""Kernels that write some rows of their first operand, which is also their output."""
+"""Types of kernels that write some rows of their first operand, which is also their output."""
 _BLOCKED = re.compile(r"FRACTAL|C0")
 """Formats that are not row-major."""
 _Kind = tuple[int, str, str]
-"""Elements, dtype and blocked format of a tensor."""
+"""(elements, dtype, blocked format) of a tensor."""
 
 
 def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
-    """Return the identity of each input, by position in launch order, for kernels that read weights or caches.
+    """Return position in launch order → identity of each input, for kernels that read weights or caches.
 
     The second and later operands of products, and keys and values of attention, are weights or caches if no kernel in
-    the table writes a tensor of that kind: each layer has its own, and reads it once per step. If the table holds
-    several steps, the same layer reads it again one step later. Inputs that may be any tensor are None.
+    the table writes a tensor of the same size, dtype and format: each layer has its own, and reads it once per step. If
+    the table holds several steps, the layer reads it again one step later. Other inputs have the identity None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -186,25 +186,25 @@ def _kind(spec: TensorSpec) -> _Kind:
 
 
 MOST_ALIKE = 5
-"""Number of equally sized weights that one layer never has: layers have four projections of equal size, but
-not five.
+"""Minimum reads per step of equally sized weights that show that several layers read them: a layer has four projections
+of equal size, but not five.
 """
 
 
 def _steps_told(counts: Sequence[int]) -> int:
-    """Return the number of steps in a table, derived from how often weights of each kind are read; 1 if it is
+    """Return the number of steps in a table, derived from how often weights of each size are read; 1 if it is
     ambiguous.
 
-    The number of steps divides the count of every kind, some kind (a head, the last layer) is read once per step, and
-    some kind is read more often per step than any one layer would. The last condition is needed because a table of a
-    few layers would look like several steps.
+    It is the greatest common divisor of the counts, if some size (a head, the last layer) is read once per step, and
+    some size is read more often per step than one layer would. The last condition is needed because a table of a few
+    layers would look like several steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
 
 
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
-    """Return the tensors of an op's kernels with their reuse distances when the op starts in `state`.
+    """Return the tensors of an op's kernels with their reuse distances if the op starts in `state`.
 
     "cold": L2 was cleared. "warm": the same op ran just before. "network": nothing is known about the tensors.
     """
@@ -218,7 +218,8 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
 
 
 def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return the tensor uses of an isolated kernel whose output stays in L2, as far as L2 holds the kernel's tensors.
+    """Return an isolated kernel's `touches` with a reuse distance for its outputs, which stay in L2 if the kernel's
+    tensors fit.
 
     The output stays wherever the input comes from. This does not apply to attention, which reads more than the tensors
     it names (`moved_bytes`).
@@ -244,7 +245,7 @@ class Held(NamedTuple):
     resident: float | None = None
     """Share of the kernel's bytes that is in L2; None if unknown."""
     loaded: float = 0.0
-    """Share of the kernel's launches at which its code is in the instruction caches."""
+    """Share of the kernel's launches for which its code is in the instruction caches."""
 
 
 CODES_KEPT = 3
@@ -256,15 +257,15 @@ three, 0.02 to 0.05 after more.
 
 
 class Codes:
-    """Tracks which kernels have their code in the instruction caches, from the launch order."""
+    """Tracks from the launch order which kernels have their code in the instruction caches."""
 
     def __init__(self) -> None:
         self._number = 0
         self._last: dict[tuple[str, ...], int] = {}
 
     def launch(self, call: KernelCall | None) -> bool:
-        """Check whether the caches hold the next kernel's code: its type and dtypes ran at most `CODES_KEPT` other
-        kernels ago.
+        """Check whether the caches hold the next kernel's code: a kernel of its type and dtypes ran at most
+        `CODES_KEPT` other kernels ago.
 
         None is an unknown kernel.
         """

@@ -25,7 +25,7 @@ def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """Counts from one pass over a call's tensors, which are all that most kernels need."""
+    """Counts from one pass over a call's tensors; most kernels need nothing else."""
 
     read: int
     """Bytes of all inputs."""
@@ -36,13 +36,13 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     most_bytes: int
     """Bytes of the tensor with the most bytes."""
     main: TensorSpec | None
-    """The operand with the most bytes; the first one of several."""
+    """Operand with the most bytes; the first one if several are equally large."""
     widest: TensorSpec | None
-    """The operand with the most elements; the first one of several; None if no operand has elements."""
+    """Operand with the most elements; the first one if several are equally large; None if no operand has elements."""
     elements: int
     """Number of elements of `widest`."""
     dtype: str
-    """Dtype of the operand with the most elements; the last one of several."""
+    """Dtype of the operand with the most elements; the last one if several are equally large."""
 
 
 def tally_of(call: KernelCall) -> Tally:
@@ -92,7 +92,7 @@ def is_nz(spec: TensorSpec) -> bool:
 
 
 def logical_matrix(spec: TensorSpec) -> tuple[int, int, int]:
-    """Return (batch, rows, columns) of a matrix operand, with fractal layouts undone.
+    """Return (batch, rows, columns) of a matrix operand, with a fractal layout converted back.
 
     FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
     """

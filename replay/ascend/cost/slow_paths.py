@@ -1,5 +1,5 @@
 # pyright: strict
-"""Slow paths of the kernel library: which calls take one, and how long they then take; values and pure functions.
+"""Slow paths of the kernel library: which calls take a slow path, and how long they take; values and pure functions.
 
 The paths are data: `devices/_slow_paths.toml`, and additions in a device file.
 """
@@ -19,20 +19,20 @@ from opreplay.replay.ir.kernel import HALF, UNIFIED_BUFFER, KernelCall, itemsize
 SCALAR_CYCLES = 25.0
 """Maximum cycles per element of a scalar loop on one core, as measured for a cumulative product."""
 UNDIVIDED = 4096
-"""Maximum elements inside a middle dimension that one core processes undivided, the largest measured value.
+"""Maximum elements inside a middle dimension that one core processes without splitting; the largest measured value.
 
 Longer lines are assumed to be split over cores, because no measurement has fewer than 16 outer slices.
 """
 SHORT_ROW_BYTES = 256
-"""Maximum bytes of a short row, which has a fixed start time regardless of its content: half of what a vector core
-moves in one transfer at full rate.
+"""Maximum bytes of a short row, which takes a fixed start time regardless of its content. The value is half of what a
+vector core moves in one transfer at full rate.
 """
 FEW_ROWS = 16
-"""Maximum rows of a product with one column that still runs on the cube: 8 rows take 7 us, 32 take 17 us on a
+"""Maximum rows for which a product with one column still runs on the cube: 8 rows take 7 us, 32 take 17 us on a
 910B4-1.
 """
 ALIGNED = 32
-"""Row alignment in bytes of a product's operands that allows fast loading."""
+"""Alignment in bytes of the rows of a product's operands that allows fast loading."""
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """Return the division of a tensor along the dimension given by attrs (`cols`, `inner`); the innermost dimension
-    without `inner`.
+    """Return how a call's dimension divides its first tensor; the dimension is given by attrs (`cols`, `inner`).
+    Without `inner`, it is the innermost dimension. None if there is no tensor or it has no dimensions.
     """
     source = first(call.inputs)
     if source is None or not source.shape:
@@ -122,9 +122,9 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
 
 
 def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
-    """Return the first slow path of the call's type that applies; pass `gemm_of(call)` as `gemm` if already known.
+    """Return the first slow path in `paths` that applies to a call; `gemm` is `gemm_of(call)`, if already computed.
 
-    A dimension of one element needs only a copy, so no slow path applies.
+    If the dimension has one element, it needs only a copy, so that only paths with a factor apply.
     """
     single = call.attrs.get("cols") == 1
     for path in paths:
@@ -134,7 +134,7 @@ def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = Non
 
 
 def is_far(call: KernelCall, path: SlowPath) -> bool:
-    """Check whether a call's dimension is far longer or shorter than all dimensions at which the path was measured."""
+    """Check whether a call's dimension is far longer or shorter than all dimensions measured for the slow path."""
     shortest, longest = path.lengths
     cut = lines_of(call)
     if longest <= 0.0 or cut is None:
@@ -148,11 +148,11 @@ def length_of(cut: Lines) -> int:
 
 
 EXTRAPOLATION_FACTOR = 8.0
-"""Maximum factor beyond the measured lengths at which a length is not yet an extrapolation, as for sizes."""
+"""Factor by which a length may exceed the measured lengths before it counts as an extrapolation, as for sizes."""
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
-    """Return the cycles of the busiest core on a path of "lines", "steps", "serial" or "dealt"."""
+    """Return the cycles of the busiest core on a slow path whose `how` is "lines", "steps", "serial" or "dealt"."""
     source = first(call.inputs)
     if source is None:
         return 0.0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of a kernel on the vector cores; terms that overlap are shortened so that all terms add up to the time."""
+"""Time of a kernel on the vector cores; overlapping terms are shortened so that all terms add up to the time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 
 ONE_BY_ONE = 1.0
-"""Maximum cycles per element of one vector core for work that its instructions cover: moving runs of one element."""
+"""Maximum cycles per element of one vector core for moving runs of one element, which its instructions support."""
 BURST = 12.0
-"""Cycles per run of a copy by one instruction: 0.1 us for 16 runs on a 910C die."""
+"""Cycles per run if one instruction copies several runs: 0.1 us for 16 runs on a 910C die."""
 FULL_CORES = 40
 """Number of vector cores to which `launch_full_us` applies.
 
 Starting takes longer on more cores: 0.06 us per core in one table of copies on 1 to 40 cores.
 """
 FURTHER = 0.25
-"""Launch time of each core beyond these, relative to the earlier cores: kernels in networks start in 7.8 us on the 40
-cores of a 910B4 and in 8.3 us on the 48 of a 910B2.
+"""Launch time of each core beyond `FULL_CORES`, relative to the earlier cores. Kernels in networks start in 7.8 us on
+the 40 cores of a 910B4 and in 8.3 us on the 48 of a 910B2.
 """
 ACCESS = 200.0
-"""Cycles for which a core waits for memory if its next address depends on contents: 0.1 us."""
+"""Cycles for which a core waits for memory if the next address depends on data: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
-"""Forms whose runs follow from shapes."""
+"""Forms whose contiguous runs follow from shapes."""
 ONE_CORE_BYTES = 19.0
 """Bytes per cycle that one vector core reads from HBM: 34 to 36 GB/s on a 910C die (copies in a ring of 64 MiB)."""
 
@@ -30,7 +30,7 @@ ONE_CORE_BYTES = 19.0
 def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     """Return the expected share of a kernel's bytes found in L2 if nothing is known about the preceding kernels.
 
-    The share falls smoothly as the working set outgrows the cache: share / (1 + (bytes / (reach * L2)) ** sharpness).
+    The share falls smoothly as the working set grows: share / (1 + (bytes / (reach * L2)) ** sharpness).
     """
     rates = device.rates
     relative = bytes_touched / (rates.resident_reach * device.l2_bytes)
@@ -40,9 +40,8 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[float, float]:
-    """Return the (HBM, L2) time to move bytes through `blocks` vector cores if the share `resident` of them is in L2.
-
-    For an isolated kernel (`by_itself`), its written bytes are counted as resident first.
+    """Return the (HBM, L2) times in microseconds to move bytes through `blocks` vector cores; `resident` is the share
+    of them in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written bytes first.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)

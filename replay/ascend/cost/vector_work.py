@@ -24,30 +24,30 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import HALF, KernelCall, TensorSpec, itemsize
 
 VECTOR_FLOATS = 64
-"""float32 elements per vector instruction: 256 bytes. Rows are processed in float32."""
+"""float32 elements per vector instruction (256 bytes); rows are processed in float32."""
 
 SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "ReduceMax", "ReduceMin", "ReduceProd"})
 """Reductions in which several cores may compute parts of one result."""
 SUMMED_ALONE = 300e3
-"""Maximum bytes of a row that one core reduces by itself; assumed.
+"""Maximum bytes of a row that one core reduces alone; assumed.
 
-Reading this many bytes takes a core as long as synchronisation between several cores (7 us, the difference of the
+Reading this many bytes takes a core as long as synchronisation between several cores (7 us, the difference between the
 fitted families). Rows of 64 KB and of 2 MB and more were measured.
 """
 SUMMED_ALONE_WIDE = 25e3
-"""The same limit for 8-byte integers, which are so slow on one core that several cores are faster from about 3,000
-elements on.
+"""Maximum bytes of a row of 8-byte integers that one core reduces alone: several cores are faster from about 3,000
+elements.
 """
 
 
 def summed_alone(dtype: str) -> float:
-    """Return the bytes of a row that a core reduces by itself."""
+    """Return the maximum bytes of a row of this dtype that a core reduces alone."""
     return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
 
 
 PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
-"""Kernels that split few rows over all cores on a 950PR: argmax over a million numbers takes 6 us, and would take 66 us
-on one core (hicann/cann-bench); assumed for the types that also return values.
+"""Kernel types that split few rows over all cores on a 950PR. Argmax over a million numbers takes 6 us, and would take
+66 us on one core (hicann/cann-bench); assumed for the types that also return values.
 """
 ACROSS, ACROSS_LINE, AGAIN = 3.0, 80.0, 1.6
 """Costs of work along a dimension other than the innermost on a 910B2.
@@ -57,12 +57,12 @@ factor per element for slices that a core cannot hold, because their lines are r
 dimensions of 127 to 8192, with lines of 5 to 1023 elements on a core (hicann/cann-bench).
 """
 REPEATED = 0.05
-"""Cycles per element for a one-column operand that is repeated along each row: sums and products with one take 0.059
-cycles instead of 0.020, float16 quotients 0.21, by the vector pipe's counters of a 910B4.
+"""Cycles per element for a one-column operand that is repeated along each row. Sums and products with such an operand
+take 0.059 cycles instead of 0.020, float16 quotients 0.21, by the vector pipe's counters of a 910B4.
 """
 
 SORTED_IN_CORE = 4096
-"""Number of elements that a vector core sorts in its own memory, together with their indices and a second buffer."""
+"""Number of elements that a vector core sorts in its own memory, which also holds their indices and a second buffer."""
 MERGED = 2.0
 """Cost of a merge level that reads runs from memory and writes them back, relative to a level within a core.
 
@@ -72,7 +72,7 @@ From 11 sorted rows of 151,936 on a 910C die (204 us), the only long rows measur
 
 NATIVE_HALF = 0.7
 """Cycles per element of float16 arithmetic relative to float32: 0.0137 to 0.020 for sums and products, 0.0088 to 0.018
-for relu, by the vector pipe's counters of a 910B4 in a loop; one instruction processes 128 float16 elements.
+for relu, by the vector pipe's counters of a 910B4 in a loop. One instruction processes 128 float16 elements.
 """
 
 
@@ -90,7 +90,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     write: float
     """Bytes that the kernel writes."""
     repeated: float = 0.0
-    """Elements that the busiest core processes because an operand is repeated along its rows."""
+    """Elements of the busiest core for which an operand is repeated along its rows."""
     further: float = 0.0
     """Cycles of the busiest core in addition to those for elements and rows."""
     memory: float = 0.0
@@ -112,7 +112,7 @@ def _numel(spec: TensorSpec | None) -> int:
 
 
 DIVERGING = frozenset({"Gcd"})
-"""Kernels whose steps depend on the element's value, so that wide vectors process no more elements at a time."""
+"""Kernels whose number of steps depends on the value, so that wide vectors process no more elements at a time."""
 
 
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -188,7 +188,8 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
 
 
 def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
-    """Return the costs of work across lines, for `outer` slices of `length` lines of `inner` elements.
+    """Return the costs of work along a dimension of `length` that is not innermost, for `outer` slices; its lines have
+    `inner` elements.
 
     The costs are the factor per element compared with work along the innermost dimension, and the cycles of the busiest
     core for its lines, regardless of their length.
@@ -200,9 +201,8 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
-    """Return work that is distributed in `lines` of `cols` elements regardless of tensor shapes.
-
-    Each line is processed in `steps`; `each` is the arithmetic cost of an element.
+    """Return the work of a call that processes `lines` lines of `cols` elements, as its attrs say, regardless of tensor
+    shapes. Each line is processed in `steps`; `each` is the arithmetic cost of an element.
     """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
@@ -237,40 +237,41 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 TURNED_TOGETHER = 64
-"""Elements that a transposed block reads and writes contiguously, for any number of dimensions: reversing the
-dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2; single rows of 11 would take 420 us
+"""Elements that a transposed block reads and writes contiguously, for any number of dimensions.
+
+Reversing the dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2; single rows of 11 would take 420 us
 (hicann/cann-bench).
 """
 SWAPPED_TOGETHER = 256
-"""The same number if only rows and columns of matrices are swapped: even 9 rows of 65536 run at memory speed."""
+"""`TURNED_TOGETHER` for swapping only rows and columns of matrices: even 9 rows of 65536 run at memory speed."""
 BLOCK_BYTES = 32
-"""Size of a block in a vector core's memory, to which rows are padded."""
+"""Block size in bytes of a vector core's memory, to which rows are padded."""
 TURNED_SINGLY = 0.8
 """Cycles per element to transpose unaligned matrices on a 910B: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023]
 to [373, 133221]; aligned ones run at memory speed (hicann/cann-bench). A 950PR has no such cost.
 """
 TURNED_BYTES = 9.0
-"""The same cost for 1-byte elements, which a 910B has no instruction to transpose: [4097, 511] takes 238 us, 9 us on a
-950PR.
+"""Cycles per element to transpose 1-byte elements, for which a 910B has no instruction: [4097, 511] takes 238 us, and 9
+us on a 950PR.
 """
 TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
 """Extra cost of transposing matrices of 2-byte elements on a 950PR.
 
 TURNED_HALVES: cycles per element. MANY_TURNED: minimum length of both sides. MOST_HALVES: maximum elements per core
 that are charged. Measured: 8 to 20 us more for [256, 256] to [769, 1537]; none if one side is 9, 91 or 255, or for
-4-byte elements; and no more for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
+4-byte elements; no additional cost for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
 """
 FEW_TURNED = 16
-"""Number of rows below which a core transposes a matrix at once and writes it as one run: [2, 9, 65536] takes 15 us and
-10 us.
+"""Number of rows below which a core transposes a whole matrix at once and writes it as one run. [2, 9, 65536] takes 15
+us and 10 us.
 """
 TURNED_MEMORY = 1.38
-"""Factor on the memory time of block transpositions, for vectors of 128 and of 256 bytes: [8192, 8192] of 4 bytes moves
-0.95 TB/s on both (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, and 1.4 on a 950PR.
+"""Factor on the memory time of transpositions in blocks, for vectors of 128 and of 256 bytes. [8192, 8192] of 4 bytes
+moves 0.95 TB/s with both (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, and 1.4 on a 950PR.
 """
 RUN_BY_RUN = 1.4
-"""Cost of a run relative to a row when several dimensions are reversed on a 950PR, which moves one run after another:
-20 cycles, 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench).
+"""Cost of a run, relative to a row, when several dimensions are reversed on a 950PR, which moves one run at a time. A
+run takes 20 cycles: 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench).
 """
 
 
@@ -303,7 +304,7 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _turned_singly(swapped: object, source: TensorSpec | None, *, narrow: bool) -> float:
-    """Return the extra cycles per element of matrices that no instruction transposes."""
+    """Return the extra cycles per element for transposing matrices that the transposing instructions do not support."""
     if source is None or not isinstance(swapped, tuple):
         return 0.0
     size = itemsize(source.dtype)
@@ -342,8 +343,8 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
     """Return the number of runs copied element by element between NCHW of this shape and blocks of channels.
 
-    A run is a channel of an image, or a block of channels if that is longer. Single points have the same layout in
-    both, except for padded channels.
+    A run is a channel of an image, or a block of channels if that is longer. Images of one point have the same layout
+    in both, except for padded channels.
     """
     images, channels, *points = shape
     block = last_dim(blocked) if blocked is not None else 1
@@ -363,8 +364,8 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
 
 
 WALKED = 85.0
-"""Cycles for each core to skip a block of rows while it looks for its own, from re-routing 16 to 512 blocks: 0.045 us
-per block on a 950PR, 0.06 on a 910B2 (hicann/cann-bench).
+"""Cycles that each core needs to skip a block of rows assigned to other cores. From re-routing 16 to 512 blocks: 0.045
+us per block on a 950PR, 0.06 on a 910B2 (hicann/cann-bench).
 """
 
 
@@ -385,11 +386,11 @@ def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
 
 
 SINGLE = frozenset({"GatherElements", "GatherElementsV2"})
-"""Kernels that look up single elements."""
+"""Kernel types that look up single elements."""
 
 
 def _by_lines(call: KernelCall, device: DeviceProfile, moved: int) -> Work | None:
-    """Return the work of looking up single elements line by line; None if the table or the dimension is not
+    """Return the work of looking up single elements, counted in cache lines; None if the table or the dimension is not
     recorded.
     """
     table, places = (*call.inputs[:2], None, None)[:2]
@@ -431,16 +432,16 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 BLOCKED_CHANNELS = 16
-"""Channels per block of the format NC1HWC0, including padding: interpolating one channel takes as long as 16 on a
+"""Channels per block of the format NC1HWC0, including padding. Interpolating one channel takes as long as 16 on a
 910B2, but not on a 950PR (hicann/cann-bench).
 """
 WINDOWED = 4.0
-"""Cost of an element of an adaptive pool, in elements of a pool with fixed windows, for vectors of 128 and of 256
-bytes: 30 ps per element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench).
+"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. 30
+ps per element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench).
 """
 VISITED, VISITED_CHANNEL = 55.0, 0.35
-"""Cycles per position of an adaptive window on channels-last data of a 910B, and per channel of it: 50 to 100 cycles in
-all for 7 to 97 channels, without the time of transpositions (13 calls, hicann/cann-bench).
+"""Cycles per position of an adaptive window on channels-last data of a 910B, and cycles per channel of a position. In
+total 50 to 100 cycles for 7 to 97 channels, without the time of transpositions (13 calls, hicann/cann-bench).
 """
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
@@ -483,16 +484,17 @@ def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
 
 
 MIXED, MIXED_BY_THREADS = 2.5, 3.3
-"""Cost of a result element interpolated from four neighbours, in elements of an image that is only converted to blocks.
+"""Cost of a result element interpolated from four neighbours, relative to an element of an image that is only converted
+to blocks.
 
 MIXED: 20 ps versus 4 to 10 on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, by threads (31 calls, hicann/cann-bench).
 """
 
 
 def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
-    """Return the work of interpolation: converting images to blocks of channels, and mixing their elements.
+    """Return the work of interpolation: converting images to blocks of channels, and computing the result elements.
 
-    On wide vectors, which read plain images, it is the mixing only.
+    Cores with wide vectors read plain images, so only the second part counts.
     """
     work = _pooled(call, device, main)
     if device.vector_width > 1.0:
@@ -547,7 +549,7 @@ COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Wor
 
 
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
-    """Return the factor on the cycles per element for the dtype.
+    """Return the factor on the cycles per element for a call's dtype.
 
     bfloat16 is widened first, and so is float16 except in elementwise work; 8-byte integers have no instructions.
     """

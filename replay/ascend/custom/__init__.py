@@ -1,5 +1,5 @@
 # pyright: strict
-"""Users' estimators and properties of ops, as in the RFC "Support for Custom Operator Modeling"."""
+"""Users' estimators and op properties, as in the RFC "Support for Custom Operator Modeling"."""
 
 from opreplay.replay.ascend.custom.estimators import CustomOpError, load_custom_ops, register_op_estimator
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties

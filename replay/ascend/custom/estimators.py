@@ -2,8 +2,8 @@
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
 Estimates of an op are tried in this order: a user's estimator; a user's properties; a tile program; the built-in
-estimate, which lowers to kernels; the bytes of its tensors. Owns no cost formula except the one for properties;
-`op_invoke` owns the objects that user code receives.
+estimate, which lowers to kernels; the bytes of the op's tensors. The only cost formula here is the one for properties;
+`op_invoke` defines the objects that user code receives.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ MAX_SECONDS = 1e9
 MAX_AMOUNT = 1e30
 """Maximum number of bytes or operations accepted as a property of an op."""
 SHOWN = 200
-"""Maximum characters of an invalid user value repeated in a message."""
+"""Maximum number of characters of an invalid user value that a message repeats."""
 _OWN_FILES = (__file__, op_invoke.__file__)
 
 CUBE_DTYPES = ("float16", "bfloat16", "float32", "int8")
-"""Dtypes for which estimators get a peak rate of the cube, if the cube supports them."""
+"""Dtypes for which estimators get the cube's peak rate, unless the cube does not support them."""
 VECTOR_BYTES_PER_CYCLE = 128
-"""Width of a vector core's instructions (datasheet of the 910B)."""
+"""Bytes per cycle that a vector core's instructions process (datasheet of the 910B)."""
 
 
 class DeviceFacts:
@@ -115,8 +115,8 @@ def register_op_estimator(
     """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
 
     `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` is a device, its name, a tuple or list of
-    these, or None for all devices. The function takes precedence over every built-in estimate. Raises ValueError on a
-    second registration for the same op and device, unless `override` is set.
+    these, or None for all devices. The function takes precedence over every built-in estimate. Raises ValueError if the
+    op already has a function for a device, unless `override` is set.
     """
 
     name = op_name(op)
@@ -161,8 +161,8 @@ def refuse_unknown_devices() -> None:
 
 
 def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
-    """Return one line, with the reason, for each estimator, property function, tile program and rule of the user that
-    was not used.
+    """Return one line for each estimator, property function, tile program and rule of the user that was not used, with
+    the reason.
 
     `devices` are the simulated devices, `ops` the names of the examined ops.
     """
@@ -187,7 +187,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
 
 
 def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
-    """Check whether one of these ops matches the registration's name, with or without overload or in-place
+    """Check whether a registration applies to one of these ops, with or without overload name or in-place
     underscore.
     """
     bases = {op_name(name) for name in ops if "::" in name}
@@ -203,7 +203,7 @@ class Estimate(Generic[Value]):
 
     value: Value
     source: str
-    """The function as "name (file.py:line)"."""
+    """The user's function as "name (file.py:line)"."""
     assumed: str
     """Assumption about the op that the function relied on; "" if none."""
 
@@ -258,7 +258,7 @@ def _shown(value: object) -> str:
 
 
 def property_terms(op: ReplayOp, device: DeviceProfile, state: State = "network") -> Estimate[dict[str, float]] | None:
-    """Return terms in microseconds from a user's properties of `op`; None if none are registered.
+    """Return the cost terms in microseconds from a user's properties of `op`; None if none are registered.
 
     Raises CustomOpError if the function fails or does not return PerformanceProperties.
     """
@@ -292,13 +292,12 @@ def _wrong_in(properties: object) -> str | None:
 
 
 def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
-    """Return launch, cube, vector, hbm and l2 time of an op with these properties; all but launch overlap
-    (`overlap_p`).
+    """Return the launch, cube, vector, hbm and l2 times in microseconds of an op with these properties.
 
-    The launch time depends on the number of vector cores: the cores that the bytes occupy, or more if the operations
-    exceed what a core computes while another one starts. An op that multiplies has the launch time of the cube. A dtype
-    unknown to the cube runs at the float32 rate: nothing is computed for free. Cold caches hold none of the bytes, warm
-    caches as many as fit, and caches in a network the usual share.
+    All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: the cores that
+    the bytes occupy, or more if the operations take longer than starting another core. An op that multiplies has the
+    launch time of the cube. A dtype unknown to the cube runs at the float32 rate: nothing is computed for free. Cold
+    caches hold none of the bytes, warm caches as many as fit, and caches in a network the usual share.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -390,5 +389,5 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
 
 
 def _run_alone(file: Path) -> list[Path]:
-    """Run a file that belongs to no package; return it in a list, which is empty if it ran before."""
+    """Run a file that belongs to no package; return a list of the file, or an empty list if it ran before."""
     return [file] if run_file(file) else []

@@ -1,8 +1,9 @@
 # pyright: strict
-"""The op as user registrations see it: arguments as meta tensors, memory traffic, and the values they return.
+"""An op call as passed to user functions: arguments as meta tensors and memory traffic; also the types that these
+functions return.
 
-Owns those values and the registration of op properties; `custom` owns estimators, priorities and the custom-op folder.
-torch is imported only when an estimator or property function looks at arguments.
+Contains the registration of op properties; `custom` contains estimators, priorities and the custom-op folder. torch is
+imported only when an estimator or property function looks at arguments.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ PropertyFunction = TypeVar("PropertyFunction", bound=Callable[..., Any])
 LOOKUPS = frozenset(
     {"index", "index_select", "embedding", "gather", "take", "take_along_dim", "_index_put_impl_", "slice", "select"}
 )
-"""Ops that read no more of their first tensor than they return."""
+"""Ops that read no more bytes of their first tensor than they return."""
 
 
 @dataclass(slots=True)
 class ComputeOps:
-    """Arithmetic of one dtype; a multiply-add is two operations."""
+    """Number of operations of one dtype; a multiply-add counts as two."""
 
     mma_ops: float = 0.0
     """Operations on the cube cores."""
@@ -46,7 +47,7 @@ class PerformanceProperties:
     memory_read_bytes: float = 0.0
     memory_write_bytes: float = 0.0
     memory_readwrite_bytes: float = 0.0
-    """Bytes updated in place: moved twice, and not included in the read or write bytes."""
+    """Bytes updated in place: read and written, and not included in the other two counts."""
 
 
 class PerformanceModel:
@@ -72,7 +73,7 @@ class OpInvokeInfo:
     def __init__(self, op: ReplayOp) -> None:
         self.op = op
         self.assumed_out = False
-        """Whether user code requested a result whose size is unknown, by `out` or `get_memory_access_properties`."""
+        """Whether user code read a result of unknown size, through `out` or `get_memory_access_properties`."""
 
     @classmethod
     def register_op_properties(cls, op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
@@ -118,14 +119,14 @@ class OpInvokeInfo:
     def out(self) -> Any:
         """The result as a meta tensor, a tuple of them for several results, or None if the op returns nothing.
 
-        An unknown result is assumed to match the tensor that the op updates, otherwise its first tensor.
+        An unknown result is assumed to match the tensor that the op updates, or else the first tensor argument.
         """
         results = tuple(None if meta is None else _empty(meta) for meta in self._results())
         return results[0] if len(results) == 1 else results or None
 
     def _results(self) -> Sequence[TensorMeta | None]:
         """Return the known or assumed results of the op; set `assumed_out` if they are assumed to match the first
-        tensor.
+        tensor argument.
         """
         if self.op.outputs is not None:
             return self.op.outputs
@@ -140,9 +141,8 @@ class OpInvokeInfo:
     def get_memory_access_properties(self) -> PerformanceProperties:
         """Return the bytes moved if every argument is read once and every result written once.
 
-        Tensors updated in place count once as read and written; a lookup reads as many bytes of its table as it
-        returns. An unknown result, e.g. of an op without a fake kernel, counts as if it were like the first tensor
-        argument.
+        Tensors updated in place count once as read and once as written. A lookup reads as many bytes of its table as it
+        returns. An unknown result, e.g. of an op without a fake kernel, is assumed to match the first tensor argument.
         """
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
@@ -165,7 +165,7 @@ class OpInvokeInfo:
 
 
 def register_op_properties(op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
-    """Register op properties; function form of `OpInvokeInfo.register_op_properties`, like the other decorators."""
+    """Register op properties: `OpInvokeInfo.register_op_properties` as a plain function, like the other decorators."""
     return OpInvokeInfo.register_op_properties(op, override=override)
 
 

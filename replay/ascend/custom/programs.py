@@ -1,7 +1,7 @@
 # pyright: strict
-"""User-written kernels that define the cost of an op; registered by op and tried before the built-in rules.
+"""Tile programs: user-written kernels that define an op's cost, registered by op and tried before the built-in rules.
 
-Owns the table of programs and their result type; `replay.tile`, a layer above, computes the costs.
+Contains the table of programs and their result type; `replay.tile`, a layer above, computes the costs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opreplay.replay.ir.model import ReplayOp
 
 
 class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A program's cost for one call."""
+    """Cost of one call, computed from a tile program."""
 
     time_us: float
     low_us: float
@@ -31,7 +31,7 @@ class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated: bool
     """Whether the call is far outside the measurements of the program."""
     source: str
-    """Function and place, as "function (file.py:line)"."""
+    """The program's function as "function (file.py:line)"."""
 
 
 Coster = Callable[[ReplayOp, DeviceProfile, State], "ProgramCost | None"]
@@ -41,7 +41,7 @@ PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op can 
 
 
 def register_program_cost(op: str, function: Coster) -> None:
-    """Register a program for the cost of an op, or of one overload ("aten::add.Tensor"), on all devices.
+    """Register a tile program as the cost of an op, or of one overload ("aten::add.Tensor"), on all devices.
 
     Raises Taken if the op already has a program.
     """
@@ -49,7 +49,7 @@ def register_program_cost(op: str, function: Coster) -> None:
 
 
 def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
-    """Return the cost of this call from the program registered for its op; None if no program covers the call.
+    """Return the cost of a call by the tile program registered for its op; None if no program covers the call.
 
     Raises CustomOpError for a call that does not fit the program.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Validates the target of a user's registration: an op and a device, given as objects or by name."""
+"""Validates the op and the device that a user registers something for, given as objects or as names."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.traces.errors import UsageError
 
 USER_RULES: UserTable[UserFunction] = UserTable("rule", remedy="override=True replaces it")
-"""Users' own lowering rules, by op name or by a regular expression for its start; they precede the built-in rules."""
+"""Users' own lowering rules, by op name or by a regular expression for its start; tried before built-in rules."""
 
 
 class CustomOpError(UsageError):
-    """A user's custom-op file, registration or function failed; the message names file and line."""
+    """Raised if a user's custom-op file, registration or function fails; the message names file and line."""
 
 
 _OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+(?:\.\w*)?")
 
 
 class NoOp(CustomOpError, TypeError):
-    """The target of a registration is not an op."""
+    """Raised if a registration is made for something that is not an op."""
 
 
 def _caller() -> str:
@@ -48,7 +48,7 @@ def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) 
 
 
 def op_name(op: Any) -> str:
-    """Return "ns::name" for a torch op, an overload packet, or text of this form. Raises NoOp for anything else."""
+    """Return "ns::name" for a torch op, an overload packet, or text of this form. Raises NoOp for other values."""
     name = op if isinstance(op, str) else getattr(op, "_qualified_op_name", None)
     if name is None:
         # An overload knows its schema; `_schema.name` has no overload name in it.
@@ -60,10 +60,10 @@ def op_name(op: Any) -> str:
 
 
 def device_name(device: Any) -> str | None:
-    """Return the canonical name of a device given as an object or by name; None means all devices.
+    """Return the canonical name of a device given as an object or as a name; None means all devices.
 
-    Raises CustomOpError for a name that neither ships nor was loaded. While a user's file is being loaded, the devices
-    of the command are not known yet.
+    Raises CustomOpError for a name that is neither shipped nor loaded, except while a user's file is being loaded,
+    because the devices of the command are not known yet.
     """
     if device is None:
         return None

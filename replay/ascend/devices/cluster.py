@@ -21,13 +21,13 @@ HINT = "Write 2x8x910b3 (two servers of eight), 8x910b3, or the path of a .toml 
 
 
 class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Links of one level, as written in a file."""
+    """Links of one network level, as written in a cluster file."""
 
     transport: str
-    """HCCS, UB, SIO, RDMA, PCIE, or a name of your own, which makes predictions extrapolated."""
+    """HCCS, UB, SIO, RDMA, PCIE, or any other name; with any other name, predictions are marked as extrapolated."""
     bytes_per_s: Quantity
-    """Achieved bytes per second in one direction: in a mesh, from a die to each other die; without a mesh, in total per
-    die.
+    """Achieved bytes per second in one direction: in a mesh, from a die to each other die; otherwise, in
+    total per die.
     """
     latency: Quantity
     mesh: bool = False
@@ -43,7 +43,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Dies per server."""
     name: str = ""
     inside: LinkEntry | None = None
-    """Links inside a server; the links of the SoC if left out."""
+    """Links inside a server; None means the links of the SoC."""
     between: LinkEntry | None = None
 
 
@@ -63,7 +63,7 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """Return the device as a die of the cluster; its version names the cluster, because the cluster changes
+    """Return the device as a die of the cluster; the cluster's name is added to its version, because it changes
     predictions.
     """
     version = f"{device.version} in {cluster.name}"
@@ -71,7 +71,7 @@ def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
 
 
 def devices_on(names: tuple[str, ...], text: str) -> list[DeviceProfile]:
-    """Return the SoC of a cluster, then the other named devices, each as a die of the cluster."""
+    """Return the cluster's SoC and the other named devices, each as a die of the cluster."""
     soc, cluster = load_cluster(text)
     devices = {device.name: device for device in map(load_device, (soc, *names))}
     return [on_cluster(device, cluster) for device in devices.values()]

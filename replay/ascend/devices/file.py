@@ -1,5 +1,5 @@
 # pyright: strict
-"""Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
+"""Reads device files (TOML), checks their schema, units and names, and compiles them into a `DeviceProfile`.
 
 A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
 model `devices/_model.toml`; the constants of all shipped devices are in one table (see `fitted`). A file may start from
@@ -40,18 +40,18 @@ SCHEMA_VERSION = 3
 """Version of the file format: 1 is the first; 2 adds `nearby` to families; 3 adds `measured` and `base_version`."""
 
 MAX_FILE_BYTES = 1 << 20
-"""Maximum size of a device file or cluster file; 2000 measured calls take a quarter of it."""
+"""Maximum size in bytes of a device file or cluster file; 2000 measured calls take a quarter of it."""
 
 RETIRED = frozenset({"reread_reach"})
-"""Rates that files of version 1 may contain and that no cost uses any more."""
+"""Rates that are accepted in files of version 1 but not used any more."""
 
 MAX_PULL = 10.0
-"""Maximum pull of a neighbour in a file; close neighbours that disagree have pulls larger than their combined
-effect.
+"""Maximum absolute weight of a neighbour in a file; close neighbours that disagree have weights larger than their
+combined effect.
 """
 
 MOST_MEASURED = 2000
-"""Maximum number of measured calls per file, because every prediction is compared with each of them."""
+"""Maximum number of measured calls per file; limited because every prediction is compared with each of them."""
 
 DATASHEET: dict[str, str] = {
     "aic_cores": "core",
@@ -86,9 +86,9 @@ OPTIONAL: dict[str, str] = {
 }
 """Optional datasheet entries of a device, with their units.
 
-Dies of a server; links other than `link`; the width of a vector core's instructions if it is not 128; how much longer a
-convolution takes that reads plain layouts (without this entry, layouts are converted for it); and dtypes that only some
-cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never has one.
+The entries are: dies of a server; links other than `link`; the width of a vector core's instructions if it is not 128;
+the slowdown of a convolution that reads plain layouts (without this entry, layouts are converted for it); and rates of
+dtypes that only some cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never has one.
 """
 
 NUMBERS = (
@@ -123,7 +123,7 @@ OTHER_FIELDS = (
     "measured_here",
     "measured_elsewhere",
 )
-"""Other fields that a file may contain for a family."""
+"""Fields other than `NUMBERS` that a file may contain for a family."""
 
 
 class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A family, as written in a file; only the given fields replace values of the shared model."""
+    """A kernel family, as written in a file; only the given fields replace values of the shared model."""
 
     source: str
     confidence: Trust
@@ -175,14 +175,14 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     units: dict[str, str]
     rates: dict[str, Quantity]
     alone: dict[str, dict[str, Quantity]]
-    """Factors on rates and on `FAMILY_FACTORS` for isolated calls, by `DeviceProfile.kind`."""
+    """Kind of device (`DeviceProfile.kind`) → factors for isolated calls, on rates and on `FAMILY_FACTORS`."""
     families: dict[str, FamilyEntry]
 
 
 FAMILY_FACTORS = ("cycles", "row_cycles", "fixed_us")
-"""Constants of vector kernel families that have factors for isolated calls."""
+"""Constants of vector kernel families that are multiplied by factors for isolated calls."""
 UNSCALED = frozenset({"matmul", "conv", "attention", "collective", "aicpu", "host", "free"})
-"""Forms of families without these factors."""
+"""Forms whose families are not multiplied by factors for isolated calls."""
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,23 +194,23 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: str = "0"
     base: str | None = None
     base_version: str = ""
-    """Version of the base whose predictions `measured` was compared with; empty accepts any version."""
+    """Version of the base device whose predictions `measured` was compared with; "" accepts any version."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
-    """Group of devices that share the constants fitted to any of them; the device's own name if it is in no group."""
+    """Group of devices that share fitted constants; the device's own name if it is in no group."""
     datasheet: dict[str, Quantity] = {}
     rates: dict[str, Quantity] = {}
     families: dict[str, FamilyEntry] = {}
     pipes: dict[str, Quantity] = {}
-    """Values that replace those of `_pipes.toml`."""
+    """Values that replace those of `_pipes.toml` on this device."""
     slow_paths: tuple[SlowPath, ...] = ()
-    """Slow paths that are tried before those common to all devices."""
+    """Slow paths of this device, tried before those common to all devices."""
     measured: tuple[OwnMeasurement, ...] = ()
     """Calls that the user measured."""
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memories and paths of a core: values for all devices, and values that replace them on single devices."""
+    """Memories and paths of a core: default values, and other values for single devices."""
 
     schema_version: int
     pipes: dict[str, Quantity]
@@ -279,8 +279,8 @@ def _check_entries(entries: object, kind: type[Any], where: str) -> None:
 
 @lru_cache(maxsize=1)
 def load_model() -> ModelFile:
-    """Load the shared cost model and check that every rate is present, every number has a unit, and no type has two
-    families.
+    """Load the shared cost model; check that every rate is present, every number has a unit, and no kernel type is in
+    two families.
     """
     model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
@@ -344,7 +344,7 @@ def _paths_by_type(paths: Iterable[SlowPath]) -> dict[str, tuple[SlowPath, ...]]
 
 
 def type_table(model: ModelFile) -> dict[str, str]:
-    """Return the family of each CANN kernel type. Raises FormatError for a type that is in two families."""
+    """Return a table from CANN kernel type to family. Raises FormatError for a type that is in two families."""
     table: dict[str, str] = {}
     for family, entry in model.families.items():
         for kernel_type in entry.types:
@@ -405,7 +405,7 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
 
 
 def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
-    """Decode and check a device file's text, together with its entries in a table of fitted constants.
+    """Decode and check the text of a device file, combined with the device's entries in the table of fitted constants.
 
     Raises FormatError naming the key, or the line for broken TOML.
     """
@@ -486,16 +486,16 @@ _bare: dict[object, DeviceProfile] = {}
 REFERENCE = {"910": "910b2", "950": "950pr"}
 """Kind of device → device whose constants are used for isolated calls on all devices of the kind.
 
-The constants are shared so that no larger device is slower because a network was measured on it. Factors and measured
-calls are relative to these devices.
+The constants are shared because otherwise a larger device could be predicted slower only because a network was measured
+on it. Factors and measured calls are relative to these devices.
 """
 
 
 def alone(device: DeviceProfile) -> DeviceProfile:
     """Return the device with the constants for isolated calls.
 
-    These are the constants of the reference device of its kind, unless a user's file gives its own, multiplied by the
-    model's factors for isolated calls.
+    These are the constants of the reference device of its kind, or of the user's device file if that was fitted,
+    multiplied by the model's factors for isolated calls.
     """
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
@@ -509,7 +509,7 @@ _alone: dict[object, DeviceProfile] = {}
 
 
 def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DeviceProfile:
-    """Return a device with the rates and families of another device, but its own measurements."""
+    """Return a device with the rates and families of another device, but with its own record of what was measured."""
     kept = ("samples", "samples_elsewhere", "measured_here", "measured_elsewhere", "states")
     families = {
         name: msgspec.structs.replace(family, **{field: getattr(device.families[name], field) for field in kept})
@@ -519,8 +519,8 @@ def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DevicePro
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
-    """Return the device with its rates and families multiplied by factors, without measured neighbours, because these
-    are kernels in networks.
+    """Return the device with its rates and families multiplied by factors for isolated calls. Measured neighbours are
+    removed, because they are kernels in networks.
     """
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
     families = {name: _scaled(family, factors) for name, family in device.families.items()}
@@ -569,7 +569,7 @@ def _shipped(name: str) -> DeviceFile:
 
 @lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
-    """Return the name of the shipped device for a name or alias, ignoring case; None if there is none."""
+    """Return the name of the shipped device that has a name or alias, ignoring case; None if there is none."""
     wanted, names = _plain(name), list_devices()
     by_name = (known for known in names if _plain(known) == wanted)
     by_alias = (known for known in names if wanted in map(_plain, _shipped(known).aliases))
@@ -590,7 +590,7 @@ def is_known(name: str) -> bool:
 
 
 def no_such_device(name: str) -> tuple[str, str]:
-    """Return (message, hint) for an unknown device name, or for the common prefix of several names."""
+    """Return (message, hint) for an unknown device name; the message lists the devices whose names start with it."""
     wanted = _plain(name).removeprefix("ascend")
     meant = [known for known in list_devices() if wanted and _plain(known).startswith(wanted)]
     if meant:
@@ -610,7 +610,7 @@ def is_file_name(text: str) -> bool:
 
 
 def load_file(name_or_path: str | Path) -> DeviceFile:
-    """Load a shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
+    """Load a shipped device file by name or alias, or a TOML file by path (text with a slash or ending in .toml)."""
     text = str(name_or_path)
     if is_file_name(text):
         try:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Constants fitted to public measurements for the shipped devices: one table, `fitted.csv`, by family and SoC.
 
-A row without an SoC applies to all SoCs, a row with an SoC or a generation to that only. A row without a family is a
-rate. A row with sizes is a measured kernel and its pull (see `cost.nearby`). `python -m benchmarks.device_model fit`
+A row without an SoC applies to all SoCs, a row with an SoC or a generation only to this. A row without a family is a
+rate. A row with sizes is a measured kernel and its weight (see `cost.nearby`). `python -m benchmarks.device_model fit`
 writes the table.
 """
 
@@ -23,7 +23,9 @@ Row = tuple[str, str, str, str, str]
 
 
 def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
-    """Return the source and confidence of a family's constants, depending on how many of its kernels were measured."""
+    """Return the source and confidence of a family's constants, by the numbers of kernels measured here and
+    elsewhere.
+    """
     if samples:
         return {"source": source, "confidence": "fitted"}
     if samples_elsewhere:
@@ -45,7 +47,7 @@ def rows_of(text: str) -> tuple[Row, ...]:
 
 
 def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
-    """Return the version, rates and families of a device in the form of a device file.
+    """Return the version, rates and families of a device as the sections of a device file.
 
     `names` are the device's generation and its own name; `units` are the units of the rates.
     """
@@ -83,11 +85,11 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
 
 
 FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
-"""Constants of the table that describe the measurements, not the fit."""
+"""Values in the column `constant` of rows that describe the measurements rather than the fit."""
 
 
 def counts_of(rows: tuple[Row, ...]) -> dict[str, int]:
-    """Count the fitted numbers: those shared by all devices, those of single devices, and the weights of measured
+    """Count the fitted numbers: constants shared by all devices, constants of single devices, and weights of measured
     kernels.
     """
     constants = [row for row in rows if not row[3] and row[2] not in FACTS]

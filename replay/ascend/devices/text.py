@@ -33,7 +33,7 @@ def _number(value: float) -> str:
 
 
 def constant_text(name: str, value: Constant) -> str:
-    """Return a constant in the notation of device files."""
+    """Return the text of a constant as written in device files."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -72,7 +72,7 @@ MEASURED = ("measured_here", "measured_elsewhere")
 
 
 def neighbours(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield (kind, sizes, pull) of each neighbour."""
+    """Yield (kind, sizes, weight as text) of each measured neighbour of a family."""
     for kind, measured in family.nearby.items():
         for rows, columns, depth, pull in measured:
             yield kind, sizes_at((rows, columns, depth), family.form), f"{pull:.4f}"
@@ -128,7 +128,7 @@ def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) 
 
 
 def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
-    """Return a user's device file under another name, with its measured calls replaced by those of `device`."""
+    """Return the text of a user's device file with another name and with the measured calls of `device`."""
     kept: list[str] = []
     section, is_named = "", False
     for line in text.splitlines():
@@ -144,8 +144,8 @@ def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
 
 
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
-    """Return the TOML text of a calibrated device: its differences from the shared model. `header` becomes comment
-    lines.
+    """Return the TOML text of a calibrated device: its datasheet and its differences from the shared model. `header`
+    becomes comment lines.
     """
     shared, model = load_model(), datasheet_only(device)
     parts = ["".join(f"# {line}\n" for line in header.splitlines())]
@@ -169,7 +169,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """Return a shipped device as a complete device file, in the form of a user's file."""
+    """Return the text of a complete device file, like a user's, for a shipped device."""
     device = load_device(name)
     header = f"{device.title}: datasheet values, and constants fitted to public measurements."
     source = next(rate.source for rate in load_file(name).rates.values())

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of one transfer on each transport between dies, from `_transports.toml`, by kind of work and SoC."""
+"""Time of one transfer for each transport between dies, from `_transports.toml`, by kind of work and SoC."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opreplay.traces.errors import FormatError
 from opreplay.traces.toml_text import parse_toml
 
 Work = Literal["copy", "reduce", "send"]
-"""Work on received data: "copy" none, "reduce" an inline reduction, "send" none, with a single peer."""
+"""Kind of transfer: "copy", "reduce" with an inline reduction of received data, or "send" to a single peer."""
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of connection: latency in microseconds, and bytes per second by kind of work."""
+    """One kind of connection between dies: latency in microseconds, and bytes per second by kind of work."""
 
     latency: Quantity
     copy: Quantity
@@ -28,19 +28,19 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Rates of single SoCs, by SoC name."""
 
     def rate(self, work: Work, soc: str = "") -> Quantity:
-        """Return the bytes per second for this SoC if listed, otherwise for all SoCs."""
+        """Return the bytes per second for this SoC if the file lists it, otherwise for all SoCs."""
         soc_rates = self.socs.get(soc, {})
         # To one peer alone links are quicker than in a mesh: what an SoC reaches there says nothing of that.
         other = None if work == "send" else next(iter(soc_rates.values()), None)
         return soc_rates.get(work) or other or getattr(self, work) or self.copy
 
     def time_us(self, size_bytes: float, work: Work, soc: str = "") -> float:
-        """Return the microseconds for one packet."""
+        """Return the time in microseconds for one packet."""
         return self.latency.value + size_bytes / self.rate(work, soc).value * 1e6
 
 
 ALIASES = {"HCCS_SW": "HCCS", "HCCS SW": "HCCS", "UB": "HCCS", "ROCE": "RDMA"}
-"""Other spellings of transports → name of the entry that is used for them."""
+"""Other names of transports → name of the entry that is used for them."""
 
 
 @lru_cache(maxsize=1)
@@ -63,7 +63,7 @@ def transport_named(name: str, table: dict[str, Transport] | None = None) -> Tra
 
 
 def work_of(op: str) -> Work:
-    """Return the work that a collective does on received data, derived from its name."""
+    """Return the kind of transfer of a collective, derived from its name."""
     plain = op.lower().replace("_", "")
     if "reduce" in plain:
         return "reduce"

@@ -23,7 +23,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, State
 
 MOST_WEIGHT = 0.1
-"""Maximum share of a set's time that one kernel may have in `capped_wape`."""
+"""Maximum share of the total time that one kernel may have in `capped_wape`."""
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,22 +36,22 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     median_ape: float
     p90_ape: float
     wape: float
-    """Sum over all launches of |predicted - measured| over the sum of measured: errors weighted by time."""
+    """Sum over all launches of |predicted - measured|, divided by the sum of measured: errors weighted by time."""
     total_error: float
-    """(sum of predicted - sum of measured) / sum of measured over all launches; errors of either sign cancel."""
+    """(sum of predicted - sum of measured) / sum of measured over all launches; positive and negative errors cancel."""
     in_band: float
     """Share of unique kernels whose measured time is within their 80 % band."""
     within_10: float = float("nan")
     """Share of unique kernels predicted within 10 % of the measured time."""
     within_25: float = float("nan")
     capped_wape: float = float("nan")
-    """`wape` with the weight of each kernel capped at MOST_WEIGHT of its set, so that one huge kernel does not
+    """`wape` with the weight of each kernel capped at MOST_WEIGHT of the total, so that one huge kernel does not
     dominate.
     """
 
 
 class Part(NamedTuple):
-    """One kernel of a measured op, with the known cache state before it."""
+    """One kernel of a measured op, with what is known about the caches before it."""
 
     call: KernelCall
     touches: tuple[Touch, ...] = ()
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured row, with the known cache state before it."""
+    """One measured row, with what is known about the caches before it."""
 
     row: KernelRow
     touches: tuple[Touch, ...] = ()
@@ -100,8 +100,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated: bool = False
     """Whether the kernel is far from all measurements of its family."""
     shipped_us: float | None = None
-    """Time that `op` predicts, if `predicted_us` leaves out the measurements of this kernel's own source; otherwise
-    None.
+    """Time that `op` predicts, if `predicted_us` was computed without the measurements of this kernel's own source;
+    otherwise None.
     """
 
     @property
@@ -111,9 +111,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launches(table: KernelTable) -> list[Launch]:
-    """Return the measured rows of a table; if they are launches in order, each has the reuse distances of its tensors.
-
-    Rows without a duration are part of the sequence, because they use memory, too.
+    """Return the measured rows of a table; if the table lists launches in order, include the reuse distances of their
+    tensors. Rows without a duration count for these distances, because they use memory, too.
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
@@ -167,8 +166,8 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
 
 
 def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
-    """Return (time, band factor, whether extrapolated) for all kernels of a launch; their errors are taken as
-    independent.
+    """Return (time in microseconds, band factor, whether extrapolated) for all kernels of a launch, assuming
+    independent errors.
     """
     total = square = 0.0
     far = False
@@ -182,7 +181,7 @@ def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProf
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a share `share` of `values` lies, by linear interpolation; NaN if there are none."""
+    """Return the value below which the fraction `share` of `values` lies, by linear interpolation; NaN if empty."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -216,8 +215,8 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def _capped(compared: Sequence[Compared]) -> float:
-    """Return the WAPE with each weight capped at MOST_WEIGHT of the sum; the cap is raised if there are too few kernels
-    for it.
+    """Return the WAPE with each kernel's weight capped at MOST_WEIGHT of the sum; the cap is raised if there are too
+    few kernels.
     """
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]

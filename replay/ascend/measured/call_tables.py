@@ -1,7 +1,7 @@
 # pyright: strict
 """Reads tables of measured calls: one row per call in opreplay's notation, with its time, the device and the L2 state.
 
-Owns the columns and which rows can be used; `simulate` owns a call's cost, `calibrate.calls` the rows used in a fit.
+Defines columns and usable rows; `simulate` computes a call's cost, `calibrate.calls` selects the rows for a fit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from opreplay.traces.folders import open_regular_text
 MAX_ROWS = 100_000
 MAX_TABLE_BYTES = 256 << 20
 TIMES = ("torch_us", "time_us", "us", "duration_us")
-"""Columns with the time of a call in microseconds, in order of preference."""
+"""Columns that may hold the time of a call in microseconds; the first one present is used."""
 _SPREAD = re.compile(r"\bspread (\d{1,9}(?:\.\d{1,9})?) %")
-"""Spread in the note of a row: interquartile range of the repetitions as a percentage of their median."""
+"""Matches the spread in the note of a row: interquartile range of the repetitions as a percentage of their median."""
 BETWEEN = " ; "
-"""Separator between the calls of a composite, whose times were added up."""
+"""Separator between several calls in one row, whose times were added up."""
 
 
 class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,20 +39,20 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     ops: tuple[ReplayOp, ...]
-    """The op of the call; several for a composite."""
+    """The op of the call; several if the row contains several calls."""
     soc: str
-    """opreplay's name of the device; empty if the row names none."""
+    """opreplay's name of the device; "" if the row names no device."""
     l2: L2State | None
-    """Cache state; None if the row does not give it."""
+    """State of the L2 cache; None if the row does not give it."""
     time_us: float
     source: str = ""
-    """Project and file of the source, without the version."""
+    """Project and file that the row was taken from, without the version."""
     spread: float = 0.0
     """Spread of the repetitions relative to the time; 0 if the note does not give it."""
 
     @property
     def key(self) -> str:
-        """Return a key of the call, device and time, which is the same in every table."""
+        """Return a key computed from call, device and time; a row has the same key in every table."""
         return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
 
 
@@ -63,9 +63,9 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[MeasuredCall, ...]
     rows: int
     usable_rows: int
-    """Number of rows whose time covers exactly the named call, on a known device."""
+    """Number of rows that name a known device and whose time covers exactly the named call."""
     dropped: dict[str, int]
-    """Reason → rows that could not be used."""
+    """Reason → number of rows that could not be used."""
 
 
 def header_of(path: str | Path) -> list[str]:
@@ -89,9 +89,9 @@ def read_call_table(
 ) -> CallTable:
     """Read the usable calls of a table; `soc` is the device for rows that name none.
 
-    `only` selects rows by their columns; rejected rows are not counted. These rows are left out with a reason: rows
-    without a time, with an unknown device, with a column `exact` other than "yes", and rows that are not a call. Raises
-    TraceError if the file cannot be read, Malformed if it holds no call, TooLarge for more than MAX_ROWS rows.
+    Only rows that `only` accepts are read and counted. Rows without a time, with an unknown device, with a column
+    `exact` other than "yes", and rows that are not a call are left out, and counted by reason. Raises TraceError if the
+    file cannot be read, Malformed if it holds no call, TooLarge for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     with open_regular_text(path, MAX_TABLE_BYTES) as file:
@@ -130,7 +130,7 @@ def read_call_table(
 
 
 LEAST_US = 1e-3
-"""Minimum time in microseconds of a valid row; no kernel starts in less than 0.9."""
+"""Minimum valid time of a row in microseconds; no kernel starts in less than 0.9."""
 L2_WORDS = frozenset({"", "unknown", "cold", "loop", "warm"})
 """Valid values of a column `l2`."""
 
@@ -156,13 +156,13 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
 
 
 MISLABELLED = {("flagos-ai/FlagGems", "910b4"): "910b4-1"}
-"""(project, device as named in its tables) → actual device: 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has
+"""(project, device as named in its tables) → actual device. 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has
 only 0.8.
 """
 
 
 def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
-    """Return the device that a row names; `soc` if it names none or an ambiguous one ("910b")."""
+    """Return the device of a row; `soc` if the row names an ambiguous one ("910b") or none."""
     named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
     named = MISLABELLED.get(((row.get("source") or "").split(":")[0].split("#")[0].split("@")[0], named), named)
     several = named not in list_devices() and any(device.startswith(named) for device in list_devices())
@@ -183,8 +183,8 @@ def _call(
 def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
     """Return the op of each call, or the reason why `opreplay op` rejects the text.
 
-    All calls are resolved together, which takes a tenth of the time of resolving them one by one; if one of them fails,
-    the list is halved until the failing call is alone.
+    All calls are resolved together, which takes a tenth of the time of resolving each separately. If this fails, each
+    half is resolved separately, until the failing call is found.
     """
     if not texts:
         return {}

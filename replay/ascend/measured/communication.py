@@ -2,8 +2,8 @@
 """Reads transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of
 transfers.
 
-The layout is that of the public outputs of torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → its
-times and, by transport, the bytes, the time and the packets of each size.
+The JSON files are as written by torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → times and, for
+each transport, the bytes, the time and the packets of each size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TRANSFERS = 2_000_000
 COLUMNS = ("op", "transport", "transit_mb", "transit_ms", "sizes")
 """Required columns of a table of transfers."""
 PARTS = ("HCCS", "PCIE", "SIO", "HCCS_SW")
-"""Transports whose sum the profiler reports as SDMA."""
+"""Transports that the profiler sums up under the name SDMA."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +35,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     packets: tuple[tuple[float, int], ...]
     """(bytes, count) for each packet size."""
     transit_us: float | None
-    """Time of all packets; None if the table leaves it out."""
+    """Time of all packets in microseconds; None if it was not recorded."""
     run: str = ""
-    """Profiled run; its ranks share the name."""
+    """Name of the profiled run; the ranks of a run share it."""
     soc: str = ""
     """SoC named in the table; "" if it names none."""
 
@@ -75,7 +75,7 @@ class _Pair(msgspec.Struct):
 
 
 def is_communication(path: str | Path) -> bool:
-    """Check whether this module reads a file: by its suffix, or by a table's columns."""
+    """Check whether a file contains transfers: it is a .json file or a table with the columns of transfers."""
     if str(path).lower().endswith(".json"):
         return True
     try:
@@ -120,7 +120,7 @@ def _bytes(path: str | Path) -> bytes:
 
 
 def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list[Transfer]:
-    """Return the transfers of one entry of either file type; totals over all ops are ignored."""
+    """Return the transfers of one op's entry of either JSON file; totals over all ops are ignored."""
     op = name.partition("@")[0]
     if op.startswith("Total Op Info"):
         return []

@@ -58,17 +58,17 @@ _BY_TYPE: dict[str, Callable[[TensorSpec], Outputs]] = {
     **dict.fromkeys(("MoeGatingTopK", "MoeGatingTopKSoftmax"), _gating),
     **dict.fromkeys(("Sort", "SortV2"), lambda source: (source, _spec(source.shape, "int32"))),
 }
-"""Kernel type → its outputs from its first input."""
+"""Kernel type → function that returns the outputs for a first input."""
 
 BINARY = frozenset({"Add", "Sub", "Mul", "RealDiv", "Maximum", "Minimum"})
-"""Types whose output has the broadcast shape of their inputs."""
+"""Kernel types whose output has the broadcast shape of their inputs."""
 
 NO_OUTPUTS = frozenset({"MemSet", "ApplyAdamWV2", "ApplyAdamW"})
-"""Types without outputs of their own: they update their inputs, or no outputs are recorded."""
+"""Kernel types whose only outputs are their updated inputs, or whose outputs are not recorded."""
 
 
 def complete_outputs(kernel_type: str, inputs: Inputs) -> Outputs:
-    """Return the best estimate of a kernel type's outputs; the first input's shape and dtype if nothing is known.
+    """Return the estimated outputs of a kernel type; the first input's shape and dtype if nothing is known.
 
     Matrix products get none: their sizes follow from the operands (see `cost.cube.gemm_of`).
     """

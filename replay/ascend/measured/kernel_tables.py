@@ -1,7 +1,7 @@
 # pyright: strict
 """Reads kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`; no costs.
 
-The files' columns and spellings belong to `opreplay.traces.dialects.kernel_table`.
+`opreplay.traces.dialects.kernel_table` defines the columns and their spellings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
 
 _HOST_CORES = ("AI_CPU", "AICPU")
-"""Names of the NPU's control processors in the column of cores."""
+"""Values of the core column that mean the NPU's control processors."""
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     rows: tuple[KernelRow, ...]
     dropped: dict[str, int]
-    """Reason → number of rows."""
+    """Reason → number of dropped rows."""
     is_sequence: bool = True
     """Whether the rows are launches in order; False for a table of means."""
     has_held_out: bool = False
@@ -90,7 +90,7 @@ def _row(row: TableRow, calls: dict[tuple[object, ...], KernelCall]) -> KernelRo
 
 
 def call_key(call: KernelCall) -> tuple[object, ...]:
-    """Return the key that equal kernels share: type, shapes, dtypes and formats."""
+    """Return a key that is equal for kernels of the same type, shapes, dtypes and formats."""
     return (
         call.type,
         tuple(None if s is None else (s.shape, s.dtype, s.format) for s in call.inputs),

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Compares the kernels that an NPU was recorded to run for an op with the kernels from the lowering; uses recorded
-times only.
+"""Compares the kernels that an NPU was recorded to run for an op with the kernels predicted by the lowering; no
+predicted times.
 
-Needs a plan of a trace that was joined with a kernel table; other plans have nothing to compare with.
+Only a plan of a trace that was joined with a kernel table has recorded kernels to compare with.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from opreplay.replay.ir.model import ReplayOp
 
 Verdict = Literal["same", "close", "differs"]
 HELPERS = frozenset({"MemSet", "TransData", "Transpose", "Cast", "BroadcastTo", "TensorMove", "ViewCopy", "AsStrided"})
-"""Kernel types that prepare operands of another kernel: formats, dtypes, layouts, zeros. CANN adds them as needed."""
+"""Kernel types that prepare operands of another kernel (formats, dtypes, layouts, zeros); CANN adds them as needed."""
 _VERSION = re.compile(r"V\d+$")
 
 
 class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Launches per call of one op by CANN type, as recorded and as lowered."""
+    """Number of launches per call of an op by CANN kernel type, as recorded and as lowered."""
 
     id: str
     name: str
     verdict: Verdict
-    """The verdict: "same" if all types and counts agree; "close" if they differ only in versions ("MatMulV2",
-    "MatMulV3") and helper kernels; otherwise "differs".
+    """"same" if all types and counts agree; "close" if they differ only in versions ("MatMulV2", "MatMulV3") and helper
+    kernels; otherwise "differs".
     """
     recorded: dict[str, float]
-    """Average launches per call; calls of one signature may run different kernels."""
+    """Kernel type → recorded launches per call, on average; calls of one signature may run different kernels."""
     lowered: dict[str, int]
     recorded_us: float
-    """Time of all calls, in kernels whose type is recorded."""
+    """Recorded time of all calls in kernels whose type is recorded, in microseconds."""
 
 
 def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
@@ -64,7 +64,7 @@ def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
 
 
 def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:
-    """Compare all comparable ops; ops with the most recorded time come first."""
+    """Compare the kernels of all ops with recorded kernel types; ops with the most recorded time come first."""
     agreements = [agreement for op in ops if (agreement := compare_kernels(op)) is not None]
     return tuple(sorted(agreements, key=lambda agreement: -agreement.recorded_us))
 
@@ -76,6 +76,6 @@ def _verdict(recorded: dict[str, float], lowered: dict[str, int]) -> Verdict:
 
 
 def _essence(launches: dict[str, float] | dict[str, int]) -> frozenset[str]:
-    """Return the types without versions, and without helper kernels unless there are only helpers."""
+    """Return the kernel types without versions, and without helper kernels unless there are only helpers."""
     types = {_VERSION.sub("", type_) for type_ in launches}
     return frozenset(types - HELPERS or types)

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Share of the recorded work that predictions cover, by prediction method; weighted by recorded, not predicted,
-time.
-"""
+"""Share of the recorded work that predictions cover, by prediction method; weighted by recorded time."""
 
 from __future__ import annotations
 
@@ -30,16 +28,16 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     """Number of predicted ops."""
     selected: float = 1.0
-    """Share of all selected ops, predicted or not."""
+    """Share of the recorded time in selected ops, predicted or not."""
 
     @property
     def nothing(self) -> float:
-        """Return the share without any prediction: ops without one, and `elsewhere`."""
+        """Return the share without any prediction, including `elsewhere`."""
         return max(0.0, 1.0 - self.users - self.rules - self.invented - self.bytes)
 
     @property
     def elsewhere(self) -> float:
-        """Return the share in no selected op: other ops, labels, generated code, kernels without an op."""
+        """Return the share outside the selected ops: other ops, labels, generated code, kernels without an op."""
         return 1.0 - min(1.0, round_to_one(self.selected))
 
     @property
@@ -69,8 +67,8 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Return the share of the predicted time that has this confidence; if nothing is predicted, all of it is
-    uncalibrated.
+    """Return the share of the predicted time that has this confidence; if nothing is predicted, 1 for
+    "uncalibrated".
     """
     by_confidence = summed(times_us)
     total_us = sum(by_confidence.values())
@@ -80,12 +78,12 @@ def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence
 
 
 MEASURED = {"call": "these calls", "op": "other calls of the same ops", "family": "their kernel families"}
-"""`Simulated.measured` → text for what the user's measurements cover."""
+"""Value of `Simulated.measured` → text that names what the user measured."""
 
 
 def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the shares of the predicted time that are based on the user's measurements, by what was measured
-    (`MEASURED`).
+    """Return the shares of the predicted time that are based on the user's measurements, by what was measured (keys of
+    `MEASURED`).
 
     `times_us` are (`Simulated.measured`, microseconds) of each prediction.
     """
@@ -115,8 +113,8 @@ def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
 
 
 def clock_of(plan: ReplayPlan) -> str:
-    """Return the quantity that the shares of a plan refer to: "device time", the `host_clock` of its selection, or
-    "ops" if no time was recorded.
+    """Return what the shares of a plan refer to: "device time", the `host_clock` of its selection, or "ops" if no time
+    was recorded.
     """
     if plan.device_us_total > 0:
         return "device time"
@@ -124,8 +122,8 @@ def clock_of(plan: ReplayPlan) -> str:
 
 
 def host_clock(selection: object) -> str:
-    """Return the name of the host time that shares refer to; for "all", the time of nested calls counts in each
-    enclosing call, too.
+    """Return the name of the host time that shares refer to. For the selection "all", the time of a nested call also
+    counts in each enclosing call.
     """
     return "the selected ops' host time" if selection == "all" else "host time"
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
-    """Load simulated devices by name, in the given order; with `cluster`, its own SoC comes first, and all are dies of
-    the cluster.
+    """Load simulated devices by name, in the given order.
 
-    Raises UsageError for unknown devices, duplicate names, and registrations for an unknown device.
+    With `cluster`, the cluster's SoC comes first, and all devices are dies of the cluster. Raises UsageError for
+    unknown devices, duplicate names, and registrations for an unknown device.
     """
     from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
 
@@ -43,8 +43,8 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
 
 
 def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
-    """Return a warning about collectives whose groups are larger than the cluster they are predicted on; None if there
-    are none.
+    """Return a warning about collectives whose groups are larger than the cluster for which they are predicted; None if
+    there are none.
     """
     groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
     largest = max(groups, default=0)
@@ -78,7 +78,7 @@ def simulate_plan(
 
 
 def _streamed(step: Step, device: DeviceProfile, kernels: StepKernels) -> Step:
-    """Return the step with the predicted time of one pass and the minimum bytes that it must stream in that time."""
+    """Return the step with the predicted time of one pass and the minimum bytes that the pass must stream from HBM."""
     times = {op.id: op.simulated.time_us for op in step.ops}
     return msgspec.structs.replace(
         step,

@@ -41,9 +41,9 @@ class Kit:
     share: float
     """Share of the predicted total's variance that measuring all calls removes."""
     estimated_s: float
-    """Approximate run time of the file in seconds."""
+    """Approximate time in seconds that running the file takes."""
     left_out: tuple[tuple[ReplayOp, Reason], ...]
-    """Ops with a prediction that the file cannot call."""
+    """Ops with a prediction that the file cannot call, with the reason."""
 
 
 def make_kit(
@@ -102,7 +102,7 @@ def make_kit(
 
 
 def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:
-    """Return the predicted microseconds of an isolated call with cold caches, and in a loop (warm caches)."""
+    """Return the predicted microseconds of an isolated call: (with cold caches, with warm caches as in a loop)."""
     cold, warm = (simulate_op(op, device, contents(op), l2).time_us for l2 in ("cold", "warm"))
     return cold, warm
 

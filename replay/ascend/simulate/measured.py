@@ -17,7 +17,7 @@ from opreplay.replay.results.records import Simulated
 
 
 def work_of(op: ReplayOp, simulated: Simulated) -> str:
-    """Return a key shared by ops with the same work: for an aten op its kernel types, for any other op its name."""
+    """Return a key for the work of an op: for an aten op its kernel types, for any other op its name."""
     kinds = dict.fromkeys(simulated.kernels)
     if len(kinds) > 1:
         kinds.pop("TensorMove", None)  # of what is then written in place
@@ -37,7 +37,7 @@ def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simul
 
 
 def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> tuple[float, Simulated]:
-    """Return the factor from the user's measurements, and the prediction adjusted by it with its new band."""
+    """Return the factor that the user's measurements give, and the prediction multiplied by it, with its new band."""
     own = own_measurements(device.measured, in_network=simulated.l2 == "sequence").ask(estimate)
     time_us = simulated.time_us * own.factor
     is_of_op = own.nearest in ("call", "op")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicts a whole op on a simulated device, and explains the prediction; pure functions over the lowering."""
+"""Predicts a whole op on a simulated device and explains the prediction; pure functions of the lowered kernels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The reasons for an op's predicted time."""
+    """Explanation of an op's predicted time."""
 
     op: str
     device: str
@@ -73,7 +73,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BY_USER = ("user estimator", "user properties", "tile program", "user rule")
-"""Methods of prediction that users registered."""
+"""Prediction methods (`Simulated.by`) that users registered."""
 
 
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
@@ -117,7 +117,7 @@ def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfil
 
 
 def _terms_of(call: KernelCall, cost: Simulated, device: DeviceProfile) -> dict[str, float]:
-    """Return the microseconds of one call by term; vector time counts as moving if the kernel only moves data."""
+    """Return the microseconds of one call by term; "vector" becomes `MOVING` if the kernel only moves data."""
     terms = cost.terms_us
     if "vector" not in terms or not only_moves(family_of(call, device)):
         return terms
@@ -133,9 +133,9 @@ def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, flo
 
 
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
-    """Return the error factor of a sum of times from the (factor, microseconds) of its terms.
+    """Return the error factor of a sum of times, from the (error factor, microseconds) of each time.
 
-    Errors of an op's kernels are taken as independent, so their deviations add in quadrature.
+    Errors of an op's kernels are assumed to be independent, so their deviations add in quadrature.
     """
     squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
     return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
@@ -168,7 +168,7 @@ def _by(lowering: Lowering) -> By:
 
 
 def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
-    """Return the bound with the most time; "slow path" if kernels on slow paths take more than half of the time."""
+    """Return the bound with the most time; "slow path" if kernels on slow paths take more than half of the total."""
     slow = sum(cost.time_us * call.count for call, cost in parts if cost.bound == "slow path")
     if slow > 0.5 * total:
         return "slow path"
@@ -180,11 +180,11 @@ NO_ELEMENTS = "no elements"
 LEAST_ASSUMED = 3.0
 """Minimum band factor of an op with assumed sizes: weights may be half or twice as large, or have another precision."""
 EXTRAPOLATED_SHARE = 0.1
-"""Minimum share of an op's time for a kernel to make the op extrapolated, or to decide its evidence."""
+"""Share of an op's time above which a kernel can make the op extrapolated or decide its evidence."""
 
 
 def state_of(l2: L2State) -> State:
-    """Return the state in which a kernel is predicted; `_corrected` distinguishes loops from cold caches."""
+    """Return the cache state in which kernels are predicted; `_corrected` distinguishes loops from cold caches."""
     return "network" if l2 == "sequence" else "cold" if l2 == "loop" else l2
 
 
@@ -213,9 +213,9 @@ def simulate_in_turn(
     contents: Callable[[ReplayOp], Contents | None] | None = None,
     learned: Learned | None = None,
 ) -> list[Simulated]:
-    """Predict calls that were timed together.
+    """Predict consecutive calls that were timed together.
 
-    The first call starts in state `l2`; each other call finds the data of the previous call in L2, as far as it fits.
+    The first call starts in state `l2`; each further call finds the data of the previous call in L2, if it fits.
     """
     return [
         simulate_op(op, device, contents(op) if contents is not None else None, "warm" if number else l2, learned)
@@ -224,7 +224,7 @@ def simulate_in_turn(
 
 
 def simulate_kernels(op: ReplayOp, device: DeviceProfile, l2: L2State = "sequence") -> Simulated:
-    """Return the prediction of `simulate_op` from the lowered kernels, ignoring user registrations."""
+    """Predict an op as `simulate_op` does, but from the lowered kernels only, ignoring user registrations."""
     return _by_kernels(op, device, Predictor(device), None, (), l2)[0]
 
 
@@ -237,11 +237,11 @@ def simulate_by_family(
     l2: L2State = "sequence",
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """Return the result of `simulate_op`, and the microseconds of one call by kernel family ("custom" for a user's
-    estimate).
+    """Predict an op as `simulate_op` does; also return the microseconds of one call by kernel family ("custom" for a
+    user's estimate).
 
-    `predict` caches kernels that several ops have in common; `cached` gives the cache state of each kernel, if known.
-    Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
+    `predict` caches the predictions of kernels that several ops have in common; `cached` gives the cache state of each
+    kernel, if known. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -282,7 +282,7 @@ def _by_kernels(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """Return the result of `simulate_by_family` from the lowered kernels of the op."""
+    """Predict an op from its lowered kernels; also return the microseconds of one call by kernel family."""
     if op.reason is not None and op.reason.kind == "layout not recorded":
         return msgspec.structs.replace(_NOTHING, source=str(op.reason)), {}
     lowering = lower(op, contents)
@@ -306,8 +306,8 @@ def _together(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their times, and the op's prediction, both adjusted to the user's measurements on the
-    device.
+    """Return an op's kernels with their predictions, and the op's prediction; both adjusted to the user's measurements
+    on the device.
     """
     parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
     if not device.measured or simulated.time_us <= 0 or op.collective is not None:
@@ -358,10 +358,10 @@ Programs of networks launch kernels faster than loops over one call, and the two
 def _at_least_warm(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, parts: Parts, simulated: Simulated, learned: Learned
 ) -> tuple[Parts, Simulated]:
-    """Raise the time of an irregular op in a network to nearly its time on warm caches, as corrected by measured calls.
+    """Raise the predicted time of an irregular op in a network to its time on warm caches divided by `MOST_BELOW_WARM`.
 
-    The constants for networks come from few irregular calls, most of them small, and no network leaves more in L2 than
-    an identical call that ran just before.
+    The constants for networks come from few irregular calls, most of them small. No network leaves more in L2 than an
+    identical call that ran just before.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -373,7 +373,7 @@ def _at_least_warm(
 
 
 def time_kernels(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
-    """Return the kernels of an isolated op that starts in this state, with their times."""
+    """Return the kernels of an isolated op that starts in cache state `state`, with their predictions."""
     touched = touches_in(kernels, state)
     return [
         (call, predict(call, resident_of(written_back(call, touches), predict.device), state))
@@ -382,16 +382,16 @@ def time_kernels(kernels: Sequence[KernelCall], predict: Predictor, state: State
 
 
 NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
-"""Forms of cost about which measured calls say nothing or too little; the time of attention depends on contents."""
+"""Forms whose predictions are not corrected: measured calls say too little; attention depends on contents."""
 
 
 class Uncorrected(msgspec.Struct, frozen=True):
     """An isolated call before the correction by measured calls."""
 
     traits: Traits
-    """Traits by which the call is compared with measured calls."""
+    """Properties by which the call is compared with measured calls."""
     simulated: Simulated
-    """Prediction by the cost forms."""
+    """Prediction by the cost formulas, without measured calls."""
     parts: Parts
     assumed: bool
     """Whether sizes that decide the time were assumed."""
@@ -419,7 +419,7 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
 
 
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
-    """Return the traits by which a call is compared; None if measured calls cannot correct it."""
+    """Return the properties by which a call is compared with measured calls; None if these cannot correct it."""
     state = state_of(l2)
     predict = Predictor(alone(load_device(REFERENCE[generation])))
     parts = time_kernels(lowering.kernels, predict, state)
@@ -447,10 +447,10 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
 
 
 def _work_of(name: str, lowering: Lowering, longest: str) -> str:
-    """Return the key of an op's work: the kernel types for aten ops, because several names request the same work.
+    """Return a key for the work of an op: its kernel types for aten ops, because several names request the same work.
 
     The copy of a tensor that is then written in place is not part of the key, unless that copy is the `longest` kernel.
-    Programs on the control processors have no kernel types of their own, so the op's name is the key.
+    All programs on the control processors have the same kernel type, so the op's name is their key.
     """
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
     if len(kinds) > 1 and longest != "TensorMove":
@@ -486,8 +486,8 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Return the prediction corrected by measured calls, with the lower bound of its kernels and the band of
-    its cell.
+    """Return the prediction corrected by measured calls: at least the lower bound of its kernels, with the band for its
+    evidence and kind of work.
     """
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))
@@ -507,13 +507,13 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
 
 
 COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": ("cold",)}
-"""Cache state → states that leave no more in the caches; a call is never slower than in any of these."""
+"""Cache state → colder states; a call is predicted to take no longer than in any of these."""
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
-    """Return the evidence from single calls of the op if there are any, otherwise the evidence for its kernels.
+    """Return the evidence from measured calls of the op if there are any, otherwise the evidence for its kernels.
 
-    Dtypes without instructions were never measured and have "its form".
+    Dtypes without instructions were never measured and have the evidence "its form".
     """
     if any(spec.dtype in NO_INSTRUCTIONS for call, _ in parts for spec in call.inputs if spec is not None):
         return "its form"
@@ -523,8 +523,8 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """Return a lower bound on the time of a call: `least_us` of its kernels, or the HBM time of the bytes that L2 does
-    not hold.
+    """Return a lower bound on the time of a call in microseconds: `least_us` of its kernels, or the HBM time of the
+    bytes that are not in L2.
 
     On cold caches all bytes read come from HBM. A loop over more data than L2 holds evicts the least recently used data
     first, so nothing is found in L2 again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB of L2
@@ -546,13 +546,13 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
 
 
 MAX_MEASURED_HBM_SHARE = 0.94
-"""Maximum share of the HBM peak over 1,200 public measured calls (gelu of 268 MB on a 910B2)."""
+"""Maximum share of the HBM peak bandwidth over 1,200 public measured calls (gelu of 268 MB on a 910B2)."""
 ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})
-"""Kernels with an index per element."""
+"""Lookup kernels that read one index per element."""
 
 
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
-    """Return the bytes that an op's kernels read in full, counting each tensor once.
+    """Return the bytes of the tensors that an op's kernels read in full, counting each tensor once.
 
     If several kernels may have read the same tensor, the result is at least the bytes of the kernel that reads most.
     Lookup tables do not count.
@@ -568,10 +568,10 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """Return a text that says how the kernels of a user's rule are costed: as one of a family, or by bytes for an
-    unknown name.
+    """Return a text that says how the kernels of a user's rule are costed: as kernels of a family, or by bytes if their
+    name is unknown.
 
-    The text also lists the arguments used for names that the rule requested, if arguments have no names.
+    If the arguments have no names, the text lists which argument was used for each name that the rule requested.
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
@@ -587,12 +587,12 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
 _NOTHING = Simulated(
     time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="nothing"
 )
-"""Result without a prediction, see `is_predicted`."""
+"""Result that means "no prediction"; see `is_predicted`."""
 
 
 def _is_absurd_kernel(call: KernelCall) -> bool:
-    """Check whether a kernel has more elements than any memory holds; then its op's arguments do not form a
-    valid call.
+    """Check whether a kernel has more elements than any memory holds, which means that the op's arguments are
+    invalid.
     """
     specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
     return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
@@ -602,7 +602,7 @@ _NARROW_FLOATS = ("float8", "float4")
 
 
 def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
-    """Return the dtype of a matrix product that no known unit of the device can multiply; "" if there is none.
+    """Return the operand dtype of a matrix product if no known unit of the device multiplies it; otherwise "".
 
     Such products are costed at the rate of another dtype: the device rejects them, or computes them on its host
     processor.
@@ -619,13 +619,13 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
 
 
 _PACKED = frozenset({"int4", "uint8", "int32"})
-"""Dtypes of packed weights and indices that a kernel lists first, and that are unpacked for the cube; they are
-not the dtypes that are multiplied.
+"""Dtypes of packed weights and indices that a kernel lists first; they are unpacked for the cube and not multiplied
+directly.
 """
 
 
 def _marked(simulated: Simulated, dtype: str) -> Simulated:
-    """Mark the prediction of a matrix product that no unit of the device supports as uncalibrated and extrapolated."""
+    """Mark the prediction as uncalibrated and extrapolated if no unit of the device multiplies `dtype`."""
     if not dtype or simulated.time_us <= 0:
         return simulated
     factor = max(simulated.high_us / simulated.time_us, LEAST_ASSUMED)
@@ -640,7 +640,7 @@ def _marked(simulated: Simulated, dtype: str) -> Simulated:
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
-    """Return a prediction from a user's registration; it has the band of an unknown kernel because nothing was
+    """Return a prediction from a user's registration, with the band of an unknown kernel because it was not
     calibrated.
     """
     time_us = sum(terms.values())

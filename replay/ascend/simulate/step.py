@@ -1,6 +1,6 @@
 # pyright: strict
-"""Predicts a whole step on a simulated device: its total with a band, and where the time goes; sums only, no cost
-formulas.
+"""Predicts a whole step on a simulated device: its total with a band, and where the time goes. Only adds up the
+predictions of ops; contains no cost formulas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OpStep(msgspec.Struct, frozen=True, kw_only=True):
     simulated: Simulated
     """Prediction for one call."""
     families_us: dict[str, float]
-    """Time of one call by kernel family."""
+    """Kernel family → microseconds of one call."""
     count: int
 
 
@@ -47,40 +47,38 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float
     """Upper end of the 80 % band."""
     by_bound: dict[str, float]
-    """Time by bound, largest first; "custom" for users' own estimates."""
+    """Bound → time, largest first; "custom" for users' own estimates."""
     by_family: dict[str, float]
     uncalibrated_share: float
-    """Share of the predicted time in ops of which some kernel family was not checked on any SoC; 1 if nothing is
+    """Share of the predicted time in ops with a kernel family that was not measured on any SoC; 1 if nothing is
     predicted, as in timelines.
 
     `coverage` has the share of the recorded time that predictions cover.
     """
     ops: tuple[OpStep, ...]
     measured: dict[str, float] = {}
-    """Shares of the predicted time that are based on the user's own measurements, by `coverage.MEASURED`."""
+    """Shares of the predicted time based on the user's own measurements, by key of `coverage.MEASURED`."""
     l2: L2State = "sequence"
     """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Peaks of the device: cube and vector cores times clock, L2 and HBM, then the cube's rate for each dtype of
-    `COMPARED_DTYPES` and its output buffer. A device with less of each cannot be faster.
+    """Resources of the device, none of which may be smaller for a device to be at least as fast: cube and vector cores
+    times clock, L2, HBM, then the cube's rate for each of `COMPARED_DTYPES` and its output buffer.
     """
     hbm_bytes: float | None = None
     """Memory size of the device in bytes."""
     failed: dict[str, str] = {}
     """Op id → why it has no prediction: a user's function failed, or its cost cannot be determined."""
     pass_us: float = 0.0
-    """Time of one pass through the plan's recorded or captured step (`total_us` covers all calls); 0 without such a
-    step.
-    """
+    """Time of one pass through the recorded or captured step; 0 without such a step. (`total_us` covers all calls.)"""
     pass_bytes: int = 0
-    """Bytes of distinct tensors created outside the step that one pass reads in full
+    """Bytes of distinct tensors created outside the step that one pass through it reads in full
     (`step_residency.outside_bytes`).
     """
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Return the bytes/s that HBM would have to stream, if they exceed its peak and the prediction is therefore too
-        short.
+        """Return the bytes/s that HBM would have to stream if they exceed its peak, which means that the prediction is
+        too short; otherwise None.
         """
         l2_bytes, hbm_bytes_per_s = self.peaks[2:4] or (0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
@@ -88,14 +86,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inversion(NamedTuple):
-    """Ops predicted to be faster on one device than on another device with at least as much of every resource."""
+    """Ops that are predicted to be faster on one device than on another one with at least as much of every resource."""
 
     smaller: str
     larger: str
     ops: int
     compared: int
     most: float
-    """Largest speed-up on the smaller device."""
+    """Largest speed-up of an op on the smaller device."""
 
     def __str__(self) -> str:
         return (
@@ -106,9 +104,9 @@ class Inversion(NamedTuple):
 
 
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
-    """Return pairs of devices for which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.
+    """Return pairs of devices for which some ops are predicted to be faster on the smaller one, by more than `NOTABLE`.
 
-    The cause is calibration: launches and kernels that were measured on one device, and copied or not measured for the
+    The cause is calibration: launches and kernels were measured on one device, but copied or not measured for the
     other.
     """
     inverted: list[Inversion] = []
@@ -124,13 +122,13 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
 
 
 COMPARED_DTYPES = ("float16", "bfloat16", "int8", "float32", "hf32")
-"""Dtypes whose product rates a device must reach to count as at least as large as another one."""
+"""Dtypes whose product rates are compared to decide whether a device is at least as large as another one."""
 NOTABLE = 0.03
-"""Minimum relative difference between times that is reported."""
+"""Minimum relative difference between two times that is reported."""
 
 
 def _summed_us(parts: Iterable[OpStep]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the time of all calls by bottleneck, and by kernel family."""
+    """Return the time of all calls by bound, and by kernel family."""
     terms = [(name, us * part.count) for part in parts for name, us in part.simulated.terms_us.items()]
     by_bound = summed((BOUNDS.get(name, name), us) for name, us in terms)
     return by_bound, summed((name, us * part.count) for part in parts for name, us in part.families_us.items())
@@ -143,11 +141,11 @@ def simulate_step(
     cached: Mapping[str, Sequence[Held]] | None = None,
     l2: L2State = "sequence",
 ) -> Step:
-    """Simulate every op that can be simulated; labels and ops without arguments are left out, because they are not
-    free.
+    """Predict the time of every op that can be predicted, and sum up.
 
-    `contents` describes the values of an op's arguments, if they affect its time. `cached` gives the cache state of
-    each op's kernels, by op id (see `step_residency`); `l2` sets one cache state for every op instead.
+    Labels and ops without arguments are left out, because they are not free. `contents` describes the values of an op's
+    arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
+    `step_residency`); `l2` sets one cache state for every op instead.
 
     Errors of kernels in one family are correlated and add up; errors of different families are independent.
     """
@@ -198,8 +196,8 @@ def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
     """Return the 80 % deviations of the total: downward in log microseconds, upward in microseconds.
 
     Each op has the band of its own prediction. Errors of ops in one kernel family add up; families are independent.
-    Upward deviations are not added as logarithms, because an op that may take eight times as long would contribute too
-    little to them.
+    Upward deviations are not added as logarithms, because an op that may take eight times as long would then contribute
+    too little.
     """
     below, above = dict[str, float](), dict[str, float]()
     for part in parts:
@@ -212,7 +210,7 @@ def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
 
 
 def total_band(device: DeviceProfile, name: str) -> float:
-    """Return the factor of the 80 % band of the total time of a kernel family in a network."""
+    """Return the factor of the 80 % band for the total time of a kernel family in a network."""
     family = device.families[name if name in device.families else UNKNOWN]
     if family.name in BANDS_OF_THEIR_OWN:
         return family.band
@@ -225,8 +223,8 @@ def _largest_first(times: dict[str, float]) -> dict[str, float]:
 
 
 def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
-    """Return the ops that lose most time compared with the recorded device, with the loss of all calls in microseconds;
-    worst first.
+    """Return the `number` ops that lose most time compared with the recorded device, with their loss over all calls in
+    microseconds; worst first.
 
     Ops without recorded device time are left out, because there is nothing to compare with.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Derives the cache contents for each op from the calls of a recorded step and the identity of their tensors.
+"""Derives the cache contents at each op from the calls of a recorded step and the identity of their tensors.
 
-Owns the walk over the step; `residency` owns reuse distances and a device's cache model, `sequence.linking` finds the
-result that an argument comes from. The step is assumed to repeat: a parameter was last used one step ago.
+Goes through the calls of the step; `residency` computes reuse distances and models the caches, `sequence.linking` finds
+the result that an argument comes from. The step is assumed to repeat: a parameter was last used one step ago.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from opreplay.replay.ops.work.contents import Contents, ContentsOf
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]
-"""Op id → cache contents for each of its kernels, over the calls of the step."""
+"""Op id → mean cache contents when each of the op's kernels starts, over the calls of the step."""
 
 READS_ALL = MOVES_ALL | {"matmul", "conv"}
 """Forms of kernels that read every byte of their operands."""
 
 _Place = tuple[int, int]
-"""(op, kernel of the op)."""
+"""(index of the op, number of the kernel within the op)."""
 _Tensor = tuple[int, str, Hashable]
 """(elements, dtype, identity of the tensor)."""
 
@@ -43,7 +43,7 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
 
     ops: list[ReplayOp]
     calls: list[int]
-    """Indices into `ops`."""
+    """Index into `ops` of each call, in call order."""
     linked: Linked
     kernels: list[tuple[KernelCall, ...]]
     """Kernels of each op."""
@@ -115,7 +115,7 @@ def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[
 
 
 def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container[str]) -> int:
-    """Return the bytes of distinct tensors that no call of the step creates and its kernels read in full: mostly
+    """Return the bytes of distinct tensors that the step's kernels read in full but its calls do not create: mostly
     parameters.
 
     All of them are loaded from HBM in each step, except what L2 still holds from the previous step. Tensors that may be
@@ -153,8 +153,8 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """Yield (op, kernel, tensor uses, whether its code is cached) for every launch of a step that has already
-    run once.
+    """Yield (op index, kernel number, tensor uses, whether its code is cached) for each launch of a step that has
+    already run once.
     """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -192,8 +192,8 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
-    """Match each of a kernel's tensors to a tensor of the op: the first one with equal number of elements and dtype,
-    each used once.
+    """Match each tensor of a kernel to the first unused tensor of the op with the same dtype and number of elements;
+    return their identities.
     """
     unmatched = list(tensors)
     out: list[Hashable] = []

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Calls as they reach torch: the op, its tensors, and the calling module."""
+"""Calls recorded as torch receives them: the op, its tensors, and the calling module."""

@@ -1,6 +1,6 @@
 """Converts one Python call to the form of the IR: arguments by schema names, tensors by their metadata.
 
-Only single calls are handled here: `storages` tracks each tensor's storage over several calls.
+Handles single calls only; `storages` tracks each tensor's storage across calls.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """Return, for each (storage, begin, end), the byte from which offsets count, and a number for memory that several
-    spans share.
+    """Return, for each span (storage, begin byte, end byte), the byte from which offsets count, and a number that
+    overlapping spans share.
     """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
@@ -83,7 +83,7 @@ def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], l
 
 
 def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-    """Return groups of two or more spans that overlap within a storage, by index."""
+    """Return groups of two or more spans that overlap in a storage, as lists of indices."""
     groups: list[list[int]] = []
     storage, end = -1, 0
     for at in sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at]):
@@ -97,15 +97,15 @@ def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
 
 
 def named_values(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[ArgSpec, Any]]:
-    """Return (argument, value) in the schema's order; arguments left at their default are omitted."""
+    """Return (schema argument, value) pairs in the schema's order; arguments left at their default are omitted."""
     positional = [arg for arg in spec.args if not arg.keyword_only]
     values = {**dict(zip((arg.name for arg in positional), args, strict=False)), **kwargs}
     return [(arg, values[arg.name]) for arg in spec.args if arg.name in values]
 
 
 def key_of_value(value: Any) -> Any:
-    """Return a key that distinguishes argument values; tensors all have the same key, as their metadata is compared
-    separately.
+    """Return a key that distinguishes argument values. All tensors have the same key, because their metadata is
+    compared separately.
     """
     if isinstance(value, torch.Tensor):
         return torch.Tensor
@@ -119,7 +119,7 @@ def key_of_value(value: Any) -> Any:
 
 
 def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> ReplayArg | None:
-    """Return one argument; `metas` yields the metadata of its tensors in order.
+    """Return one argument in the form of the IR; `metas` yields the metadata of its tensors in order.
 
     None for a value that a plan cannot hold, such as a process group or a script object.
     """
@@ -181,7 +181,7 @@ def _plain(value: Any) -> Any:
 
 
 def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `torch.tensor` to read the tensors in a list one by one.
+    """Wrap `torch.tensor` to read the tensors in a list individually.
 
     A dispatch mode then sees each read, and fake tensors with known values can return them.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Describes a torch.distributed call as a collective: operation, sizes and group; holds no process group."""
+"""Describes a torch.distributed call as a collective (operation, sizes, group) without holding a process group."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PEERS = ("src", "dst")
 
 
 def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> Collective | None:
-    """Return the collective of a call, as seen by its rank; None for any other op, and if the arguments are ambiguous.
+    """Return the collective of a call, as seen by its rank; None for any other op, or if the arguments are ambiguous.
 
-    `reduce_op` is "" for ops of c10d, because Python cannot read their reduction.
+    `reduce_op` is "" for c10d ops, because Python cannot read their reduction.
     """
     kind = kind_of(spec.name) if spec.name.partition("::")[0] in COLLECTIVE_NAMESPACES else None
     if kind is None:  # `group` of native_group_norm is a number
@@ -118,7 +118,7 @@ def _sizes(
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:
-    """Return the number of elements in each split of rows; () for even splits."""
+    """Return the number of elements of each split, given its number of rows; () for even splits."""
     counts = tuple(int(row) for row in rows or ())
     if not sum(counts) or total % sum(counts):
         return ()

@@ -1,6 +1,6 @@
 """Replaces real tensors in a step by fake tensors; the real ones stay unchanged.
 
-torch's own fake mode runs an op for real if all its tensors are real, which would write to the user's parameters.
+torch's own fake mode runs an op on real data if all its tensors are real, which would write to the user's parameters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
-"""Ops that create a tensor from Python numbers; fake tensors store its values only if they see this call."""
+"""Ops that create a tensor from Python numbers; a fake tensor stores the values only if it sees this call."""
 
 
 _MAX_KNOWN = 1 << 18
-"""Maximum number of elements of a tensor whose values are tracked: positions, masks, ranges."""
+"""Maximum number of elements of a tensor whose values are tracked, e.g. positions, masks and ranges."""
 _aten: Any = torch.ops.aten
 _KNOWN_SOURCES = frozenset(
     getattr(_aten, name)
@@ -47,9 +47,7 @@ _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.d
 
 
 class _Corrected(TorchDispatchMode):
-    """Corrects calls that fake tensors refuse although the real step runs, or for which fake and real kernels
-    differ.
-    """
+    """Corrects calls that fail on fake tensors but not on real ones, or for which fake and real kernels differ."""
 
     def __init__(self, fakes: Fakes) -> None:
         super().__init__()
@@ -106,7 +104,7 @@ class _Corrected(TorchDispatchMode):
         return returned
 
     def _places(self, index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """Return the index; for a mask with known values, the indices of True elements."""
+        """Return the index, or for a mask with known values, the indices of its True elements."""
         real = None if index is None or index.dtype is not torch.bool else self._fakes.known.of(index)
         if real is None:
             return (index,)
@@ -116,7 +114,7 @@ class _Corrected(TorchDispatchMode):
 
 
 def _dense(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a result in the layout that kernels use: channels-last if its input has it, otherwise contiguous."""
+    """Return a result in the layout that kernels produce: channels-last if `like` has it, otherwise contiguous."""
     return result.contiguous(memory_format=suggest_memory_format(like))
 
 
@@ -127,8 +125,8 @@ def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[in
 
 
 class _Known:
-    """Values of fake tensors that depend neither on inputs nor on random numbers: positions, masks of a
-    length, ranges.
+    """Values of fake tensors that depend neither on inputs nor on random numbers: positions, ranges, masks for a
+    length.
     """
 
     def __init__(self) -> None:
@@ -139,7 +137,7 @@ class _Known:
         """Assumptions about values."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """Return the values; None if they are unknown."""
+        """Return a tensor's values; None if they are unknown."""
         return self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
 
     def forget(self, *tensors: torch.Tensor) -> None:
@@ -171,8 +169,8 @@ class _Known:
         self._real[fake] = real
 
     def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Compute a call from known values; None if some are unknown, or if the call has state or uses random
-        numbers.
+        """Return a call's result computed from known values; None if some are unknown, or if the op is random or
+        returns uninitialized memory.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if is_lift(func):
@@ -198,7 +196,7 @@ class _Known:
         """Return the result of `all` or `any` in a check for non-finite numbers, assuming that there are none, as in a
         working step.
 
-        Also tracks the other calls of the check; `isfinite` makes four.
+        Also tracks the other calls of the check; `isfinite` makes four calls.
         """
         answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
         if answer is not None and func in _SUMMARIES:
@@ -227,7 +225,7 @@ def _is_small(result: Any) -> bool:
 
 
 class Fakes:
-    """Creates one fake tensor for each real tensor; fake tensors share storages as the real ones do."""
+    """Creates one fake tensor for each real tensor; fake tensors share storages as the real tensors do."""
 
     def __init__(self) -> None:
         # Real tensors never get there: `of` stands before.
@@ -240,7 +238,7 @@ class Fakes:
 
     @contextmanager
     def constructing(self) -> Generator[None, None, None]:
-        """Context for building a model, in which weights have no values and initializers do not read them."""
+        """Context for building a model: weights have no values, and initializers do not read them."""
         self._corrected.constructing = True
         try:
             yield
@@ -248,7 +246,7 @@ class Fakes:
             self._corrected.constructing = False
 
     def followed(self, real: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor with known values."""
+        """Return a fake tensor whose values are known: those of `real`."""
         fake = self.mode.from_tensor(real, static_shapes=True)
         self.known.add(fake, real)
         return fake
@@ -260,8 +258,8 @@ class Fakes:
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
-        """Enter the fake mode, with support for moving and casting modules; torch refuses that for parameters in its
-        own memo.
+        """Context that enters the fake mode and lets modules be moved and cast, which torch refuses for parameters in
+        the mode's memo.
         """
         utils: Any = torch.utils
         plain = utils.swap_tensors
@@ -339,5 +337,5 @@ class Fakes:
 
 
 def is_lift(func: Any) -> bool:
-    """Check whether a call creates a tensor from Python numbers; the call must get the real tensor."""
+    """Check whether a call creates a tensor from Python numbers; such a call must get the real tensor."""
     return func.namespace == "aten" and func._schema.name.partition("::")[2] in _LIFTS

@@ -23,7 +23,7 @@ _optimizers: Any = import_module("torch.optim.optimizer")
 """`torch.optim.optimizer`, as Any because type checkers do not see its contents."""
 _NO_MODULE = -1
 _NO_NODE = (1 << 63) - 1
-"""Minimum sequence number of nodes that accumulate gradients; all other nodes have smaller numbers."""
+"""Minimum sequence number of autograd nodes that accumulate gradients; all other nodes have smaller numbers."""
 
 
 class ModuleTracker:
@@ -49,11 +49,11 @@ class ModuleTracker:
         self._stepping = 0
         self._saved = _SavedState()
         self.counters: set[int] = set()
-        """Storages of optimizer counters, which torch keeps on the host even if parameters are on a device."""
+        """Storages of optimizer step counters, which torch keeps on the host even if parameters are on a device."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on differences of the step on another device."""
+        """Notes on how the step would differ on another device."""
         return tuple(
             f"{name} updates parameters one by one, the default on a CPU; on CUDA and NPU the default is foreach, "
             "which runs far fewer kernels: use --device cuda or npu, or foreach=True"
@@ -118,7 +118,7 @@ class ModuleTracker:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Install hooks on all modules and optimizers while the step runs."""
+        """Context with hooks on all modules and optimizers, for running the step."""
         with ExitStack() as stack:
             for handle in (
                 hooks.register_module_forward_pre_hook(self._enter),
@@ -130,14 +130,14 @@ class ModuleTracker:
             yield
 
     def mark_gradients(self) -> None:
-        """Mark the storages of all existing gradients as gradients."""
+        """Record the storages of all existing gradients as gradients."""
         for root in self._roots:
             for parameter in root.parameters():
                 if parameter.grad is not None:
                     self._storages.describe(parameter.grad, "gradient", outside=False)
 
     def restore(self) -> None:
-        """Remove fake tensors from real modules and optimizers."""
+        """Replace fake tensors in real modules and optimizers by the tensors saved before the step."""
         self._saved.restore()
 
     def _number(self, path: str) -> int:
@@ -175,7 +175,7 @@ class ModuleTracker:
         self._describe_state(optimizer, outside=False)
 
     def _take_lists(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use lists of parameters when `_default_to_fused_or_foreach` of torch.optim does so for tensors on an
+        """Switch parameter groups to foreach if torch.optim's `_default_to_fused_or_foreach` would do that on an
         accelerator.
         """
         for group in optimizer.param_groups:
@@ -210,9 +210,9 @@ _COUNTED = ("step", "mu_product")
 
 
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the counters that torch.optim keeps in host tensors.
+    """Yield the step counters that torch.optim keeps in host tensors.
 
-    There are none if the optimizer is fused or capturable; ASGD counts on the device.
+    There are none if the optimizer is fused or capturable, and for ASGD, which counts on the device.
     """
     if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
         return
@@ -231,7 +231,7 @@ def _kind(module: torch.nn.Module) -> str:
 
 
 class _SavedState:
-    """Stores modules and optimizers as they were when first seen."""
+    """Saves the gradients, buffers and optimizer states that existed before the step."""
 
     def __init__(self) -> None:
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -254,7 +254,7 @@ class _SavedState:
                 self._save_gradient(parameter)
 
     def restore(self) -> None:
-        """Restore the real parts of real objects; fake objects stay, because they were made for the step."""
+        """Restore gradients, buffers and states that were real; those created during the step stay fake."""
         for parameter, gradient in self._gradients.values():
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient

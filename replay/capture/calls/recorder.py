@@ -47,8 +47,8 @@ _COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
-"""Called twice for each call: with its number and tensor arguments before it runs (result None), and with its results
-after it.
+"""Called twice for each recorded call, with its number and its tensor arguments: before it runs (result None), and
+after it, with its results.
 """
 
 
@@ -76,8 +76,8 @@ class Recorder(TorchDispatchMode):
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
         self._slots: list[tuple[list[int], list[int]]] = []
-        """For each op, the index among the call's tensors of each tensor argument and result; -1 for a Python
-        number.
+        """For each op: indices, among a call's tensors, of the op's tensor arguments (-1 for a Python number) and of
+        its results.
         """
         self._specs: dict[Any, OpSpec] = {}
         self.calls: list[int] = []
@@ -124,7 +124,7 @@ class Recorder(TorchDispatchMode):
         return _ADD_IN_PLACE if is_sum else func
 
     def _recorded(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run a call that is not composed of other calls, and record it unless it only recreates an existing view."""
+        """Run a call that is not composed of other calls; record it unless it only recreates an existing view."""
         views = self.without_mode.views
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
@@ -137,8 +137,8 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _lifted(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Record the creation of a tensor from Python numbers, with its allocation and its detach, which a mode does
-        not see.
+        """Record the creation of a tensor from Python numbers, including the allocation and the detach, which no mode
+        sees.
         """
         like: torch.Tensor = args[0]
         detached = self.without_mode.makes_tensor
@@ -283,7 +283,7 @@ def _decides_itself(kind: type) -> bool:
 
 
 def _is_composed(func: Any) -> bool:
-    """Check whether torch composes an op of other ops on every device; an op with its own kernel counts as a call."""
+    """Check whether torch composes an op of other ops on every device; an op with its own kernel counts as one call."""
     composed = _COMPOSED.get(func)
     if composed is None:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -297,8 +297,8 @@ def _is_internal(func: Any) -> bool:
     """Check whether a call is not part of the step: a query, or torch's own detach of a tensor that it saves for
     backward.
 
-    Without a mode this detach is not dispatched. A user's detach comes from below autograd, where the autograd keys are
-    excluded.
+    Without a mode, torch's own detach is not dispatched. A user's detach arrives from below autograd, where the
+    autograd keys are excluded.
     """
     if func is not _DETACH or torch.is_inference_mode_enabled():
         return func.namespace in _QUERIES
@@ -306,7 +306,7 @@ def _is_internal(func: Any) -> bool:
 
 
 def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
-    """Return metadata of the results in the form of `with_outputs`: lists flattened, None for results that are not
+    """Return metadata of the results as `with_outputs` expects it: lists flattened, None for results that are not
     tensors.
     """
     items = list(flattened(returned))
@@ -322,7 +322,7 @@ def _slots(
     """Return the indices, among a call's tensors, of the op's tensor arguments (-1 for a Python number) and of its
     results.
 
-    Values that are not tensors in the plan have no index.
+    A value that is no tensor in the plan has no index.
     """
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []
@@ -341,9 +341,7 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """Return a call's FLOPs by one of `formulas`, or by a formula registered with torch later; None if there
-    is none.
-    """
+    """Return a call's FLOPs by a formula of `formulas`, or one registered with torch later; None if there is none."""
     from torch.utils.flop_counter import flop_registry
 
     from opreplay.replay.arguments.operations import formulas

@@ -1,6 +1,6 @@
 """Tracks the storage of each tensor in a step, when storages are allocated and freed, and their total size.
 
-Manages numbers and bytes only. What a storage holds is described by the code for modules, optimizers and gradients.
+Manages numbers and bytes only; the code for modules, optimizers and gradients describes what a storage holds.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Storages:
     """All storages that a step uses, numbered in order of first use."""
 
     def __init__(self, seen_as: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
-        """`seen_as` maps a real tensor to its replacement."""
+        """`seen_as` maps a real tensor to the tensor that replaces it in the step."""
         self._seen_as = seen_as or (lambda tensor: tensor)
         self._all: list[_Storage] = []
         self._numbers: dict[int, int] = {}
         """Numbers of live storages by address; an address may be reused."""
         self._events: list[tuple[int, int, int]] = []
-        """(call, storage, bytes allocated or freed)."""
+        """(index of the call, storage number, bytes allocated or freed)."""
         self._memories: dict[tuple[int, int, bool], int] = {}
         self.call = -1
-        """The call that is running; -1 before the first one."""
+        """Index of the running call; -1 before the first one."""
 
     def number(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
         """Return the number of a plain tensor's storage."""
@@ -75,8 +75,8 @@ class Storages:
         return number
 
     def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Return the number of a dense tensor's start address; a conjugated or negated view has a different number than
-        its base.
+        """Return a number for a dense tensor's start address; a conjugated or negated view gets another number than its
+        base.
         """
         place = (
             self.number(tensor, outside=outside),
@@ -86,7 +86,7 @@ class Storages:
         return self._memories.setdefault(place, len(self._memories))
 
     def describe(self, tensor: torch.Tensor, kind: Kind, name: str = "", *, outside: bool = True) -> None:
-        """Describe what a tensor's storage holds; the first description stays."""
+        """Record what kind of data a tensor's storage holds; the first kind recorded for a storage stays."""
         for real in inner_tensors(tensor):
             if _functorch.is_functorch_wrapped_tensor(real):
                 continue  # the model's own, as what transforms it sees it
@@ -107,7 +107,7 @@ class Storages:
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Storage and byte offset, by memory number."""
+        """(storage number, byte offset), indexed by memory number."""
         return tuple((storage, offset) for storage, offset, _ in self._memories)
 
     def listed(self) -> tuple[CapturedStorage, ...]:
@@ -121,7 +121,7 @@ class Storages:
         )
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
-        """Return the moment with the most live memory in each phase; `phases` has the phase of each call."""
+        """Return the peak memory in each phase of the step, by kind of data; `phases` has the phase of each call."""
         alive, at = 0, 0
         by_kind: dict[Kind, int] = {}
         best: dict[StepPhase, PhasePeak] = {}
@@ -153,7 +153,7 @@ class Storages:
             yield
 
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Record results whose storage an op has resized, as `resize_` and `out=` do."""
+        """Record the new storage sizes of tensors that an op has resized, as `resize_` and `out=` do."""
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 continue

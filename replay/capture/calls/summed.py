@@ -1,4 +1,4 @@
-"""Gradients that autograd would sum in place because nothing else references them; under a dispatch mode it never does.
+"""Finds gradients that autograd would sum in place without a dispatch mode, because nothing else refers to them.
 
 The autograd engine (InputBuffer.cpp, `accumulate`) writes to the partial sum if that tensor is dense, not a tensor
 subclass, and not referenced elsewhere; an active mode counts as a subclass. The plan must contain the calls that run
@@ -18,22 +18,22 @@ from opreplay.replay.capture.calls.storages import Storages
 
 _internal: Any = import_module("torch._C")
 _ALONE = 2
-"""References to a storage that only one tensor uses: from that tensor, and from the query."""
+"""Reference count of a storage that only one tensor uses: that tensor and the query."""
 _UNSEEN = 5
-"""References to a tensor's Python object if no other Python code holds it: those of this call."""
+"""Reference count of a tensor's Python object that no other Python code holds: the references of the check itself."""
 _UNSHARED = 4
-"""References in C++ to a tensor that no other node will receive: those of this call."""
+"""C++ reference count of a tensor that no other node will receive: the references of the check itself."""
 
 
 class Summed:
-    """Records which autograd node created each storage."""
+    """Records which autograd node created each storage, to detect sums that autograd would compute in place."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._node_of: dict[int, int] = {}
 
     def add(self, results: Iterable[torch.Tensor]) -> None:
-        """Record the results of a call; in forward there is no node."""
+        """Record the running autograd node as creator of a call's results; does nothing in forward."""
         node = _node()
         if node is not None:
             for tensor in results:
@@ -50,8 +50,8 @@ class Summed:
     def is_summed_up(self, total: Any, more: Any) -> bool:
         """Check whether the engine would have added two tensors in place.
 
-        The partial sum must come from another node than the one that just ran: sums computed by a node itself are of
-        tensors that it created.
+        The partial sum must come from another node than the one that just ran, because a node that computes a sum
+        itself adds tensors that it created.
         """
         node = _node()
         if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):

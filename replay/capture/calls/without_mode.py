@@ -1,13 +1,13 @@
 """Converts calls to those made when no dispatch mode is active and no tensor is fake, because torch's C++ code then
 takes other paths.
 
-ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true of every tensor while a mode
-is active: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead
-of scattering, and autograd formulas write to copies. The plan must contain the calls that run without a mode, on every
-device.
+ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true for every tensor while a
+mode is active: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares
+instead of scattering, and autograd formulas write to copies. The plan must contain the calls that run without a mode,
+on every device.
 
-`Views` tracks views that autograd recreates after a write to their base: for plain tensors it uses the strides, but for
-fake ones it calls the view op again.
+`Views` tracks views that autograd recreates after a write to their base: for a plain tensor from its strides, but for a
+fake one by calling the view op again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opreplay.replay.ir.captured import LikeDevice
 
 _COPY, _AS_STRIDED = torch.ops.aten.copy_.default, torch.ops.aten.as_strided.default
 _GRADIENTS_OF_VIEWS = "CopySlices"
-"""Suffix of the name of the autograd node for a write to a view; its gradient is a view of a copy."""
+"""Suffix of the name of the autograd node for a write to a view; the gradient that it computes is a view of a copy."""
 
 
 class Views:
@@ -37,9 +37,9 @@ class Views:
 
     def __init__(self) -> None:
         self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """For each call, its last result and the version of the base for which autograd knows how to recreate it."""
+        """For each view call: its last result, and the base's version for which autograd can recreate that result."""
         self._copied = 0
-        """Address of the storage to which the running node has just copied its gradient."""
+        """Address of the storage into which the running autograd node has just copied its gradient."""
 
     def is_again(self, func: Any, args: Sequence[Any]) -> bool:
         """Check whether autograd makes this call to recreate a view whose base was written to."""
@@ -53,7 +53,7 @@ class Views:
         return True
 
     def add(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Record a view, or the target of a copy."""
+        """Record a view call, or the target storage of a copy."""
         if func is _COPY:
             self._copied = args[0].untyped_storage()._cdata
         if func.is_view and torch.is_grad_enabled() and isinstance(result, torch.Tensor):
@@ -90,8 +90,8 @@ _WRITES: dict[Any, Any] = {
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.put.default: _aten.put_.default,
 }
-"""In-place overloads that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) use on tensors they created, by
-the overload seen under a mode.
+"""By overload seen under a mode: the in-place overload that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp)
+use on tensors they created.
 """
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
 """Prefixes of autograd nodes whose formulas write to copies even without a mode."""
@@ -101,7 +101,7 @@ _SELECTING = (
     *("MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward", "KthvalueBackward", "ModeBackward"),
     *("SortBackward", "TopkBackward"),
 )
-"""Prefixes of autograd nodes that use `value_selecting_reduction_backward`, which creates its zeros itself."""
+"""Prefixes of autograd nodes that use `value_selecting_reduction_backward`, which writes to zeros it created."""
 
 _FORMULAS = frozenset({_NEW_ZEROS, *_WRITES, *_CROSS_ENTROPY})
 
@@ -110,10 +110,11 @@ Call = tuple[Any, Sequence[Any], dict[str, Any]]
 
 
 class WithoutMode:
-    """Tracks which composite op's kernel is running, and determines which calls it would make without a mode."""
+    """Tracks which composite op is running, and determines which calls it would make without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
-        """`wraps` says whether tensors of a type make their own calls; for these torch always takes the other path.
+        """`wraps` says whether tensors of a type make their own calls, like a DTensor: torch treats these as under a
+        mode.
 
         `fake` says whether calls run on fake tensors. `device` selects the path.
         """
@@ -121,8 +122,8 @@ class WithoutMode:
         self._inside: list[str] = []
         self.views = Views()
         self.packing = 0
-        """Number of running hooks that pack tensors saved for backward; the detach calls they make belong to the
-        recorded call.
+        """Number of running hooks that pack tensors saved for backward; detach calls made by these hooks are not
+        recorded.
         """
 
     @contextmanager
@@ -149,7 +150,7 @@ class WithoutMode:
 
     @contextmanager
     def _watching_python(self) -> Iterator[None]:
-        """Wrap Python functions that show the purpose of a call."""
+        """Context that wraps Python functions which show the purpose of a call, e.g. saving a tensor for backward."""
         hooks: Any = torch.autograd.graph.saved_tensors_hooks
         plain = hooks.__init__
 
@@ -194,8 +195,8 @@ class WithoutMode:
             yield
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
-        """Return the call that runs without a mode. `is_own` says whether the current autograd node created a
-        tensor.
+        """Return the call that torch would make without a mode. `is_own` says whether the current autograd node created
+        a tensor.
         """
         if func is _VIEW and self._running in _RESHAPING and not args[0].is_contiguous():
             view = func(*args, **named)
@@ -217,18 +218,18 @@ class WithoutMode:
 
     @property
     def _running(self) -> str:
-        """Name of the innermost running composed op; "" outside of one."""
+        """Name of the innermost wrapped op or function that is running; "" if none is."""
         return self._inside[-1] if self._inside else ""
 
     @property
     def makes_tensor(self) -> bool:
-        """Whether `torch.tensor` is running; unlike other functions, it detaches the tensor that it creates from Python
-        numbers.
+        """Whether `torch.tensor` or `Tensor.new_tensor` is running; unlike other functions, they detach the tensor that
+        they create from Python numbers.
         """
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """Return the function that runs a call: the op, or a substitute if the op reads a fake tensor's value that does
+        """Return the function that runs a call: the op, or a substitute if it reads a value of a fake tensor that does
         not matter.
         """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
@@ -261,7 +262,7 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 
 
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
-    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for tensors with values; on a CPU it reads the values.
+    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors; with `looks` (CPU), it reads values.
 
     The values only decide whether to raise an error, so a fake index counts as valid.
     """
@@ -286,8 +287,8 @@ def _zeros(args: Sequence[Any]) -> Call:
 
 
 def _formula() -> str | None:
-    """Return the name of the current autograd node if its formula is torch's own; None for a user's formula, which runs
-    as written.
+    """Return the name of the current autograd node if its formula is torch's own. None outside backward, and for a
+    user's formula, which runs as written.
     """
     if _internal._current_graph_task_id() == -1:
         return None

@@ -1,1 +1,1 @@
-"""Converts a captured plan to the form that servers run: fused kernels, writes to paged caches, quantized weights."""
+"""Converts a captured plan to the calls of servers: fused kernels, writes to paged caches, quantized weights."""

@@ -1,5 +1,5 @@
-"""Finds attention in a captured plan, as one torch call or as matrix products, and replaces it by the kernel of Ascend
-servers.
+"""Finds attention in a captured plan, as one torch call or as matrix products, and replaces it by the attention kernel
+of Ascend servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BMM, _CAST = "aten::bmm", "aten::_to_copy"
 
 
 def of_torch(graph: Graph, call: Call) -> Fusion | None:
-    """Match torch's attention, which already is one kernel, with the mask that it creates from booleans."""
+    """Match a call of torch's attention kernel, together with the calls that create its mask from booleans."""
     values = call.values
     if call.name != "aten::_scaled_dot_product_flash_attention_for_cpu" or values.get("dropout_p"):
         return None
@@ -48,7 +48,7 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
     """Return keys or values [batch, heads, tokens, width] before transformers repeated the heads.
 
-    If there is a mask, transformers copies each head for all queries of its group; the kernel accepts fewer heads.
+    If there is a mask, transformers copies each head for all query heads of its group; the kernel does not need copies.
     """
     copied = graph.maker(tensor, "aten::clone")
     heads = None if copied is None else copied.values["self"]
@@ -94,11 +94,11 @@ def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
 
 
 HIDDEN = -1e4
-"""Scores below this value are of masked keys: torch uses -inf or the dtype's lowest number."""
+"""Maximum mask value that hides a key: torch uses -inf or the dtype's lowest number."""
 
 
 def _number(graph: Graph, tensor: Any) -> float | None:
-    """Return the number from which a 0-dim tensor was created, if a call shows it."""
+    """Return the value of a 0-dim tensor if the graph shows the call that created it; otherwise None."""
     maker = graph.maker(tensor, "aten::scalar_tensor", "aten::zeros")
     if maker is None:
         return None
@@ -106,8 +106,8 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
-    """Match attention to latents (see `latent`): scores of latents and rotary parts, softmax, and a product with the
-    latents.
+    """Match absorbed latent attention (see module `latent`): scores from latents and rotary parts, softmax, and a
+    product with the latents.
     """
     if call.name != BMM:
         return None
@@ -146,7 +146,7 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 
 
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
-    """Match the product that absorbs keys into queries, and apply it directly to the non-rotary part of queries.
+    """Match the product that absorbs the key projection into queries, and apply it directly to the non-rotary part.
 
     transformers joins that part with the rotary part and then splits them again.
     """
@@ -165,7 +165,7 @@ def plain_query(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _rotary_part(graph: Graph, rotary: Tensor) -> Tensor:
-    """Return the rotary part of queries, before it was joined with the other part."""
+    """Return the rotary part of queries as it was before it was joined with the non-rotary part."""
     joined = graph.maker(rotary, "aten::cat")
     last: Tensor | None = joined.values["tensors"][-1] if joined is not None else None
     if last is None or len(last.shape) != 4 or last.shape[2:] != (1, rotary.shape[-1]):
@@ -179,7 +179,7 @@ _ADDED = ("aten::add.Tensor", "aten::add_.Tensor")
 
 
 def written_out(graph: Graph, call: Call) -> Fusion | None:
-    """Match attention written as products of queries and keys, a softmax, and products of its result with values."""
+    """Match attention written as a product of queries and keys, a softmax, and a product of its result with values."""
     if call.name != BMM:
         return None
     chances = unwrapped(graph, call.values["self"])
@@ -223,7 +223,7 @@ def written_out(graph: Graph, call: Call) -> Fusion | None:
 
 
 class _Scaled(NamedTuple):
-    """The source of a tensor that is a copy, a cast or a multiple, with the factor."""
+    """The tensor from which copies, casts and multiplications created another tensor."""
 
     tensor: Tensor
     factor: float
@@ -232,7 +232,7 @@ class _Scaled(NamedTuple):
 
 
 def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
-    """Return the source of a tensor that is a copy, a cast or a multiple."""
+    """Return the source of a tensor created by copies, casts and scaling, with the total factor."""
     factor, calls = 1.0, set[Call]()
     while (call := graph.maker(tensor, _CAST, "aten::clone", *_SCALED)) is not None:
         if call.name in _SCALED:
@@ -245,7 +245,7 @@ def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
 
 
 def _factor(call: Call) -> float | None:
-    """Return the number by which a call multiplies, inverted for a division; None if it is a tensor."""
+    """Return the number by which a call multiplies, or the reciprocal of its divisor; None for a tensor."""
     other = call.values["other"]
     if not isinstance(other, int | float):
         return None
@@ -265,7 +265,7 @@ class _Scores(NamedTuple):
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return the parts of scores: a scaled product, with a mask added and the maximum subtracted."""
+    """Return the product, scale, mask and attention sinks from which scores were computed; None for others."""
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
     sinks: Tensor | None = None
@@ -299,8 +299,8 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
-    """Return a tensor as [batch, heads, rows, width]; for heads that were repeated for groups, the tensor
-    before that.
+    """Return a tensor as [batch, heads, rows, width]; if heads were repeated for groups of queries, the tensor before
+    the repetition.
     """
     shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:
@@ -316,7 +316,7 @@ def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | Non
 
 
 def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | None = None) -> Kernel:
-    """Return the attention kernel; attention sinks need a later version, which names three arguments differently."""
+    """Return the attention kernel. Attention sinks need its version 2, which names two arguments differently."""
     name = "npu::npu_fused_infer_attention_score"
     if sinks is not None:
         renamed = {"num_heads": "num_query_heads", "scale": "softmax_scale"}

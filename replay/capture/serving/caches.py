@@ -1,7 +1,7 @@
 """Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE: one kernel per layer for keys and values.
 
-The kernel writes the rows of the new tokens to slots of pages, here one page per sequence. The host counts positions,
-and slots are computed once per step.
+The kernel writes the rows of the new tokens to slots of pages; here each sequence has one page. The host counts
+positions, and slots are computed once per step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOVED_UP = made_by(
     _COPY,
     src=made_by("put", "aten::index_put_", self=made_by("rolled", "aten::roll")),
 )
-"""Pattern of a full window from which the oldest token is removed and to which a new token is added."""
+"""Pattern of a full sliding window from which the oldest token is removed and to which a new token is added."""
 
 
 class Writes(NamedTuple):
@@ -58,8 +58,8 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def full_window(graph: Graph, call: Call) -> Fusion | None:
-    """Match keys and values of a full window, which transformers shifts by one position; servers overwrite the oldest
-    token.
+    """Match keys and values of a full sliding window, which transformers shifts by one position; servers overwrite the
+    oldest token instead.
     """
     parts = graph.matched(call, _MOVED_UP)
     if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
@@ -94,8 +94,8 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match new keys and values appended to those of earlier tokens, which existed before the step; servers write the
-    new ones behind them.
+    """Match new keys and values that are concatenated with those from before the step; servers write the new ones
+    behind the old ones.
     """
     if call.name != _ATTENTION:
         return None
@@ -132,9 +132,9 @@ def _writing(
 ) -> Fusion:
     """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, replacing `calls`.
 
-    The rows are written at positions `at` if it is given, otherwise from position `first` on. Slots with the same `key`
-    are computed once, for the first write; later writes do not need `numbering`. `counts` are counters that the host
-    keeps instead.
+    The rows are written at positions `at` if given, otherwise from position `first` on. Slots with the same `key` are
+    computed once, for the first write; later writes do not need the calls in `numbering`. `counts` are counters that
+    the host keeps instead.
     """
     rows, tables, written = writes
     slots = graph.shared.get(key)
@@ -155,7 +155,7 @@ def _writing(
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
     """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and the kernels that
-    compute them.
+    compute these slots.
     """
     batch, _, tokens, _ = shape
     starts = New(dense((batch,), "int32"))

@@ -14,13 +14,13 @@ from opreplay.replay.capture.serving.quantised import Weights, quantised
 from opreplay.replay.ir.model import ReplayPlan
 
 LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "aten::rsqrt": "norms"}
-"""Calls that occur only in unfused parts, with the name of the part."""
+"""Calls that occur only in unfused parts of a step, with the name of the part."""
 REASONS = {"aten::tanh": "softcap"}
-"""Calls between scores and their softmax that no fused kernel supports, with the reason to report."""
+"""Calls between attention scores and their softmax that no fused kernel supports, with the reason to report."""
 
 
 def unfused_parts(graph: Graph) -> dict[str, str]:
-    """Return the parts of a step that are not fused, each with the reason, or "" if it is unknown."""
+    """Return the parts of a step that are not fused, e.g. "attention", each with the reason, or "" if it is unknown."""
     parts: dict[str, str] = {}
     for call in graph.calls:
         if call.name in LOOPS:
@@ -31,8 +31,8 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
 
 
 def _attention(graph: Graph, call: Call) -> str | None:
-    """Return why the attention that ends with this product is not fused, "" if unknown; None if the call does not end
-    attention.
+    """Return why the attention that ends with this matrix product is not fused, "" if unknown; None if the call does
+    not end attention.
     """
     if call.name != BMM:
         return None
@@ -50,8 +50,8 @@ Fused = Literal["ascend", "none"]
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
     """Return the plan with fused kernels, then with quantized weights, if requested.
 
-    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError in the
-    same cases as `fused` and `quantised`.
+    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError where
+    `fused` and `quantised` do.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))

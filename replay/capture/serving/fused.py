@@ -1,7 +1,7 @@
-"""Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE, by matching calls through their inputs.
+"""Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE: finds matching calls by following their inputs.
 
 Norms, rotary embeddings, SwiGlu, attention and experts become the fused kernels of torch_npu. Calls are fused only if
-nothing else uses their intermediate results, and if the inputs of the fused kernel still have the same values when it
+no other call uses their intermediate results, and if the inputs of the fused kernel still have the same values when it
 runs. This module rewrites a plan; `fusions` determines which calls form a kernel.
 """
 
@@ -37,13 +37,13 @@ UNFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output of a call."""
+    """An input or output of a call, identified by its storage, position and version."""
 
     storage: int
     memory: int
     """Number of the memory location at which the tensor begins."""
     version: int
-    """Number of earlier writes to its storage."""
+    """Number of writes to the storage before this tensor is read or returned."""
     meta: TensorMeta = field(compare=False)
 
     @property
@@ -69,7 +69,7 @@ def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of the step that allocates or writes memory."""
+    """One call of the step, except views: it allocates or writes memory."""
 
     place: int
     name: str
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class New:
-    """A tensor that no earlier call created."""
+    """A tensor that a fusion adds to the step."""
 
     meta: TensorMeta
     parts: tuple[Tensor, ...] = ()
@@ -102,7 +102,7 @@ class Kernel:
     results: Sequence[Tensor | New]
     """Results: tensors that other calls use, or new ones."""
     written: Sequence[Tensor] = ()
-    """Arguments that it writes, in their state after the call."""
+    """Arguments that the kernel writes to, as they are after the call."""
     exchange: Call | None = None
     """The collective that the kernel performs internally."""
 
@@ -112,17 +112,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Calls that one kernel replaces."""
+    """Calls of a step and the kernels that replace them."""
 
     kernels: Sequence[Kernel]
     """Kernels, in order of execution."""
     calls: frozenset[Call]
     dropped: Sequence[Tensor] = ()
-    """Outputs of the step that the host computes instead: counters."""
+    """Outputs of the step that are removed because the host computes them (counters)."""
     is_early: bool = False
-    """Whether the kernels take the place of the first replaced call; otherwise they take the place of the last one."""
+    """Whether the kernels run at the position of the first replaced call; otherwise at that of the last one."""
     loaded: Sequence[Tensor] = ()
-    """Results that exist before the step begins."""
+    """Results of replaced calls that already exist before the step, e.g. weights cast when the model is loaded."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
     """Tensors that the fusion creates and later fusions may use, see `Graph.shared`."""
 
@@ -137,10 +137,10 @@ class Pattern:
     """Matches a call with this name whose arguments were created by calls matching the given patterns."""
 
     key: str
-    """Key under which the matched call is returned."""
+    """Key under which `Graph.matched` returns the matched call."""
     name: str
     of: Mapping[str, Sequence[Pattern | None]]
-    """Patterns by argument, one for each of its tensors; None matches any tensor."""
+    """By argument: a pattern for the call that created each of its tensors; None matches any tensor."""
 
 
 def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
@@ -160,7 +160,7 @@ class Between:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The same calls as kernels, so that they can be moved elsewhere."""
+        """The calls as kernels, so that they can be moved to another position."""
         return [Kernel(name=call.name, values=call.values, results=call.results) for call in self.calls]
 
 
@@ -168,7 +168,7 @@ Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
 class Graph:
-    """The calls of a step, linked to the tensors that they create and read; views are skipped."""
+    """The calls of a step, linked by the tensors that they create and read; views are skipped."""
 
     def __init__(self, plan: ReplayPlan) -> None:
         assert plan.sequence is not None
@@ -183,7 +183,7 @@ class Graph:
         self.rank = plan.capture.rank
         self.parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
         self.shared: dict[Hashable, New] = {}
-        """Tensors that several fusions use, by a key that identifies equal tensors."""
+        """Tensors that several fusions use, by a key that is the same for equal tensors."""
         for place in range(len(self.sequence.calls)):
             self._add(place)
 
@@ -221,13 +221,13 @@ class Graph:
         return Tensor(storage, memory, len(self._writes[storage]), meta)
 
     def maker(self, tensor: Any, *names: str) -> Call | None:
-        """Return the call that created a tensor, if it has one of these names."""
+        """Return the call that created a tensor, if the call has one of these names; otherwise None."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
-        """Return the call and the calls that created its inputs, by the keys of a pattern; None if they do
-        not match.
+        """Return `call` and the calls that created its inputs, by the keys of the pattern; None if they do not match
+        it.
         """
         if call.name != pattern.name:
             return None
@@ -250,15 +250,15 @@ class Graph:
         return self._readers[tensor.storage, tensor.version]
 
     def reader(self, call: Call, *names: str) -> Call | None:
-        """Return the only call that reads the result of a call, if it has one of these names."""
+        """Return the only call that reads the result of `call`, if it has one of these names; otherwise None."""
         readers = set(self.readers(call.results[0])) if call.results else set[Call]()
         only = next(iter(readers)) if len(readers) == 1 else None
         return only if only is not None and only.name in names else None
 
     def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
-        """Return the calls that derive a tensor from the results of a call with one of these names.
+        """Return the calls that compute a tensor from the results of a call with one of these names.
 
-        None if there is no such call within `most` calls, or more than one.
+        None if no such call or several such calls are found, or if there are more than `most` calls between.
         """
         waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
         while waiting:
@@ -288,8 +288,8 @@ class Graph:
         return (tensor, set()) if cast is None else (cast.values["self"], {cast})
 
     def is_sound(self, fusion: Fusion) -> bool:
-        """Check that no other call uses an intermediate result of a fusion, and that its inputs still exist where its
-        kernels run.
+        """Check that no other call uses an intermediate result of a fusion, and that no call has overwritten an input
+        when the kernels run.
         """
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
@@ -323,7 +323,7 @@ def _tensors(value: Any) -> list[Any]:
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     """Return the plan with fused kernels in place of the calls that they replace; a note lists the fusions.
 
-    Raises UsageError for a plan that does not contain all calls of its step.
+    Raises UsageError for a plan that lacks calls of its step.
     """
     plan, counts = rewritten(plan, matchers)
     capture = plan.capture
@@ -337,9 +337,9 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """Return the plan with other kernels in place of calls, and the number of uses of each kernel in that plan.
+    """Return the plan with calls replaced as the matchers say, and the number of uses of each new kernel.
 
-    Raises UsageError for a plan that does not contain all calls of its step.
+    Raises UsageError for a plan that lacks calls of its step.
     """
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
         raise UsageError(f"{plan.source} does not contain every call of one step", hint="Capture a smaller step.")
@@ -374,7 +374,7 @@ class _Rewriting:
         self._storages = 1 + max((storage for storage, _ in self._places), default=-1)
         self._memories: dict[New, int] = {}
         self._merged: dict[frozenset[int], tuple[int, New]] = {}
-        """Merged parameters as (new storage, new tensor), by the storages of their parts."""
+        """Storages of merged parameters → (new storage, new tensor)."""
         self._ops: dict[str, ReplayOp] = {}
         self._rows: list[_Row] = []
 
@@ -431,7 +431,7 @@ class _Rewriting:
         return self._memories[tensor]
 
     def _without_unused_calls(self) -> list[_Row]:
-        """Remove calls whose results are no longer used, from the last call to the first."""
+        """Return the calls without those whose results are not used; a removed call uses nothing itself."""
         views, storages = set[tuple[int, tuple[int, ...]]](), set[int]()
         rows: list[_Row] = []
         for row in reversed(self._rows):
@@ -453,7 +453,7 @@ class _Rewriting:
         return rows[::-1]
 
     def _capture(self, rows: Sequence[_Row], fusions: Sequence[Fusion]) -> Capture:
-        """Return the `Capture` of the rewritten step, with parameters as loaded and without dropped outputs."""
+        """Return the `Capture` of the rewritten step, with parameters as servers load them, without dropped outputs."""
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -482,7 +482,7 @@ class _Rewriting:
 
 
 def _only_makes(op: ReplayOp) -> bool:
-    """Check whether a call only creates its results: it writes to no argument and is not a matrix product."""
+    """Check whether a call only creates its results: it is an aten op that writes to no argument and has no FLOPs."""
     makes = any(meta is not None for meta in op.outputs or ())
     return makes and not op.flops and op.name.startswith("aten::") and not any(arg.mutated for arg in op.args)
 
@@ -496,7 +496,7 @@ class _Row:
 
 
 def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
-    """Return an argument of a kernel; `shared` numbers the storages used by several tensors."""
+    """Return an argument of a kernel in the form of the IR; `shared` numbers the storages used by several tensors."""
     tensors = _tensors(value)
     metas = [
         msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
@@ -513,7 +513,7 @@ def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
 
 
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
-    """Return the op of a kernel by torch_npu's or torch's schema; a kernel that cannot run here gets a reason."""
+    """Return the op of a kernel, with torch_npu's or torch's schema; an op that cannot run here gets a reason."""
     resolution = candidates(kernel.name, Policy())
     name, _, overload = kernel.name.partition(".")
     spec = next(spec for spec in resolution.specs or published_specs(name) if spec.overload == overload)

@@ -1,6 +1,4 @@
-"""Finds calls of a captured plan that form one kernel of torch_npu, for `fused`; each match starts from its
-last call.
-"""
+"""Finds calls of a captured plan that form one kernel of torch_npu. Each matcher is given the last of these calls."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ _INVERSE_ROOT = made_by(
 
 
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
-    """Match RMS norm: x · rsqrt(mean(x²) + ε), in float32, times a weight; includes the addition if x is a sum of two
-    tensors.
+    """Match RMS norm in float32, times a weight: x · rsqrt(mean(x²) + ε) · weight. If x is a sum of two tensors, the
+    addition is included.
     """
     parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
@@ -75,10 +73,10 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 
 
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
-    """Return (weight of a norm, kernels that create it, calls that multiply by it).
+    """Return (weight of a norm, kernels that create it, calls that multiply by it); None if there is no weight.
 
-    The weight is a parameter, or a parameter plus one; the multiplication is after the cast back, or before it in
-    float32.
+    The weight is a parameter, or a parameter plus one. The multiplication follows the cast back from float32, or
+    precedes it.
     """
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
@@ -100,7 +98,7 @@ def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | Ne
 
 
 def _is_mean_of_squares(parts: Mapping[str, Call]) -> bool:
-    """Check whether the mean is over the last dimension, which is kept, and ε is a number."""
+    """Check whether the calls compute a mean of squares over the last dimension, which is kept, plus a number ε."""
     mean = parts["mean"].values
     of_last = mean["dim"] == (-1,) and bool(mean.get("keepdim"))
     return of_last and parts["square"].values["exponent"] == 2 and not isinstance(parts["plus"].values["other"], Tensor)
@@ -110,7 +108,7 @@ _TURNED = made_by("joined", _CAT, tensors=(made_by("negated", "aten::neg"), None
 
 
 def rotary(graph: Graph, call: Call) -> Fusion | None:
-    """Match x · cos + (−second half, first half) · sin."""
+    """Match rotary embedding of x: x · cos + (−second half of x, first half of x) · sin."""
     products = graph.matched(call, made_by("sum", _ADD, self=made_by("plain", _MUL), other=made_by("turned", _MUL)))
     if products is None or products["plain"] is products["turned"]:
         return None
@@ -150,8 +148,8 @@ _HALVES = made_by(
 
 
 def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
-    """Match (first half · cos − second half · sin, second half · cos + first half · sin), with each angle stored
-    once.
+    """Match rotary embedding with each angle stored once: (first half · cos − second half · sin, second half · cos +
+    first half · sin).
     """
     parts = graph.matched(call, _HALVES)
     if parts is None or call.values.get("dim") != -1:
@@ -194,7 +192,7 @@ _PAIRS = made_by(
 
 
 def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
-    """Match (even · cos − odd · sin, odd · cos + even · sin), with adjacent elements as pairs."""
+    """Match rotary embedding of adjacent elements: (even · cos − odd · sin, odd · cos + even · sin)."""
     parts = graph.matched(call, _PAIRS)
     if parts is None or call.values.get("dim") != -1:
         return None
@@ -223,8 +221,8 @@ def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
 
 
 def swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """Match silu(gate) · up for the two halves of one tensor, or for two products of one input, whose results are then
-    joined.
+    """Match silu(gate) · up, where gate and up are halves of one tensor, or two products of one input, which are then
+    joined into one product.
     """
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
         return None
@@ -293,7 +291,7 @@ MATCHERS: Sequence[Matcher] = (
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Return the tensor with twice as many elements in its last dimension."""
+    """Return the tensor with its last dimension doubled."""
     return seen_as(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor.strides)
 
 

@@ -17,8 +17,8 @@ _ADD, _SUB, _ARANGE = "aten::add.Tensor", "aten::sub.Tensor", "aten::arange"
 def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
     """Return the kernel arguments for a causal mask, with or without a sliding window; None for any other mask.
 
-    `visible` is [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`. The
-    numbers of queries and keys must be equal, because otherwise the position of the first query is unknown.
+    `visible` is a mask [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`.
+    The numbers of queries and keys must be equal; otherwise the position of the first query is unknown.
     """
     queries, keys = visible.shape[-2:]
     parts = _parts(graph, visible)
@@ -43,7 +43,7 @@ def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
 
 
 def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
-    """Return the comparisons that are combined with "and" into a mask; None if it has other parts."""
+    """Return the comparisons that a mask combines with "and"; None if it has other parts."""
     waiting, parts = [visible], list[Call]()
     while waiting:
         tensor = waiting.pop()
@@ -57,9 +57,7 @@ def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
 
 
 def _shift(graph: Graph, compared: Call) -> int | None:
-    """Return the offset added to the query's position in a comparison with key positions; None for other
-    comparisons.
-    """
+    """Return the offset that a comparison with key positions adds to query positions; None for other comparisons."""
     key, query = compared.values["self"], compared.values["other"]
     if not isinstance(query, Tensor) or key.shape[-2:-1] != (1,) or query.shape[-1:] != (1,):
         return None
@@ -70,7 +68,7 @@ def _shift(graph: Graph, compared: Call) -> int | None:
 def _number(graph: Graph, tensor: Tensor) -> int | None:
     """Return the offset added to positions that count from 0; None for any other tensor.
 
-    A counter of earlier tokens counts as 0: there are none if there are as many queries as keys.
+    A counter of earlier tokens counts as 0, because there are no earlier tokens if there are as many queries as keys.
     """
     added = 0
     while (call := graph.maker(tensor, _ADD, _SUB)) is not None:

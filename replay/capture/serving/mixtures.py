@@ -1,5 +1,5 @@
-"""Mixtures of experts as servers on Ascend run them: gating, routing, grouped matrix products, and exchange between
-ranks.
+"""Finds mixtures of experts, to replace them by the kernels of Ascend servers: gating, routing, grouped matrix
+products, and exchange between ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _chosen(name: str, values: dict[str, Any], topk: Call, *, weights: Tensor, last: New) -> list[Kernel]:
-    """Return the kernel that computes weights and indices of chosen experts, and the cast of the indices that other
-    calls need.
+    """Return the kernel that computes weights and indices of the chosen experts, and the cast of these indices to
+    int64, which other calls need.
     """
     chosen = topk.results[1]
     narrow = New(dense(chosen.shape, "int32"))
@@ -80,8 +80,8 @@ _WEIGHED_BY_GROUPS = made_by("scaled", _MUL, self=_SHARES)
 
 
 def gating_by_groups(graph: Graph, call: Call) -> Fusion | None:
-    """Match the selection of experts per token: the largest sigmoids plus bias in the best groups, with weights that
-    sum to one.
+    """Match the selection of experts per token by groups: the largest sigmoids plus bias within the best groups, with
+    weights that sum to one.
     """
     parts = graph.matched(call, _WEIGHED_BY_GROUPS)
     if parts is None or not isinstance(call.values["other"], int | float):
@@ -121,7 +121,7 @@ _CLIPPED = made_by(
 
 
 def clipped_swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """Match (clipped up + 1) · clipped gate · sigmoid(α · clipped gate), with gate and up as adjacent elements."""
+    """Match (clipped up + 1) · clipped gate · sigmoid(α · clipped gate), where gate and up are adjacent elements."""
     parts = graph.matched(call, _CLIPPED)
     if parts is None or parts["steeper"].values["self"] != parts["gated"].values["self"]:
         return None
@@ -158,7 +158,7 @@ _FIRST = made_by("first", _GROUPED, self=_ROWS, offs=_ENDS)
 
 
 class _Product:
-    """A grouped matrix product in a mixture, with the bias of each row's expert if one is added."""
+    """A grouped matrix product in a mixture of experts, with the bias of each row's expert if one is added."""
 
     def __init__(self, graph: Graph, made: Call) -> None:
         self.result = made.results[0]
@@ -174,7 +174,7 @@ class _Product:
 
     @staticmethod
     def by(graph: Graph, made: Call | None) -> _Product | None:
-        """Return the grouped product that a call computes or adds biases to; None for any other call."""
+        """Return the grouped matrix product that `made` computes or adds a bias to; None for any other call."""
         if made is None or (made.name != _GROUPED and graph.maker(made.values["self"], _GROUPED) is None):
             return None
         return _Product(graph, made)
@@ -241,7 +241,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> Kernel:
-    """Return the kernel that weights the rows of a token's experts and sums them up."""
+    """Return the kernel that sums the rows of a token's experts, multiplied by their weights."""
     values = {
         **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
         "expanded_permuted_rows": rows,
@@ -253,7 +253,7 @@ def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> 
 
 
 def shared_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match this rank's experts if all ranks have all tokens: routing and summing skip the experts of other ranks."""
+    """Match this rank's experts if every rank has all tokens: routing and summing skip the experts of other ranks."""
     if call.name != "aten::index_add" or graph.maker(call.values["self"], "aten::zeros_like") is None:
         return None
     source, narrowed = graph.before_cast(call.values["source"])
@@ -316,7 +316,7 @@ _NUMBERS_SENT = made_by(
 
 
 def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match experts distributed over all ranks: tokens go to the ranks of their experts and return weighted and summed.
+    """Match experts distributed over all ranks: tokens go to the ranks of their experts; results return and are summed.
 
     If the kernels accept the number of tokens, each direction is one kernel. For more tokens, one kernel reorders and
     sums the returned rows.
@@ -399,6 +399,6 @@ def _padding(graph: Graph, call: Call) -> set[Call]:
 
 
 def _before_padding(graph: Graph, tensor: Tensor) -> Call | None:
-    """Return the call that created the rows of an exchange, before any padding."""
+    """Return the indexing call that created the rows of an exchange, before any padding; None if another call did."""
     pad = graph.maker(tensor, "aten::constant_pad_nd")
     return graph.maker(tensor if pad is None else pad.values["self"], _INDEX)

@@ -1,6 +1,4 @@
-"""Parameters as servers load them: merged into one matrix product if several have the same input, and in their final
-dtype.
-"""
+"""Parameters as servers load them: in their final dtype, and merged if several are multiplied with the same input."""
 
 from __future__ import annotations
 
@@ -8,13 +6,13 @@ from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, N
 
 _CAST = "aten::_to_copy"
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
-"""Layers of one module that vLLM merges into one, by their names in transformers."""
+"""Layers of one module that vLLM merges into one layer, by their names in transformers."""
 _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2", "self")}
-"""Names of a matrix product's rows, weight and bias (None without a bias)."""
+"""By op: names of the arguments for a matrix product's rows, weight and bias (None without a bias)."""
 
 
 def joined(graph: Graph, call: Call) -> Fusion | None:
-    """Match the products of queries, keys and values, and make them parts of one product."""
+    """Match the products with query, key and value weights (a group of `JOINED`), to merge them into one."""
     operands = _OPERANDS.get(call.name)
     group = None if operands is None else _group_of(graph, call.values[operands[1]])
     if operands is None or group is None:
@@ -53,7 +51,7 @@ def joined(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _group_of(graph: Graph, weight: Tensor) -> list[str] | None:
-    """Return the names of all weights that are joined with this one, including its own; None if it is not joined."""
+    """Return the names of all weights to be merged with this one, including its own name; None if it is not merged."""
     module, _, rest = graph.name_of(weight).rpartition("_proj")
     prefix, _, layer = f"{module}_proj".rpartition(".")
     if rest != ".weight" and not rest.startswith("_with_mqa"):
@@ -66,7 +64,7 @@ def _group_of(graph: Graph, weight: Tensor) -> list[str] | None:
 
 
 def loaded(graph: Graph, call: Call) -> Fusion | None:
-    """Match a parameter's cast to another dtype: servers load it in that dtype."""
+    """Match a parameter's cast to another dtype: servers load the parameter in that dtype."""
     if call.name != _CAST or call.values["self"].version or call.values["self"].storage not in graph.parameters:
         return None
     return Fusion(kernels=[], calls=frozenset({call}), loaded=call.results)

@@ -1,7 +1,7 @@
 """Rewrites a captured plan to the quantized weights that servers use: W8A8 and W4A16.
 
 W8A8: weights and activations in 8 bits, with a scale per row. W4A16: weights in 4 bits, unpacked in the matrix product.
-Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public checkpoints; in a mixture
+Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public checkpoints. In a mixture
 of experts, W4A16 applies only to the routed experts. This module determines which products are quantized; `fused`
 rewrites the plan.
 """
@@ -34,7 +34,7 @@ PACKED = 8
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
     """Return the plan with quantized products; its memory peaks use the quantized size of parameters.
 
-    Raises UsageError for a plan without products of parameters, and for a training step.
+    Raises UsageError for a training step, and for a plan without matrix products with parameters.
     """
     if plan.capture is None or plan.sequence is None or "backward" in plan.capture.flops:
         raise UsageError("quantised weights are supported only for inference", hint="Remove --weights.")
@@ -72,10 +72,10 @@ class _Quantiser:
     storages: set[int]
     """Storages of the parameters to quantize."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes of each quantized parameter with its scales, by its original storage."""
+    """Storage of each quantized parameter before quantization → bytes of the quantized parameter with its scales."""
 
     def matched(self, graph: Graph, call: Call) -> Fusion | None:
-        """Match a matrix product or grouped product with a parameter."""
+        """Match a matrix product or grouped product with a parameter that is to be quantized."""
         values = call.values
         if call.name in ("aten::mm", "aten::addmm"):
             bias = values["self"] if call.name == "aten::addmm" else None
@@ -96,7 +96,7 @@ class _Quantiser:
         return isinstance(weight, Tensor) and weight.storage in self.storages
 
     def _packed(self, weight: Tensor) -> tuple[New, New]:
-        """Return (weight in its smaller dtype, scales): one scale per column, or per column and group of rows."""
+        """Return (quantized weight, scales); there is one scale per column, or per column and group of rows."""
         *experts, rows, columns = weight.shape
         if self.weights == "w8a8":
             meta = TensorMeta(shape=weight.shape, dtype="int8", strides=weight.meta.strides)

@@ -1,5 +1,5 @@
-"""Recurrent layers of a captured plan, convolutions and gated delta nets, as servers on Ascend run them for
-one token.
+"""Finds recurrent layers of a captured decode step (convolutions, gated delta nets), to replace them by
+Ascend kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ _CAT, _SUM, _COPY = "aten::cat", "aten::sum.dim_IntList", "aten::copy_"
 
 
 def causal_convolution(graph: Graph, call: Call) -> Fusion | None:
-    """Match one token of a convolution over the last tokens of each sequence, with its SiLU; its state shifts by one
-    token.
+    """Match a convolution over the last tokens of each sequence for one new token, with its SiLU; the stored tokens
+    shift by one.
     """
     convolved = graph.maker(call.values.get("self"), "aten::convolution") if call.name == "aten::silu" else None
     joined = None if convolved is None else graph.maker(convolved.values["input"], _CAT)
@@ -77,8 +77,8 @@ _DELTA_RULE = made_by(
 
 
 def delta_rule(graph: Graph, call: Call) -> Fusion | None:
-    """Match one token of a gated delta net: the state decays, is updated by the error of the key's prediction, and is
-    read by the query.
+    """Match one token of a gated delta net: the state decays, is corrected by the error of its prediction for the key,
+    and is read by the query.
     """
     parts = graph.matched(call, _DELTA_RULE)
     if parts is None:

@@ -1,4 +1,4 @@
-"""Calls the op and its reference on a case; the op's initializers fill the arguments, and results are split into
+"""Fills the arguments of a case with the op's initializers, calls the op and its reference, and splits results into
 tensors.
 """
 
@@ -41,12 +41,12 @@ float16.
 LARGE_INTEGER = 2**24 + 1
 """Factor for "large" int32 values: the first integer that float32 cannot represent."""
 FAR_OFFSET, FAR_OFFSET_16_BITS = 1024.0, 32.0
-"""Offset added for "far" values: far from zero, but small enough that each value stays exact to a hundredth. The second
-number is for 16-bit dtypes.
+"""Offsets added for "far" values, the second one for 16-bit dtypes: far from zero, but so small that float16 and
+float32 keep each value to about a hundredth.
 """
 SMALL = 2.0**-20
 BEYOND_FLOAT16_FACTOR = 2.0**18
-"""Factor for values "beyond" float16, which can represent only a few of them."""
+"""Factor for "beyond" values; float16 can represent only a few of the products."""
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 """Integers that are not a valid index into any tensor."""
 INTEGER_ONLY_VALUES = frozenset[Values](("signed", *OUTSIDE))
@@ -58,13 +58,13 @@ OF_ROWS: dict[Values, float] = {
     "rows far below zero": -(2.0**15),
     "rows of zeros": 0.0,
 }
-"""The value written into each of these rows; the value far below zero fits into float16, and sums of it are exact."""
+"""By kind of values: value written into selected rows. The one far below zero fits into float16 and has exact sums."""
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
 }
-"""For each sign trait, a function that returns the same numbers as a lazy view: conjugation or negation that torch has
-not yet applied to the memory.
+"""For the traits "conjugated" and "negated": a function that returns the same numbers as a lazy view, whose conjugation
+or negation torch has not yet applied to the memory.
 """
 
 
@@ -75,7 +75,7 @@ class Arguments:
     values: dict[str, Any]
     keyword_only: frozenset[str]
     written: tuple[str, ...]
-    """Names of the arguments that the schema declares as written."""
+    """Names of the arguments that the op writes to, according to its schema."""
 
     @property
     def positional(self) -> list[Any]:
@@ -86,8 +86,8 @@ class Arguments:
         return {name: value for name, value in self.values.items() if name in self.keyword_only}
 
     def copy(self) -> Arguments:
-        """Return a copy with the same values and strides in separate memory; arguments that shared memory still share
-        it.
+        """Return a copy with the same values and strides in separate memory; arguments that shared memory share the
+        copied memory.
         """
         memo: dict[int, Any] = {}
         return Arguments(
@@ -136,7 +136,7 @@ class Results:
 def pair_results(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Pair the op's result tensors with the reference's; None if no pairing has equal counts.
 
-    The reference may return what the op writes.
+    Returned tensors may be paired with written ones, because the reference may return what the op writes.
     """
     for ours, theirs in (
         (mine.all(), other.all()),
@@ -177,7 +177,7 @@ class Bench:
     trying: Callable[[str], None] | None = None
     """Called with the text of each call before it is made, and with "" after it, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Cases that terminated an earlier process before the trials, each with how it ended."""
+    """Text of each case that terminated an earlier process before the first trial → how that process ended."""
     too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
     """By case id, for cases with many elements: why memory or time does not suffice; None if they suffice."""
     alternatives: list[int | None] = field(default_factory=list[int | None])
@@ -224,8 +224,8 @@ class Bench:
         return arguments
 
     def other_calls(self, case: Case) -> list[Case]:
-        """Return the case with other ranks and other arguments, including strings that occur in the reference's
-        code.
+        """Return variants of the case with other ranks and other argument values, including strings that occur in the
+        reference's code.
         """
         function = self.reference.function_for(case.op.overload)
         constants = getattr(getattr(function, "__code__", None), "co_consts", ())
@@ -283,7 +283,7 @@ def distinct(arguments: Arguments) -> list[torch.Tensor]:
 
 
 def _united(arguments: Arguments) -> Arguments:
-    """Merge tensors that are the same elements of the same memory into one tensor object."""
+    """Replace tensors that view the same elements of the same memory by one tensor object; return the arguments."""
     first: dict[object, torch.Tensor] = {}
 
     def united(tensor: torch.Tensor) -> torch.Tensor:
@@ -307,9 +307,9 @@ def _give_room(tensor: torch.Tensor) -> None:
 
 
 def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Replace values in place, except in an expanded tensor.
+    """Replace a tensor's values in place by values of the given kind, except in an expanded tensor.
 
-    `number` is the index of the tensor among the arguments: special values are at different positions in each tensor.
+    `number` is the index of the tensor among the arguments; it shifts the positions of special values.
     """
     if not tensor.numel() or 0 in tensor.stride():
         return
@@ -320,9 +320,9 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Replace integers, and only if `values` is meant for integers.
+    """Replace integers in place, only for kinds of values that apply to integers.
 
-    int64 values, which are indices or sizes, change only if they should be out of range.
+    int64 values are indices or sizes, so they change only for the out-of-range kinds ("too large", "negative").
     """
     if values in OUTSIDE and tensor.dtype in (torch.int32, torch.int64):
         tensor[_index(tensor, -1)] = OUTSIDE[values]
@@ -360,10 +360,10 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
-    """Return special values by position.
+    """Return special values by flat position in a tensor of `count` elements; `number` shifts the positions.
 
-    For "zeros", two of three elements become zeros of both signs; otherwise NaN and infinities are placed at the
-    beginning, middle and end.
+    For "zeros", two of three elements (among the first `MOST_ZEROS`) become zeros of both signs. Otherwise NaN and
+    infinities are placed at the beginning, middle and end.
     """
     if values == "zeros":
         places = range(min(count, MOST_ZEROS))
@@ -372,8 +372,8 @@ def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
-    """Return a mask of positions in every second row: one column per row for NaN, different in each row; otherwise all
-    columns.
+    """Return a mask of elements in every second row: for "NaN in rows" one element per row, in a different column each
+    time; otherwise the whole row.
     """
     columns = tensor.shape[-1] if tensor.dim() else 1
     row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
@@ -399,7 +399,7 @@ def seed_torch(seed: int) -> None:
 
 
 def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | None = 0) -> Results:
-    """Make one call without gradients; `seed=None` leaves torch's random state unchanged."""
+    """Run one call without gradients and return its results; `seed=None` leaves torch's random state unchanged."""
     if seed is not None:
         seed_torch(seed)
     with torch.no_grad():
@@ -417,7 +417,7 @@ def is_float(tensor: torch.Tensor) -> bool:
 
 
 def reach_of(arguments: Arguments) -> float:
-    """Return the largest finite number in the arguments' tensors; 0 if there is none."""
+    """Return the largest finite absolute value in the arguments' float and complex tensors; 0 if there is none."""
     numbers = [t.detach() for t in arguments.tensors() if t.numel() and (t.is_complex() or is_float(t))]
     return max((float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) for tensor in numbers), default=0.0)
 
@@ -454,11 +454,11 @@ def _defaults(spec: OpSpec) -> dict[str, Any]:
 def call_of_reference(
     function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    """Return a call of a reference: by name if its parameters have the names of the op's arguments, otherwise by
-    position.
+    """Return a function that calls a reference, with arguments by name if its parameters have the op's argument names,
+    otherwise by position.
 
-    Buffers for results are left out if the reference has no parameter for them. Required parameters that the call
-    leaves out get the op's `defaults`.
+    Result buffers are left out if the reference has no parameter for them. Required parameters for which the call has
+    no argument get the op's `defaults`.
     """
     values = arguments.values
     if isinstance(function, OfNames):
@@ -479,9 +479,10 @@ def call_of_reference(
 
 
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return values for a function with other parameter names: keyword-only arguments by name, the others by position.
+    """Return positional and keyword arguments for a function whose parameter names differ from the op's.
 
-    The positional arguments are either all of them or all except written ones; None if neither matches the parameters.
+    Keyword-only arguments are passed by name, the others by position: all, or all but written ones. None if neither
+    fits.
     """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
@@ -493,7 +494,7 @@ def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[lis
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """Return a function's parameter names and whether each is required; None if it takes arbitrary ones or has no
+    """Return a function's parameter names and whether each is required; None if it takes *args or **kwargs, or has no
     signature.
     """
     if isinstance(function, torch._ops.OpOverload):
@@ -524,9 +525,9 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
-    """Return the first case that the op and its reference, if there is one, accept.
+    """Return the first case that both the op and its reference (if it has one) accept.
 
-    Otherwise return the first case that the op alone accepts, None if there is none, and the first error.
+    If there is none, return the first case that the op alone accepts (or None), and the first error.
     """
     error: BaseException | None = None
     by_op_alone: Case | None = None

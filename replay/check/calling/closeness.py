@@ -1,6 +1,6 @@
 # pyright: strict
-"""Distance of results from exact ones: in units in the last place (ulp), and against tolerances for the dtype and for
-the reference's own error.
+"""Measures how far results are from exact ones, in units in the last place (ulp), and compares the distance with
+tolerances for the dtype and for the reference's own error.
 """
 
 from __future__ import annotations
@@ -22,45 +22,44 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 }
 """Relative and absolute tolerances of torch.testing.assert_close.
 
-The absolute tolerance is for results of the order of one. It shrinks with the largest result, down to the effect of
-rounding the arguments.
+The absolute tolerance is for results near 1. It shrinks with the largest result, but not below the effect of rounding
+the arguments.
 """
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
 """Relative tolerance of 8-bit floats: one unit in the last place."""
 FP8_OFF = 0.125
 """Maximum share of 8-bit elements that may differ by one unit in the last place.
 
-An intermediate 16-bit rounding changes about a thirtieth of the elements, whereas truncation in place of rounding
-changes half of them.
+An intermediate rounding to 16 bits changes about 1 in 30 elements; truncating instead of rounding changes half of them.
 """
 ROUNDING_STEPS, SCANS = 8.0, 0.01
-"""A reference accumulates errors if more than the share `SCANS` of its results is off by more than `ROUNDING_STEPS`
-units in the last place.
+"""If more than the share `SCANS` of the reference's results is off by more than `ROUNDING_STEPS` units in the last
+place, the reference accumulates errors, and its largest error is tolerated everywhere.
 """
 HALF_STEPS = 4.0
 """Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
 COARSE_STEPS, COARSE_SHARE, COARSE_FEWEST = 1.5, 0.5, 64
-"""float16 results are computed in bfloat16 if more than the share `COARSE_SHARE` of them is off by more than
-`COARSE_STEPS` units in the last place.
+"""float16 results count as computed in bfloat16 if more than the share `COARSE_SHARE` of them is off by more than
+`COARSE_STEPS` units in float16's last place. At least `COARSE_FEWEST` different results are needed.
 
-At least `COARSE_FEWEST` different results are needed. Rounding to bfloat16 is off by up to 4 units, by more than 1.5 in
-62 % of the elements; several intermediate roundings to float16 do this to far fewer.
+Rounding to bfloat16 moves a value by up to 4 such units, and 62 % of the elements by more than 1.5. Several
+intermediate roundings to float16 move far fewer elements as far.
 """
 OF_REFERENCE = 4.0
-"""Tolerance as a multiple of the reference's own distance from float64: the order of a sum causes such differences."""
+"""Tolerance as a multiple of the reference's own distance from float64, e.g. due to another order of summation."""
 OF_LARGEST = 4.0
-"""Tolerance of sums in units in the last place of the largest result, times the square root of the number of terms.
+"""Tolerance for sums: this many units in the last place of the largest result, times the root of the number of terms.
 
-16-bit dtypes are summed in float32, so the square root multiplies the float32 unit.
+16-bit dtypes are summed in float32, so for them the root multiplies the float32 unit.
 """
 NEAR_ZERO = 2.0**-8
-"""Elements below this share of the largest result are measured in units in the last place of that share, because
+"""Elements smaller than this fraction of the largest result are measured in the last place of that fraction, because
 cancellation makes the last place of a nearly zero result meaningless.
 """
 
 
 LARGE = 1 << 20
-"""Maximum number of elements for which every element is measured in units in the last place."""
+"""Maximum number of elements to measure one by one in units in the last place; larger close results are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,9 @@ def compare(
     """Compare a result with the reference's: `exact` in a wider dtype, `same` in the result's own dtype, if available.
 
     `terms`: the maximum number of elements that one result depends on. `perturbed`: exact results for arguments that
-    differ by a rounding error; twice that change is tolerated, times the root of `terms`. `reach`: the largest number
-    among the arguments; if all results are small, some units in its last place are tolerated. Integers and booleans
-    must be equal; if the reference itself rounds to other integers from wider inputs, that difference is tolerated.
+    differ by a rounding error; twice the change from `exact`, times the root of `terms`, is tolerated. `reach`: the
+    largest number among the arguments; if all results are small, some units in its last place are tolerated. Integers
+    and booleans must be equal, unless the reference itself rounds wider inputs to other integers.
     """
     actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -113,7 +112,7 @@ def compare(
 
 
 def _root(dtype: torch.dtype, terms: float) -> float:
-    """Return the relative rounding error of a sum of so many terms; sums of 16-bit numbers are computed in float32."""
+    """Return the relative rounding error of a sum of `terms` numbers; sums of 16-bit numbers are done in float32."""
     info = torch.finfo(dtype)
     if info.bits <= 16:
         return max(info.eps, torch.finfo(torch.float32).eps * terms**0.5)
@@ -197,9 +196,9 @@ def _measured(
     sizes: torch.Tensor | None,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    """Measure the distance in float64.
+    """Measure the distance of `actual` from `exact`, both in float64; `dtype`, the result's, defines the last place.
 
-    `dtype` is the result's dtype, which defines its last place; `spared` is an additional tolerance for each element.
+    `sizes` replaces the magnitudes of `exact` in tolerances; `spared` is an additional tolerance for each element.
     """
     info = torch.finfo(dtype)
     relative, absolute = TOLERANCES.get(
@@ -260,10 +259,10 @@ def _measured(
 
 
 def _coarse(exact: torch.Tensor, error: torch.Tensor, spared: torch.Tensor | None, info: torch.finfo) -> torch.Tensor:
-    """Return a mask of elements that are off by as much as a rounding to bfloat16; all False if these are few.
+    """Return a mask of elements that are off by as much as a rounding to bfloat16; all False if there are few.
 
-    Elements below the mean are left out, because cancellation makes them inaccurate. So are those that change as much
-    if the arguments are rounded once more.
+    Elements below the mean are left out, because cancellation makes them inaccurate. Elements that change as much when
+    the arguments are rounded once more are left out, too.
     """
     size = exact.abs().where(torch.isfinite(exact), 0.0)
     counted = size >= max(float(size.mean()), info.smallest_normal)

@@ -1,5 +1,5 @@
-"""Finds what OP and --against name: a dispatcher overload, a user's function, a reference implementation or a
-decomposition.
+"""Finds the function that the arguments OP and --against name: a dispatcher overload, a user's function, a reference
+implementation or a decomposition.
 
 Only names that the user gave are looked up as attributes or run from a file; a trace cannot name code here.
 """
@@ -36,7 +36,7 @@ class Target:
     name: str
     """The name as the user gave it."""
     specs: tuple[OpSpec, ...]
-    """Its overloads; for a Python function, one schema derived from its signature."""
+    """Schemas of the op's overloads; for a Python function, one schema derived from its signature."""
     functions: Mapping[str, Callable[..., Any]]
     """Functions by overload name."""
 
@@ -57,7 +57,7 @@ class Target:
 def find_target(name: str) -> Target:
     """Return the target that OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
 
-    If a user's executor runs the op, that executor is checked. Raises UsageError for a name that is not known here.
+    If the user registered an executor for the op, that executor is checked. Raises UsageError for an unknown name.
     """
     if is_function(name):
         return _of_function(name, user_function(name, flag="OP"))
@@ -134,7 +134,7 @@ def user_function(text: str, *, flag: str) -> Callable[..., Any]:
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> Target:
-    """Return a function as a target; for a function from torch.library.custom_op, its op."""
+    """Return the target for a Python function; for a function from torch.library.custom_op, its op."""
     opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
@@ -226,8 +226,8 @@ def find_reference(text: str | None, target: Target) -> Reference:
     """Return the reference that --against names: an op, "torch.add", "file.py:function", "gradient:OP", "stand-in",
     "decomposition", "float64".
 
-    None means the op itself in float64, which shows errors of a dtype or a layout, but not errors that occur
-    everywhere. Raises UsageError for a name that is not known here.
+    None means the op itself in float64. This reveals errors in one dtype or layout, but not errors in all of them.
+    Raises UsageError for an unknown name.
     """
     if text is None or text in ("float64", "itself"):
         return ITSELF
@@ -268,8 +268,8 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     """Return the expected results of a backward op: autograd's gradients of the forward op, with arguments matched by
     name.
 
-    Gradients of results are the tensors with "grad" in their name, or named dy or dout; values saved by forward are not
-    used. Raises TypeError if arguments are missing.
+    The gradients of the forward results are the tensors with "grad" in their name, or named dy or dout. Values saved by
+    the forward op are not used. Raises TypeError if arguments are missing.
     """
     spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Trials of an op, one subject per module: each module creates its trials and judges them."""
+"""Trials of an op: each module creates and judges the trials of one group of points (checked properties)."""

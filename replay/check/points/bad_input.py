@@ -24,7 +24,7 @@ MAX_CALLS = 60
 
 
 def bad_input(bench: Bench) -> list[Attempt]:
-    """Return trials with wrong dtypes, ranks, sizes and numbers, with NaN, and with a tensor on another device."""
+    """Return trials with wrong dtypes, ranks, sizes or numbers, with NaN, and with a tensor on another device."""
     base = bench.compact_bases[0]
     odd = [case for case in variants.vary_values(base) if case.values == "odd"]
     beyond = [dataclasses.replace(base, kind=f"{values} index", values=values) for values in INDICES]
@@ -36,7 +36,7 @@ def bad_input(bench: Bench) -> list[Attempt]:
 
 
 def _indices_refused(bench: Bench, case: Case) -> Finding:
-    """Check that the op handles an out-of-range index among the arguments' values as the reference does."""
+    """Check that the op treats an out-of-range index in its arguments as the reference does."""
     arguments = arguments_for(bench, case)
     if not any(t.dtype in INDEX and t.numel() for t in arguments.tensors()):
         return nothing("no argument has integers that may be indices")
@@ -44,7 +44,7 @@ def _indices_refused(bench: Bench, case: Case) -> Finding:
 
 
 def _refused(bench: Bench, case: Case) -> Finding:
-    """Check that the op raises an exception with a message; a result passes if the reference gives one, too."""
+    """Check that the op raises an exception with a message; results pass if the reference returns some, too."""
     arguments = arguments_for(bench, case)
     try:
         bench.call(case, arguments.copy())
@@ -70,7 +70,7 @@ def _said(error: BaseException) -> Finding:
 
 
 def _elsewhere(bench: Bench, case: Case) -> Finding:
-    """Check a call whose first tensor, of several, is on the meta device, where tensors have no values."""
+    """Check a call with several tensors whose first is on the meta device, where tensors have no values."""
     arguments = bench.arguments(case).copy()
     tensors = arguments.tensors()
     if len(tensors) < 2:

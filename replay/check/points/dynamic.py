@@ -46,7 +46,7 @@ def _unless_no_fake(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench,
 
 
 def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., Any]:
-    """Return the op as a function of its tensors only. Raises NotApplicable if there are no tensors."""
+    """Return the op as a function of its tensors, with other arguments fixed. Raises NotApplicable without tensors."""
     if not arguments.tensors():
         raise NotApplicable("no tensor among the arguments")
     function = bench.target.function(case.op.overload)
@@ -170,8 +170,8 @@ def _compiled(bench: Bench, base: Case) -> Finding:
 
 
 def _alike(results: list[torch.Tensor], real: list[torch.Tensor]) -> bool:
-    """Check whether results have the same shapes and dtypes; values are judged elsewhere, because some ops
-    are random.
+    """Check whether results have the same shapes and dtypes. Values are checked by "correctness", because some ops are
+    random.
     """
     return [(a.shape, a.dtype) for a in results] == [(b.shape, b.dtype) for b in real]
 

@@ -1,5 +1,5 @@
-"""Gradients: registered, correct by gradcheck, equal to those of the reference's autograd, and differentiable a second
-time.
+"""Gradients: whether one is registered, passes gradcheck, equals autograd's gradient of the reference, and can be
+differentiated again.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class NoGradient(NotApplicable):
 
 
 def gradient(bench: Bench) -> list[Attempt]:
-    """Return the trials: a gradient exists, gradcheck of first and second order, and each layout compared with the
-    reference.
+    """Return the trials: a gradient exists, first- and second-order gradcheck pass, and each layout's gradients match
+    the reference's.
     """
     base = bench.compact_bases[0]
     tensors = _named_tensors(bench, base)
@@ -117,7 +117,7 @@ def _differentiable(tensor: torch.Tensor) -> bool:
 def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> Arguments:
     """Return the arguments as leaves that require gradients.
 
-    Arguments that the op declares not differentiable stay unchanged, and so do all except `only`.
+    Arguments for which the op refuses a gradient stay unchanged. With `only`, all arguments except `only` do, too.
     """
     fixed = {id(arguments.values[name]) for name in _not_differentiable(bench) if name in arguments.values}
     if only is not None:
@@ -158,10 +158,10 @@ def _not_differentiable(bench: Bench) -> tuple[str, ...]:
 def _gradients(
     call: Callable[[], Any], arguments: Arguments, form: Form | None = None
 ) -> list[tuple[str, torch.Tensor | None]]:
-    """Return the gradients of a fixed combination of all results with respect to each argument.
+    """Return the gradients of a fixed weighted sum of all results with respect to each argument, with argument names.
 
-    Gradients of the results have the strides that `form` gives them. Raises NoGradient; exceptions of the call
-    propagate.
+    The weights, which are the gradients of the results, have the strides that `form` gives them. Raises NoGradient;
+    exceptions of the call propagate.
     """
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -187,7 +187,7 @@ def _gradients(
 
 
 def _weights(result: torch.Tensor) -> torch.Tensor:
-    """Return the gradient for a result: fixed numbers between 0.5 and 1.5, the same in every dtype and layout."""
+    """Return fixed numbers between 0.5 and 1.5 as the gradient for a result, the same in every dtype and layout."""
     numbers = torch.arange(result.numel(), device=result.device, dtype=torch.float64)
     return (((numbers * 37) % 64) / 64 + 0.5).reshape(result.shape).to(result.dtype)
 
@@ -213,7 +213,7 @@ def _registered(bench: Bench, case: Case) -> Finding:
 
 
 def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
-    """Run torch.autograd.gradcheck or gradgradcheck on few elements in float64."""
+    """Run torch.autograd.gradcheck, or gradgradcheck if `second`, in float64 on a case with few elements."""
     name = "gradgradcheck" if second else "gradcheck"
     smaller = [variants.replace_dtype(case, "float64", "small") for case in variants.small(base)]
     case, error = first_working(bench, smaller)
@@ -273,8 +273,8 @@ def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
     """Return a likely cause of a gradcheck failure: results for float64 arguments have only float32 precision; ""
     otherwise.
 
-    The test changes the arguments by less than float32 can resolve. With float32 precision, gradcheck's differences of
-    1e-6 would be rounding errors.
+    The arguments are changed by less than float32 can resolve. With float32 precision, gradcheck's steps of 1e-6 would
+    measure rounding errors.
     """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ def _transposed(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _in_pieces(weights: torch.Tensor) -> torch.Tensor:
-    """Return the weights as every second element of larger memory."""
+    """Return the weights as a view of every second element of larger memory."""
     return torch.stack([weights, torch.full_like(weights, 7)], -1)[..., 0]
 
 
@@ -327,11 +327,11 @@ FORMS: dict[str, Form] = {
     "transposed gradient": _transposed,
     "sliced gradient": _in_pieces,
 }
-"""Memory layouts for the gradients of results: backward formulas must not assume that these are contiguous."""
+"""Memory layouts for the gradients of results: backward formulas must not assume contiguous gradients."""
 
 
 def _twice(bench: Bench, case: Case) -> Finding:
-    """Run backward twice through the same graph, as for several losses, to check that saved values stay unchanged."""
+    """Run backward twice through one graph, as for several losses, to check that saved tensors stay unchanged."""
     arguments = _recording(bench, case)
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -404,7 +404,7 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
 
 
 def _any_number(gradient: torch.Tensor | None, wanted: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient with all finite numbers replaced by the wanted ones."""
+    """Return `gradient` with its finite numbers replaced by those of `wanted`; unchanged if shapes differ."""
     if gradient is None or wanted is None or gradient.shape != wanted.shape:
         return gradient
     return torch.where(torch.isfinite(gradient), wanted.to(gradient.dtype), gradient)

@@ -26,7 +26,7 @@ BATCH = 3
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Create the single trial of a point, on the compact case of a dispatcher op (decorator)."""
+    """Decorate `judge`: the result creates the single trial of a point, which judges the op's small base case."""
 
     def trials(bench: Bench) -> list[Attempt]:
         case = bench.compact_bases[0]
@@ -53,7 +53,7 @@ def in_place(bench: Bench) -> list[Attempt]:
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
-    """Return the in-place and out= variants whose other arguments are the same as the op's."""
+    """Return the in-place and out= variants that take the same arguments as the op, apart from result buffers."""
     types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"
     specs = [spec for name in (f"{qualified}_", qualified, f"{qualified}_out") for spec in schemas.specs_of(name)]
@@ -61,7 +61,7 @@ def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
 
 
 def _is_variant(spec: schemas.OpSpec, types: Mapping[str, str]) -> bool:
-    """Check whether an overload that writes has all arguments of the op and otherwise only buffers for results."""
+    """Check whether an overload writes to arguments, and has all arguments of the op plus only result buffers."""
     shared = {arg.name: arg.type_text for arg in spec.args if arg.name in types}
     buffers = [arg for arg in spec.args if arg.name not in types]
     return shared == types and any(arg.mutated for arg in spec.args) and all(arg.mutated for arg in buffers)

@@ -19,15 +19,15 @@ from opreplay.replay.execute.executors.torch.profile import torch_profiler
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
-"""Maximum peak bytes of a case with many elements, in float64; comparing its results takes several times as much."""
+"""Maximum peak memory in bytes of a case with many elements in float64; comparing results takes several times that."""
 MOST_SECONDS = 4.0
-"""Maximum seconds for one call of a case with many elements: op and reference are called several times within the time
-limit of a case.
+"""Maximum seconds for one call of a case with many elements: op and reference are called several times within a trial's
+time limit.
 """
 
 
 def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:
-    """Return the peak bytes of a call beyond its results, and the bytes of arguments and results."""
+    """Return the peak memory of a call beyond its results, and the size of arguments and results, in bytes."""
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
     results_of(call, copy)
@@ -56,9 +56,9 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
-    """Return the seconds that a call takes.
+    """Return the duration of a call in seconds.
 
-    This is processor time if other programs used the processor, and wall time if the call used several cores.
+    The processor time is used if other programs used the processor, the wall time if the call used several cores.
     """
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
@@ -85,8 +85,8 @@ def arguments_for(bench: Bench, case: Case) -> Arguments:
 def too_much(bench: Bench, case: Case) -> NotApplicable | None:
     """Return why a case with many elements is not tried, estimated from smaller cases; None if it may be tried.
 
-    Memory and time may grow with the square of the number of elements, as for attention; two smaller cases show how
-    much of them does.
+    Memory and time may grow with the square of the number of elements, as for attention; two smaller cases show the
+    quadratic part.
     """
     if not case.smaller:
         return None
@@ -123,7 +123,7 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
 
 
 def _continued(measured: list[tuple[int, float]], size: float) -> float:
-    """Extrapolate the cost of a call to another size from two smaller sizes: linear · size + square · size²."""
+    """Extrapolate a cost from (size, cost) of two smaller sizes to `size`, as linear · n + square · n²."""
     (small, of_small), (large, of_large) = measured
     square = max(0.0, (of_large / large - of_small / small) / (large - small))
     return size * (of_large / large + square * (size - large))

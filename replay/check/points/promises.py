@@ -1,4 +1,4 @@
-"""What an op declares about itself: writes and aliases by its schema, results by its fake kernel."""
+"""Checks what an op declares about itself: writes and aliases (its schema), and form of results (its fake kernel)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", 
 
 
 def schema(bench: Bench) -> list[Attempt]:
-    """Return the trials of each layout, and opcheck's schema test."""
+    """Return trials of what the op writes for each layout, and opcheck's schema test."""
     first = bench.first
     base = bench.compact_bases[0]
     if bench.operator(first) is None:
@@ -52,7 +52,7 @@ def schema(bench: Bench) -> list[Attempt]:
 
 
 def _writes(bench: Bench, case: Case) -> Finding:
-    """Compare memory before and after one call, including memory around the arguments."""
+    """Compare the arguments' storages, including bytes around each tensor, before and after one call."""
     arguments = arguments_for(bench, case)
     operator = bench.operator(case)
     assert operator is not None
@@ -72,7 +72,7 @@ def _writes(bench: Bench, case: Case) -> Finding:
 
 
 def _writes_as_reference(bench: Bench, case: Case) -> Finding:
-    """Check that a Python function, which has no schema, writes to no argument that its reference leaves as it is."""
+    """Check that a Python function, which has no schema, writes to no argument that its reference leaves unchanged."""
     arguments = arguments_for(bench, case)
     theirs = arguments.copy()
     before, before_theirs = (
@@ -91,18 +91,18 @@ def _writes_as_reference(bench: Bench, case: Case) -> Finding:
 
 
 def _changed(arguments: Arguments, before: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of the arguments that were changed, without those that the op declares as written."""
+    """Return the names of changed arguments, except those that the op declares it writes to."""
     now = {name: _bits(value) for name, value in arguments.named_tensors().items() if name not in arguments.written}
     return {name for name, bits in now.items() if _differ(bits, before[name])}
 
 
 def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Check whether the bytes or the size of a memory changed."""
+    """Check whether the bytes or the size of a storage changed."""
     return now.shape != before.shape or not torch.equal(now, before)
 
 
 def _owners(arguments: Arguments) -> dict[int, str]:
-    """Map each memory address to the first argument stored there."""
+    """Map the address of each storage to the name of the first argument in it."""
     owners: dict[int, str] = {}
     for name, tensor in arguments.named_tensors().items():
         if tensor.untyped_storage().nbytes() and tensor.device.type != "meta":
@@ -128,8 +128,8 @@ def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Seq
 
 
 def _may_alias(operator: torch._ops.OpOverload) -> bool:
-    """Check whether torch allows the op to return either an argument or a copy, as for composite ops like `reshape`,
-    `contiguous`.
+    """Check whether torch allows the op to return either an argument or a copy, like composite ops such as `reshape`
+    and `contiguous`.
     """
     return operator.namespace == "aten" and operator.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
@@ -211,7 +211,7 @@ def shape_inference(bench: Bench) -> list[Attempt]:
 
 
 def only_accepted_calls(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """Restrict a trial to calls that the reference accepts, if there is one: other calls have no known result."""
+    """Restrict a trial to calls that the reference, if any, accepts: the right result of other calls is unknown."""
 
     def judged(bench: Bench, case: Case) -> Finding:
         if bench.reference_refuses(case, arguments_for(bench, case)):
@@ -283,7 +283,7 @@ def _no_fake(case: Case, error: Exception) -> str:
 
 
 def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
-    """Describe how a fake result differs from the real one, except strides; None if it does not."""
+    """Describe a difference in dtype or shape between a fake result and the real one; None if there is none."""
     if fake.dtype != real.dtype:
         return f"{fake.dtype}{which}, the op {real.dtype}"
     try:
@@ -296,7 +296,7 @@ def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | Non
 
 
 def _other_strides(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
-    """Describe the strides of a fake result if its memory layout differs from the real result's; None if they match."""
+    """Describe how the strides of a fake result differ from the real result's; None if they match."""
     if fake.dim() != real.dim() or not fake.layout == real.layout == torch.strided or not real.numel():
         return None
     strides = [(a, b) for a, b, n in zip(fake.stride(), real.stride(), real.shape, strict=True) if n > 1]

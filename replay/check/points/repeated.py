@@ -1,6 +1,6 @@
 # pyright: strict
-"""Repeated calls of an op: bitwise equal results, memory leaks, peak memory, and return before the device has
-finished.
+"""Repeated calls of an op: bitwise equal results, memory leaks, peak memory, and whether calls return before the device
+has finished.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
 
 
 def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
-    """Make one call with random numbers that no fixed seed determines."""
+    """Run one call with a random seed taken from the clock."""
     copy = arguments.copy()
     return results_of(bench.call_of(case, copy), copy, seed=perf_counter().as_integer_ratio()[0] % 2**31)
 
@@ -180,7 +180,7 @@ class _MallInfo(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _heap() -> Callable[[], int] | None:
-    """Return a function for the bytes allocated by the C library; None if it does not report them."""
+    """Return a function that reads the bytes allocated by the C library; None if the library does not report them."""
     try:
         function = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):

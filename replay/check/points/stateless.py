@@ -31,10 +31,8 @@ THREADS = (1, 3)
 
 
 def stateless(bench: Bench, base: Case) -> list[Attempt]:
-    """Return trials of the same call under other conditions.
-
-    These are: after a call with other values in the same memory, in memory full of NaN, with other thread counts, and
-    from several threads at once.
+    """Return trials of the same call under other conditions: after a call with other values in the same memory, in
+    memory full of NaN, with other thread counts, and from several threads at once.
     """
     states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
     if bench.device.type == "cpu":
@@ -51,7 +49,7 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
 
 
 def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], Finding]) -> Attempt:
-    """Return a trial of an op whose results do not depend on torch's random numbers."""
+    """Return a trial that is not applicable if the op's results depend on torch's random numbers."""
 
     def judged(bench: Bench, case: Case) -> Finding:
         return nothing("the op is random") if bench.is_random(case) else judge(bench, case)
@@ -60,15 +58,13 @@ def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], F
 
 
 def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tensor]:
-    """Return copies of a call's results and of the arguments that it wrote, without seeding torch's random number
-    generators.
-    """
+    """Return copies of a call's results and of the arguments that it wrote, without seeding torch's generators."""
     results = results_of(bench.call_of(case, arguments), arguments, seed=None)
     return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in results.all()]
 
 
 def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
-    """Describe where results differ; None if they are equal up to the order of sums."""
+    """Describe where results differ by more than another order of summation explains; None if nowhere."""
     if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
         return "sizes or dtypes differ"
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -81,7 +77,7 @@ def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], argument
 
 def _after_another(bench: Bench, case: Case) -> Finding:
     """Check a call after one with other values in the same memory: an op that caches results by address or shape
-    returns the old ones.
+    returns the results of the first call.
     """
     arguments = bench.arguments(case).copy()
     first = contiguous(arguments)
@@ -102,7 +98,7 @@ def _after_another(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _filled() -> Generator[None, None, None]:
-    """Make torch fill new memory with NaN or the largest numbers, while the context is active
+    """Context manager in which torch fills new memory with NaN or the largest numbers
     (use_deterministic_algorithms).
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -124,7 +120,7 @@ def _threads(count: int) -> Generator[None, None, None]:
 
 
 def _in_state(bench: Bench, case: Case, state: Callable[[], contextlib.AbstractContextManager[None]]) -> Finding:
-    """Check that the results are the same in another state of torch."""
+    """Check that results inside the context `state` equal those outside it."""
     arguments = bench.arguments(case)
     try:
         seed_torch(0)
@@ -164,7 +160,7 @@ def _at_once(bench: Bench, case: Case) -> Finding:
 
 
 def leaves_state(bench: Bench, case: Case) -> Finding:
-    """Check that a call leaves torch's state unchanged: random numbers, dtype, threads, gradients, device."""
+    """Check that a call leaves torch's state unchanged: random state, default dtype, threads, gradient mode, device."""
     arguments = bench.arguments(case).copy()
     with _unusual_state():
         before = _state()

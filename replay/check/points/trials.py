@@ -1,5 +1,5 @@
 # pyright: strict
-"""Building blocks of all points: trials of one case each, and the usual findings."""
+"""Building blocks of all points: trials of one case, and common findings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Attempt:
 
 
 def attempt(bench: Bench, case: Case, judge: Callable[[Bench, Case], Finding], name: str = "") -> Attempt:
-    """Return a trial of one case, named by its subject and the case."""
+    """Return a trial of one case, named after `name` and the case."""
     return Attempt(f"{name}: {case.text}" if name else case.text, lambda: judge(bench, case))
 
 
@@ -59,7 +59,7 @@ def missing(detail: str) -> Finding:
 
 
 def refused(detail: str) -> Finding:
-    """Return the finding that a clear error reports this use as unsupported by the op."""
+    """Return the finding that a clear error reports this use as not supported by the op."""
     return Finding(verdict="refused", detail=detail)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Checks results against the reference over sizes, layouts, values, dtypes and broadcasts."""
+"""Compares results with the reference's for many sizes, layouts, values, dtypes and broadcasts."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from opreplay.traces.model import TensorMeta
 INTEGER_DTYPES = (torch.int32, torch.int64)
 """Dtypes of indices into a tensor."""
 TINY = 1e-30
-"""Value used in place of zeros, to find out the sign of a result near zero."""
+"""Value that replaces zeros in arguments, to find out which sign a zero result should have."""
 ODD = ("odd", "NaN in rows", "rows of -inf")
-"""Kinds of values for which a comparison with float64 adds no information."""
+"""Kinds of values for which the reference in float64 adds nothing to the reference in the case's dtypes."""
 MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
-"""Maximum number of elements of a result that is searched for among the arguments, and minimum number of distinct
-values in it.
+"""Limits for searching a result's elements among the arguments: maximum number of elements, minimum number of distinct
+values.
 """
 MOST_REFUSED = 2
-"""Number of cases without any accepted alternative sizes after which no more alternatives are tried."""
+"""Number of cases without any accepted alternative sizes after which alternatives are no longer tried."""
 ROUNDINGS = 8
-"""Number of ways in which arguments are rounded once more if results are integers."""
+"""Number of ways in which arguments are rounded once more if a result is not floating-point."""
 FINE_ROUNDINGS = 4.0
-"""Number of float32 roundings between the arguments and an 8-bit number: a factor, its reciprocal, a product,
+"""Number of float32 roundings between the arguments and an 8-bit result: a factor, its reciprocal, a product,
 constants.
 """
 VARIED = 2
-"""Number of cases whose variants are tried; further cases are tried only as they are."""
+"""Number of cases whose variants are tried; later cases are tried only unchanged."""
 
 
 def correctness(bench: Bench) -> list[Attempt]:
@@ -105,7 +105,7 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
 
 
 def layouts(bench: Bench) -> list[Case]:
-    """Return the cases for points that depend only on strides and memory."""
+    """Return the cases for points that depend only on strides and on memory shared by arguments."""
     return [
         case
         for base in bench.compact_bases[:VARIED]
@@ -114,7 +114,7 @@ def layouts(bench: Bench) -> list[Case]:
 
 
 def dtypes(bench: Bench) -> list[Attempt]:
-    """Return trials of each dtype, at usual and at prime sizes."""
+    """Return trials of each dtype, at the case's sizes and at prime sizes."""
     base = bench.compact_bases[0]
     if variants.main_dtype(base) is None:
         return []
@@ -152,7 +152,7 @@ def _unusual(base: Case) -> list[Case]:
 
 
 def broadcast(bench: Bench) -> list[Attempt]:
-    """Return trials with one tensor smaller than the others, if there is a reference that defines the result."""
+    """Return trials with one tensor smaller than the others; they need a reference that defines the result."""
     base = bench.compact_bases[0]
     if not bench.has_reference(base):
         return [Attempt(base.text, lambda: nothing("no reference defines broadcasting (--against)"))]
@@ -162,8 +162,8 @@ def broadcast(bench: Bench) -> list[Attempt]:
 def against_reference(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference: in float64 if possible, and in the case's own dtypes.
 
-    If both refuse generated sizes, the alternatives are tried until one call is accepted. Raises NotApplicable if none
-    is.
+    If both op and reference refuse generated sizes, alternative sizes are tried until one call is accepted. Raises
+    NotApplicable if none is accepted.
     """
     try:
         return _compared(bench, case)
@@ -217,7 +217,7 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """Judge again, allowing for errors from rounding the arguments and from sums along a row; None if nothing is
+    """Compare again, tolerating errors from rounding the arguments and from sums along a row; None if nothing is
     rounded.
     """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
@@ -233,7 +233,7 @@ def _longest(arguments: Arguments) -> int:
 
 
 def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fits: bool) -> Finding:
-    """Return the verdict on an error of the op. Raises BothRefuse if the reference refuses a variant, too.
+    """Return the verdict on an error of the op. Raises BothRefuse if the reference also refuses a variant.
 
     `refusal` is the reference's error; `fits` says whether the result buffers have the right sizes.
     """
@@ -253,7 +253,7 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
 
 
 def _once_permutation(bench: Bench, case: Case) -> str | None:
-    """Return the name of an expanded argument whose contiguous version holds a permutation; None if there is none."""
+    """Return the name of an expanded argument that holds a permutation when it is contiguous; None if there is none."""
 
     def plain(meta: TensorMeta | None) -> TensorMeta | None:
         return None if meta is None else msgspec.structs.replace(meta, strides=None, storage_offset=0)
@@ -271,8 +271,8 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
 def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> list[Results]:
     """Return the reference's results for arguments that were rounded once more, in several ways.
 
-    There are more ways if integers are compared, because each must equal the result of one of them. For 8-bit results,
-    the arguments are rounded as from float32, whatever their dtype.
+    More ways are tried if integers are compared, because each integer must equal the result of one of them. For 8-bit
+    results, arguments of any dtype are rounded as if they were float32.
     """
     whole = [tensor.dtype for tensor in mine.all() if not tensor.dtype.is_floating_point]
     fine = any(dtype.itemsize == 1 for dtype in whole)
@@ -281,11 +281,11 @@ def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results
 
 
 def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine: bool) -> Results | None:
-    """Return the reference's float64 results for arguments rounded once more; None if there are none.
+    """Return the reference's float64 results for arguments rounded once more; None if it refuses them.
 
-    A result within this distance of the exact one is as accurate as the arguments. Ways come in pairs with opposite
-    signs. With `fine`, the first two ways move all elements of one tensor up and all of the next one down, which
-    changes a quotient most; the other ways move each element at random.
+    A result within this distance of the exact one is as accurate as the arguments. Each pair of ways (0 and 1, 2 and 3,
+    ...) rounds in opposite directions. With `fine`, the first pair moves all elements of one tensor up and all of the
+    next one down, which changes a quotient most; the other ways move each element at random.
     """
     wide = as_float64(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(1 + way // 2)
@@ -306,7 +306,7 @@ def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine
 
 
 def _referred(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """Return the reference's results for these arguments; None if it refuses them and nothing can be compared."""
+    """Return the reference's results for these arguments; None if it refuses them."""
     try:
         return bench.refer(case, arguments)
     except Exception:  # references raise anything
@@ -331,10 +331,10 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 
 
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
-    """Return a finding if a zero's sign differs from the reference's; None if none does.
+    """Return a finding if the sign of a zero differs from the reference's; None if none does.
 
-    Only zeros whose sign follows from the arguments count. Their expected sign is the sign of the result if tiny
-    numbers replace the arguments' zeros.
+    Only zeros whose sign follows from the arguments count. The expected sign is that of the result after tiny numbers
+    replace the zeros in the arguments.
     """
     wide = as_float64(arguments)
     for tensor in wide.tensors():
@@ -366,9 +366,7 @@ def _either(near: torch.Tensor, arguments: Arguments) -> torch.Tensor:
 
 
 def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
-    """Check whether the op's result buffers have the shapes of the reference's results; the reference resized its own
-    buffers.
-    """
+    """Check whether the op's result buffers have the shapes of the results that the reference returns."""
     buffers = [value.shape for name, value in arguments.named_tensors().items() if name in arguments.written]
     shapes = [tensor.shape for tensor in wanted.returned]
     return not buffers or not shapes or all(shape in shapes for shape in buffers)
@@ -455,13 +453,13 @@ def _plainly_other(
     *,
     shape_only: bool,
 ) -> str | None:
-    """Describe a difference in a result that is not due to rounding; None if there is none."""
+    """Describe a difference in a result's dtype, shape or device, or in copied numbers; None if there is none."""
     other = _other_form(actual, native, shape_only=shape_only)
     return other if other is not None or shape_only else _moved_wrongly(case, actual, native, exact, arguments)
 
 
 def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bool:
-    """Check whether elements along a dimension are equal, so that their order is arbitrary."""
+    """Check whether equal elements make the order of a result's indices (`places`) arbitrary."""
     if case.trait == "expanded":
         return any(tensor.is_floating_point() for tensor in arguments.tensors())
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -471,7 +469,7 @@ def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bo
 def _moved_wrongly(
     case: Case, actual: torch.Tensor, native: torch.Tensor, exact: torch.Tensor, arguments: Arguments
 ) -> str | None:
-    """Describe where the result of a copy, a cast or a selection differs from the reference; None if it does not."""
+    """Describe where the result of a copy, cast or selection differs from the reference's; None if nowhere."""
     if case.values not in ("usual", "beyond") or case.trait == "expanded":
         return None
     wrong = (actual != native) & ~(actual.isnan() & native.isnan())

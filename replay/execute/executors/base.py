@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels and ops launched by one call."""
+    """Kernels and ops launched by one call of an op."""
 
     kernels: tuple[RecordedKernel, ...] = ()
     children: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     below: tuple[str, ...] | None = None
     """Names of all nested ops, each before its children; None if unknown."""
     has_device: bool = False
-    """Whether the executor's device runs kernels at all."""
+    """Whether the executor's device runs kernels, as an accelerator does."""
 
 
 class Prepared:
@@ -42,15 +42,13 @@ class Prepared:
     max_calls: int | None = None
     """Maximum number of consecutive calls before `Executor.reset`; None if no reset is needed."""
     time_goes_by_values = False
-    """Whether the time may depend on the values that the op has written, as is possible for ops of users and
-    vendors.
-    """
+    """Whether the time may depend on values that the op has written, which is possible for ops of users and vendors."""
     first_call_us: float | None = None
     """Host time of the first call if `prepare` made it, otherwise None."""
     initializer: str | None = None
     filling: Filling | None = None
     assumptions: tuple[Assumption, ...] = ()
-    """Assumptions made while filling the arguments, in addition to the plan's."""
+    """Assumptions made while filling the arguments, in addition to the assumptions of the plan."""
     work: Work | None = None
     """Work that the argument values cause; None if not requested, or if only shapes matter."""
 
@@ -65,7 +63,7 @@ class Executor:
     """
 
     device: str
-    """"cpu", "cuda:0", "npu:0"."""
+    """Device name, e.g. "cpu", "cuda:0" or "npu:0"."""
     clock: Clock
     cache_bytes = 0
     """Size of the last-level cache; 0 if unknown or absent."""
@@ -93,8 +91,8 @@ class Executor:
         """Evict the arguments of ops from the device's caches."""
 
     def as_in_step(self, prepared: Any, recency: Recency) -> Callable[[], None] | None:
-        """Return a function that recreates the cache distance of each argument in a step, called before each call; None
-        if that is not possible here.
+        """Return a function, to call before each call, that recreates the reuse distance of each argument in the step;
+        None if that is not possible on this device.
         """
         return None
 
@@ -107,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def random_numbers(self, op: ReplayOp) -> tuple[str, ...]:
-        """Return the names of a library op's tensors that hold random integers because the op has no initializer."""
+        """Return the names of a library op's tensors that hold random integers because no initializer fills them."""
         return ()
 
     def run(self, prepared: Any) -> Any:
@@ -137,7 +135,7 @@ class Executor:
         raise NotImplementedError
 
     def for_sequences(self) -> SequenceParts:
-        """Return the parts of this executor that a sequence of ops needs."""
+        """Return the parts of this executor that are needed to run a sequence of ops."""
         raise NotImplementedError
 
     def synchronize(self) -> None:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Clocks (host counter, device events), and reference workloads that distinguish a slower machine from a slower op.
 
-The reference workloads are fixed work that is timed together with the samples. When to stop is decided elsewhere.
+A reference workload is fixed work that is timed together with the samples. Other modules decide when to stop.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from opreplay.replay.host.interruptions import Interruptions, interruptions, thr
 QUEUE_CALLS = 200
 """Maximum number of calls in a batch on a device with a queue; CUDA queues 1,024 launches before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""How long the device is blocked per call of a batch, so that the host can queue the batch first.
+"""Time for which the device is blocked per call of a batch, so that the host can queue the batch first.
 
-If the host is slower, it is `HOLD_MARGIN` times the launch time.
+If the host is slower, `HOLD_MARGIN` times the launch time is used.
 """
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
 UNSTABLE = 1.15
-"""A larger ratio of readings causes a warning; on a quiet machine they agree within 3 %."""
+"""Ratio of two reference readings above which a warning is given; on a quiet machine they agree within 3 %."""
 
 
 class Clock:
-    """Measures batches of calls; each device has its own kind of clock."""
+    """Measures batches of calls; subclasses exist for host and device."""
 
     resolution_us: float
     """Smallest non-zero difference of two readings."""
@@ -46,8 +46,8 @@ class Clock:
         return self._timed(calls, len(calls))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """Return the host's microseconds per call to queue a batch of `calls`; None if the host does the work
-        itself.
+        """Return the time per call, in µs, that the host needs to queue a batch of `calls`; None if the host does the
+        work itself.
         """
         return None
 
@@ -56,7 +56,7 @@ class Clock:
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """Return how often other programs have taken the processor so far; none if the device continues while the host
+        """Return how often other programs have taken the processor so far; none if the device works on while the host
         waits.
         """
         return Interruptions()
@@ -81,7 +81,7 @@ class HostClock(Clock):
     max_calls = 100_000
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
-        """`now_ns` reads the counter. Benchmarks of this clock pass other counters, such as processor time."""
+        """`now_ns` reads the counter; benchmarks of this clock pass another one, such as processor time."""
         self._now_ns = now_ns
         self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
         self.loop_us = 0.0
@@ -111,7 +111,7 @@ class HostClock(Clock):
         self.loop_us, self.call_us = loop_us, max(0.0, (full_us - loop_us - written_us) / calls)
 
     def _time_written(self, calls: int) -> float:
-        """Return the time of `calls` calls that do nothing, as a program makes them, without the loop around them."""
+        """Return the time, in µs, of `calls` direct calls that do nothing, without the loop around them."""
         started = self._now_ns()
         for _ in repeat(None, calls):
             pass
@@ -122,11 +122,11 @@ class HostClock(Clock):
 
 
 class EventClock(Clock):
-    """Two events on the device's queue around the calls: device time, without the host's launch gaps if possible.
+    """Device time between two events on the device's queue, without the host's launch gaps if possible.
 
     `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, like torch.cuda.Event;
-    `synchronize()` waits for the device; `hold(us)`, if the device has it, keeps the device busy for about that long so
-    that the batch is queued before it runs.
+    `synchronize()` waits for the device; `hold(us)`, if given, keeps the device busy for about that long so that the
+    batch is queued before it runs.
     """
 
     max_calls = QUEUE_CALLS
@@ -149,7 +149,7 @@ class EventClock(Clock):
     def launch_us(self, call: Callable[[], Any], calls: int) -> float:
         """Return the microseconds that the host needs per call to queue `calls` calls, without waiting for the device.
 
-        Later batches block the device for as long as their launches take.
+        The device is then blocked before each later batch for as long as the batch takes to launch.
         """
         self._synchronize()
         started = perf_counter_ns()
@@ -173,21 +173,19 @@ class EventClock(Clock):
 
 
 class Gauge:
-    """Reference workloads on the device that runs the ops, the same for every op.
+    """Reference workloads on the device that runs the ops; the same for every op.
 
     `compute` stays in the nearest cache; `memory`, if available, uses memory outside the caches. A disturbance, e.g.
-    another program on the same core or on the same memory bus, may slow only one of them.
+    another program on the same core or memory bus, may slow only one of them.
     """
 
     def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
         self._compute, self._memory = compute, memory
         self.best_us: float | None = None
-        """Lowest reading of `compute` so far, i.e. at the highest speed of the machine in this run."""
+        """Lowest reading of `compute` so far, in µs: the highest speed of the machine in this run."""
 
     def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
-        """Return the current microseconds of the reference workloads: `compute`, then `memory` if requested and
-        available.
-        """
+        """Time the reference workloads once; return µs of `compute`, then of `memory` if requested and available."""
         compute_us = clock.time_calls(self._compute, 1)
         self.best_us = compute_us if self.best_us is None else min(self.best_us, compute_us)
         if not memory or self._memory is None:

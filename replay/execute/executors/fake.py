@@ -1,10 +1,10 @@
 # pyright: strict
-"""A deterministic executor on a virtual clock, for tests of all layers above executors; uses no device and no torch.
+"""A deterministic executor on a virtual clock, to test all layers above executors; uses no device and no torch.
 
-An op's name defines its behaviour: "fake::10us" takes ten microseconds a call, "fake::sleep3ms" three real milliseconds
-as well, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the process,
-"fake::allocate" allocates memory without limit, "fake::exit" exits silently, "fake::budget" is refused during
-preparation; every other name takes one microsecond.
+An op's name defines its behaviour: "fake::10us" takes ten virtual microseconds a call, "fake::sleep3ms" three virtual
+and real milliseconds, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the
+process, "fake::allocate" allocates memory without limit, "fake::exit" exits silently, "fake::budget" is refused during
+preparation. Every other name takes one microsecond.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
 
 
 class FakeClock(Clock):
-    """Time passes only when a fake op is called."""
+    """A virtual clock that advances only when a fake op is called."""
 
     resolution_us = 1e-3
     max_calls = 100_000
@@ -64,7 +64,7 @@ class FakePrepared(Prepared):
 
 
 class FakeExecutor(Executor):
-    """An executor for tests; see the module's docstring for the op names."""
+    """An executor for tests; the module docstring lists the op names."""
 
     device = "fake"
     threads: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - tests have some
@@ -127,7 +127,7 @@ class FakeExecutor(Executor):
 
 
 def _filled(op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]) -> Filled:
-    """Return a call without arguments."""
+    """Return the fake op as a call without arguments."""
     op = msgspec.structs.replace(op, args=())
     return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=notes, lengths=None)
 

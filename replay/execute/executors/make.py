@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_executor(config: WorkerConfig) -> Executor:
-    """Create the back-end that the configuration names. Both back-ends are built in; a trace cannot choose
+    """Create the executor that the configuration names, "fake" or torch. Both are built in; a trace cannot choose
     another one.
     """
     if config.options.executor == "fake":
@@ -49,7 +49,7 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, ThreadChoice | None]:
-    """Return the thread count for ops on the CPU, and how it was chosen."""
+    """Return (thread count for ops, None for torch's default; on the CPU, how it was chosen)."""
     if config.options.device != "cpu":
         return config.options.threads, None
     import torch

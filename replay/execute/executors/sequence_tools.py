@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parts of an executor that a sequence needs in addition to single ops: values, tensors, a timer; defines only
+"""What a sequence needs from an executor in addition to single ops: values, tensors, a timer. Defines only
 interfaces.
 """
 
@@ -21,14 +21,14 @@ ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 
 
 class Tools:
-    """Tensor operations for a pass; this base class is for executors without tensors."""
+    """Tensor operations for running a sequence; this base class is for executors without tensors."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
-        """Return the same call as a Python program makes it."""
+        """Return the same call in the form in which a Python program makes it."""
         return call
 
     def flat(self, returned: Any) -> list[Any]:
-        """Return the results of a call with lists flattened, in the order of plans."""
+        """Return the results of a call with lists flattened, in the order in which plans list results."""
         return []
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
@@ -36,7 +36,7 @@ class Tools:
         return False
 
     def seen_as(self, result: Any, meta: TensorMeta) -> Any:
-        """Return a view of a result's memory with the shape and strides of an argument."""
+        """Return a view of a result's memory with the shape and strides of the argument that receives it."""
         return result
 
     def is_finite(self, tensor: Any) -> bool:
@@ -44,18 +44,18 @@ class Tools:
         return True
 
     def refill(self, tensor: Any, spread: float = 1.0) -> None:
-        """Fill a tensor with default values; floats get this standard deviation."""
+        """Fill a tensor with default values; `spread` is the standard deviation of floats."""
 
     def has_domain(self, op: str, argument: str) -> bool:
-        """Check whether the op's initializer restricts this argument's values to a domain."""
+        """Check whether an initializer restricts the values of this argument of the op to a domain."""
         return False
 
     def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
-        """Check whether the values of a tensor are in the argument's domain."""
+        """Check whether the values of a tensor are in the domain of this argument of the op."""
         return True
 
     def fit(self, tensor: Any, op: str, argument: str) -> None:
-        """Fill a tensor with values in the argument's domain."""
+        """Fill a tensor with values in the domain of this argument of the op."""
 
     def copy_into(self, tensor: Any, values: Any) -> None:
         """Copy these values into a tensor."""
@@ -66,7 +66,7 @@ class SequenceParts:
     """The parts of an executor that a sequence uses."""
 
     resolve: Callable[[ReplayOp], ResolvedOp]
-    """Raises NotReplayable."""
+    """Finds an op's function. Raises NotReplayable."""
     fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
     """Creates all arguments of an op that `resolve` returned, from a seed. Raises NotReplayable."""
     tools: Tools
@@ -78,16 +78,16 @@ class SequenceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """A function and the arguments to call it with."""
+    """A function, and the arguments to call it with."""
 
     op: ReplayOp
-    """The op as it runs on the device: dtypes may be wider, and shared memory may be separate."""
+    """The op as it runs on the device: dtypes may be wider than recorded, and shared memory may be separate."""
     function: Callable[..., Any]
     args: dict[str, Any]
     """Arguments by name: tensors, lists of tensors, None, numbers."""
     initializer: str
     ruled: bool
-    """Whether an initializer made the values, e.g. because they are indices."""
+    """Whether an initializer other than the default made the values, e.g. because they are indices."""
     assumptions: tuple[Assumption, ...]
     lengths: BatchLengths | None
     """Lengths of the batch that the values describe, if the initializer knows them."""

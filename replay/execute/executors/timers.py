@@ -1,5 +1,5 @@
 # pyright: strict
-"""Timers for single calls in a pass: the host counter around each call, or a pair of events; without tensors."""
+"""Timers for the single calls of a sequence: the host counter, or a pair of events. Uses no tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CA
 from opreplay.replay.host.interruptions import switches
 
 CHUNK = 50
-"""Number of calls queued while the device is blocked, within the depth of its queue."""
+"""Number of calls queued while the device is blocked; less than the depth of the device's queue."""
 
 
 class Timer:
-    """Times the calls of one pass."""
+    """Times the calls of one pass through a sequence."""
 
     def begin(self) -> None:
         """Start a pass."""
@@ -30,7 +30,7 @@ class Timer:
         raise NotImplementedError
 
     def interrupted(self) -> Sequence[int]:
-        """Return the indices of calls during which another program ran on this thread's processor, if the system
+        """Return the indices of calls that another program interrupted on this thread's processor, if the system
         reports it.
         """
         return ()
@@ -68,10 +68,10 @@ class HostTimer(Timer):
 
 
 class EventTimer(Timer):
-    """A pair of events on the device's queue around each call, read after the pass.
+    """Records a pair of events on the device's queue around each call, and reads them after the pass.
 
-    The device is kept busy while some calls are queued, so that slow launches on the host do not count. It is kept busy
-    for the time that queueing these calls took in the previous pass.
+    The device is kept busy while a chunk of calls is queued, so that slow launches on the host do not count. It is kept
+    busy for as long as queueing the previous chunk took.
     """
 
     def __init__(

@@ -36,18 +36,18 @@ FRAME_S = 10.0
 NOISE_BYTES = 2000
 """Bytes of a dying child's stderr that are searched for a reason."""
 LOOK_S = 5.0
-"""Interval of checks of a starting child. A child that is stopped at two consecutive checks is given up."""
+"""Interval, in seconds, of checks of a starting child; one that is stopped at two checks in a row is given up."""
 STARTS = 3
-"""Number of consecutive failed starts allowed if a child has started before, or if a signal ended or stopped
+"""Maximum number of consecutive failed starts; only one if no child has started before and no signal ended or stopped
 the child.
 """
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
-"""Modules that a child may run: `OPS` runs ops, `RANK` is one rank of a process group."""
+"""Modules that run in a child: `OPS` runs ops, `RANK` is one rank of a process group."""
 
 
 def _stderr_or_nothing() -> int:
-    """Return the file descriptor for a child's output, because users' code may print and stdout is reserved for
-    results.
+    """Return the file descriptor to which a child prints: stderr, because users' code may print and stdout is reserved
+    for results.
     """
     try:
         os.fstat(2)
@@ -64,18 +64,18 @@ def _unbuffered(command: list[str]) -> list[str]:
 
 
 class Child:
-    """A worker process. It gets its configuration at once; `receive` reports when it is ready."""
+    """A worker process. Its configuration is sent at the start; `receive` reports when it is ready."""
 
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
         """Start the child with `config` as the first message.
 
-        `module`, below `opreplay.replay`, has a `serve` function and sends `replies`. Raises EnvironmentRefused without
-        torch.
+        `module`, below `opreplay.replay`, has a `serve` function and sends messages of the type `replies`. Raises
+        EnvironmentRefused without torch.
         """
         require_torch()
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
         self.facts: dict[str, object] | None = None
-        """Facts about its device; None until it is ready."""
+        """Facts about the child's device; None until the child is ready."""
         self._ready_by, self._was_stopped = monotonic() + START_S, False
         self._kills_before = environment.kills_for_memory()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
@@ -123,7 +123,7 @@ class Child:
         return reply
 
     def next_look(self) -> float:
-        """Return the next time, on the monotonic clock, at which to check `overdue` for a child that is not ready."""
+        """Return when to check `overdue` next, on the monotonic clock, for a child that is not ready."""
         return min(self._ready_by, monotonic() + LOOK_S)
 
     def overdue(self) -> str:
@@ -134,7 +134,7 @@ class Child:
         return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
 
     def cause_of_death(self) -> Reason:
-        """Return the signal or exit status of a child that closed its socket unexpectedly."""
+        """Return why a child closed its socket unexpectedly: its signal or exit status."""
         try:
             code = self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended or stopped the child. Then the error may not be its own, and a retry may succeed."""
+        """Whether a signal ended or stopped the child; the cause may be outside it, so a retry may succeed."""
         code = self.process.poll()
         return self.is_stopped if code is None else code < 0
 
@@ -161,12 +161,12 @@ class Child:
         return is_stopped(self.process.pid)
 
     def _ran_out_of_memory(self) -> bool:
-        """Check whether the kernel has killed processes for lack of memory since this child started."""
+        """Check whether the kernel has killed processes because memory ran out since this child started."""
         before, now = self._kills_before, environment.kills_for_memory()
         return before is not None and now is not None and now > before
 
     def end(self, *, grace_s: float) -> None:
-        """Close the socket, wait, kill and reap the child; never raises and leaves nothing behind."""
+        """Close the socket, wait `grace_s`, kill and reap the child; never raises and leaves no process behind."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if grace_s:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Schedules ops on this machine, one after the other or on several workers at once.
+"""Run ops on this machine, one after the other or on several workers at once.
 
-This module decides the order and waits; a worker is a child process (`runner`), and other machines are in `ray`.
+This module decides the order and waits for workers, which are child processes (`runner`); other machines are in `ray`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
-"""Called right before an op runs; returns an outcome to skip the op."""
+"""Called right before an op runs; returns an outcome to skip the op, or None."""
 Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
-"""An event of an engine: the next op, a finished pass of a sequence, or an op's outcome."""
+"""What an engine yields: the next op, a finished pass of a sequence, or an op with its outcome."""
 
 
 class Engine(Protocol):
     """Runs many ops and yields their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Prepare and return the facts of the device, or of the first of several. Raises OpReplayError if the device is
-        missing.
+        """Prepare the engine; return the facts of its device, or of the first of several devices. Raises OpReplayError
+        if the device is missing.
         """
         ...
 
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 
 TRIES = 2
-"""Number of workers that an op may lose before it is given up."""
+"""Number of workers that may be lost while running one op."""
 APART = 16
 """Number of ops between two rounds of one op: some seconds, in which the load of the machine changes."""
 SETUP = 15.0
@@ -57,8 +57,8 @@ SETUP = 15.0
 class OneByOne:
     """Runs ops in order with one runner.
 
-    With `visits`, each op is measured in that many rounds, `APART` ops apart, unless one round takes the time of all
-    rounds. If it is None, the load of other programs at the start decides the number of rounds.
+    Each op is measured in `visits` rounds, `APART` ops apart; in a single round if that takes the time of all rounds.
+    If `visits` is None, the load of other programs at the start decides the number of rounds.
     """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class OneByOne:
         yield from self._visited(list(ops), decide)
 
     def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield ops in order, each as soon as its last round and those of all earlier ops are done.
+        """Yield ops in order, each when its last round and those of all earlier ops are done.
 
         If the run ends early, yield the outcomes of the rounds so far.
         """
@@ -109,7 +109,7 @@ class OneByOne:
             raise
 
     def _first(self, op: ReplayOp, decide: Decide) -> tuple[Outcome, bool]:
-        """Return the outcome of the first round, and whether another round should follow."""
+        """Measure the first round of an op; return (outcome, whether another round should follow)."""
         if (decided := decide(op)) is not None:
             return decided, False
         started = monotonic()
@@ -122,9 +122,9 @@ class OneByOne:
         return outcome, calls * measurement.median_us * 1e-6 < self._op_time_s
 
     def _again(self, op: ReplayOp, before: Outcome, number: int, decide: Decide) -> tuple[Outcome, bool]:
-        """Return the outcome after one more round, if the run has time for it, and whether another round should follow.
+        """Measure one more round of an op if the run has time; return (outcome, whether another round should follow).
 
-        The checks made in the first round are kept.
+        The results of checks made in the first round are kept.
         """
         if decide(op) is not None:
             return before, False
@@ -149,7 +149,7 @@ class OneByOne:
 
 
 class Lane(Protocol):
-    """A worker that runs one op at a time, like `ChildProcess`; call `step` when it has a message or is overdue."""
+    """A worker for one op at a time, like `ChildProcess`; call `step` when it has a message or is past its deadline."""
 
     @property
     def facts(self) -> dict[str, object]: ...
@@ -158,8 +158,8 @@ class Lane(Protocol):
     def open(self) -> None: ...
     def begin(self, op: ReplayOp) -> None: ...
     def step(self) -> Outcome | Reason | None:
-        """Return the op's outcome, None if there is none yet, or the reason why the worker was lost; another worker may
-        run the op then.
+        """Return the op's outcome; None if there is none yet; or the reason why the worker was lost, so that another
+        worker can run the op.
         """
         ...
 
@@ -178,7 +178,7 @@ _Waited = TypeVar("_Waited", bound=Waited)
 
 
 def ready_lanes(lanes: Sequence[_Waited]) -> list[_Waited]:
-    """Wait for busy workers and return those with a message or past their deadline."""
+    """Wait for workers; return those with a message or past their deadline."""
     if not lanes:
         return []
     by_descriptor = {lane.fileno(): lane for lane in lanes}
@@ -203,7 +203,7 @@ class Lanes:
         return self._started(len(self._lanes))
 
     def _started(self, needed: int) -> dict[str, object]:
-        """Wait until `needed` workers are ready, and return the facts."""
+        """Start all workers, wait until `needed` of them are ready, and return the facts."""
         self._starting = list(self._lanes)
         for lane in self._lanes:
             lane.open()
@@ -214,7 +214,7 @@ class Lanes:
         return {**next(lane.facts for lane in self._lanes if lane in self._idle), "lanes": len(self._lanes)}
 
     def _join(self, lane: Lane) -> None:
-        """Let a starting worker take ops if it is ready."""
+        """Mark a starting worker as idle once it is ready."""
         if not lane.is_starting:
             self._starting.remove(lane)
             self._idle.append(lane)
@@ -244,7 +244,7 @@ class Lanes:
     def _ended(
         self, lane: Lane, busy: dict[Lane, tuple[ReplayOp, int]], again: deque[tuple[ReplayOp, int]]
     ) -> tuple[ReplayOp, Outcome] | None:
-        """Return the op of a worker that has a message, with its outcome.
+        """Process the message of a worker; return (op, outcome).
 
         Return None if there is no outcome yet, or if the worker was lost and another worker gets the op.
         """
@@ -282,10 +282,10 @@ def split_cpus(lanes: int) -> list[tuple[int, ...]]:
 
 
 def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
-    """Return each worker's device: the CPU for all; "cuda" means cuda:0, cuda:1 and so on, or cuda:0 for all if
-    `shared`.
+    """Return each worker's device. The CPU and `shared` devices are the same for all; "cuda" becomes cuda:0, cuda:1 and
+    so on.
 
-    Raises UsageError for several workers on one accelerator that they may not share.
+    Raises UsageError if several workers would use one accelerator that they may not share.
     """
     if device == "cpu" or shared or lanes == 1:
         return [device] * lanes

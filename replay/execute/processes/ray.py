@@ -27,12 +27,12 @@ from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POLL_S = 1.0
-"""Interval of checks for overdue workers, in seconds."""
+"""Interval, in seconds, at which workers are checked for missed deadlines."""
 LOCAL_IP = "127.0.0.1"
-"""Address of a cluster that opreplay starts, because anyone who can reach a cluster can run code on it."""
+"""Address of a cluster that opreplay starts: only local, because anyone who can reach a cluster can run code on it."""
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable that keeps Ray from replacing a loopback address by the machine's own address; must be 0 when
-Ray is imported.
+"""Environment variable that must be 0 when Ray is imported; otherwise Ray replaces a loopback address by the machine's
+own address.
 """
 
 
@@ -53,13 +53,13 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{count} {name}" for name, count in wanted.items() if count)
 
     def lanes_in(self, resources: dict[str, float]) -> int:
-        """Return how many workers these resources can hold."""
+        """Return for how many workers these resources suffice."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
         return int(min(resources.get(name, 0.0) // count for name, count in wanted.items() if count))
 
 
 def share_of(device: str, threads: int | None) -> Share:
-    """Return the resources of a worker: one accelerator and its CPUs, or only CPUs; `threads` CPUs (1 by default).
+    """Return the resources of a worker: `threads` CPUs (1 by default), and one accelerator unless `device` is "cpu".
 
     Raises UsageError for "cuda:1" and for devices that Ray does not know, because Ray chooses the device of each
     worker.
@@ -83,14 +83,14 @@ class LaneActor:
         self._runner = ChildProcess(msgspec.msgpack.decode(config, type=WorkerConfig), limit_s=limit_s)
 
     def start(self) -> bytes:
-        """Return an encoded Ready with the device's facts, or Refused."""
+        """Start the child; return an encoded Ready with the device's facts, or Refused."""
         try:
             return msgspec.msgpack.encode(Ready(facts=self._runner.start()))
         except OpReplayError as error:
             return msgspec.msgpack.encode(Refused.of(error))
 
     def measure(self, op: bytes) -> bytes:
-        """Return the op's encoded Outcome, or Refused."""
+        """Measure an encoded op; return an encoded Outcome or Refused."""
         try:
             return msgspec.msgpack.encode(self._runner.measure(msgspec.msgpack.decode(op, type=ReplayOp)))
         except OpReplayError as error:
@@ -98,7 +98,7 @@ class LaneActor:
 
 
 class RayLane:
-    """A worker of a cluster; if it is lost, another one replaces it."""
+    """A worker of a cluster; if its actor is lost, another one is started."""
 
     def __init__(self, ray: Any, config: WorkerConfig, share: Share, *, limit_s: float, folder: str | None) -> None:
         self._ray, self._config, self._share, self._limit_s, self._folder = ray, config, share, limit_s, folder
@@ -107,7 +107,7 @@ class RayLane:
         self.facts: dict[str, object] = {}
         self.is_starting = False
         self.ref: Any = None
-        """Reference to the worker's reply."""
+        """Ray reference to the worker's next reply."""
         self.deadline = inf
         """Monotonic time after which a silent worker counts as lost."""
 
@@ -118,7 +118,7 @@ class RayLane:
         self.ref, self.is_starting, self.deadline = self._actor.start.remote(), True, inf
 
     def begin(self, op: ReplayOp) -> None:
-        """Start an op. A worker that does not reply within its own limits counts as lost, or as cut off from this
+        """Start an op. A worker that does not reply within its own limits counts as lost or cut off from this
         machine.
         """
         self.ref = self._actor.measure.remote(msgspec.msgpack.encode(op))
@@ -160,8 +160,8 @@ class RayLanes(Lanes):
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
-        """Use `lanes` workers, or all free resources if None. Raises EnvironmentRefused without Ray, UsageError as
-        `share_of`.
+        """Use `lanes` workers; None for as many as the free resources permit. Raises EnvironmentRefused without Ray,
+        UsageError as `share_of`.
         """
         super().__init__((), self._answered)
         self._share = share_of(config.options.device, config.options.threads)
@@ -187,8 +187,8 @@ class RayLanes(Lanes):
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Return workers that replied or are overdue. Raises EnvironmentRefused if all are starting and none becomes
-        ready.
+        """Wait; return workers that replied or are past their deadline. Raises EnvironmentRefused if all are starting
+        and none becomes ready.
         """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:
@@ -249,7 +249,7 @@ def import_ray(address: str | None = None) -> Any:
 
 
 def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
-    """Connect to a cluster, or start one on this machine that ends with the run; return False if already connected.
+    """Connect to a cluster, or start one on this machine that ends with the run. Return False if already connected.
 
     Raises EnvironmentRefused if the cluster cannot be reached.
     """
@@ -272,13 +272,13 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
 
 
 def _folder(started_here: bool, address: str | None) -> str | None:
-    """Return the folder in which workers of this run's own cluster find the same files as this process."""
+    """Return the working directory for workers if this run started a cluster here; None on other clusters."""
     return os.getcwd() if started_here and address is None else None
 
 
 @contextlib.contextmanager
 def _away() -> Generator[None]:
-    """Change to the root folder within the context, because workers search for modules first in the folder where a
+    """Context manager that changes to the root folder: workers would search for modules first in the folder where a
     cluster was started.
     """
     before = os.getcwd()
@@ -290,7 +290,7 @@ def _away() -> Generator[None]:
 
 
 def _refuse_reachable(ray: Any, ip: str) -> None:
-    """Shut down a cluster that this run started if other machines can reach it. Raises EnvironmentRefused."""
+    """If other machines can reach the cluster that this run started, shut it down and raise EnvironmentRefused."""
     if ip != LOCAL_IP:
         ray.shutdown()
         raise EnvironmentRefused(

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Runs each op in a child process, which is replaced when it dies, or in this process.
+"""Run each op in a child process, which is replaced when it dies, or in this process.
 
-A hang, a crash, an abort, lack of memory or a broken device affects only the op that caused it. An op is retried alone
-if other ops ran in its process before, or if a signal ended the process. `workers` starts and ends processes, `worker`
-is their code, `lanes` runs several at once.
+A hang, a crash, an abort, running out of memory or a broken device affects only the op that caused it. An op is retried
+in a new process if other ops ran in its process before, or if a signal ended the process. `workers` starts and ends
+processes, `worker` has their code, `lanes` runs several at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from opreplay.replay.ir.reasons import WHILE_IT_RAN
 from opreplay.replay.results.outcome import Outcome, is_lost, unable
 
 RAISES_RETRIED = 2
-"""When this many ops have failed again in a retry alone, failures are no longer retried, because each retry starts a
-process.
+"""After this many ops have failed again when retried in a new process, failures are no longer retried, because each
+retry starts a process.
 """
 
 
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs ops in this process, which a crashing op ends. Used by workers, tests and debuggers."""
+    """Runs ops in this process, so a crash of an op ends the process. Used by workers, tests and debuggers."""
 
     def __init__(self, executor: Executor, config: WorkerConfig) -> None:
         self._executor, self._config = executor, config
@@ -69,14 +69,14 @@ class InProcess:
 
 
 class ChildProcess(Workers):
-    """Runs ops in a child, one at a time, with a time limit for each.
+    """Runs ops in a child process, one at a time, with a time limit for each.
 
-    `measure` waits for the outcome. To use several, call `begin` on each, wait until one is readable or overdue, and
-    call its `step`.
+    `measure` waits for the outcome. To use several children, call `begin` on each, wait until one is readable or
+    overdue, and call its `step`.
     """
 
     def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = inf) -> None:
-        """`limit_s` is the limit of one op; `until` is the end of the run's time, on the monotonic clock."""
+        """Set the time limit `limit_s` of one op and the end `until` of the run, on the monotonic clock."""
         super().__init__(lambda facts, _: [Child(config.with_chosen_threads(facts))], limit_s=limit_s, until=until)
         self._options = config.options
         self._task: Task | None = None
@@ -91,7 +91,7 @@ class ChildProcess(Workers):
         return next(iter(self.pids), None)
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
-        """Return the op's outcome, after a retry in a fresh child if that could make a difference."""
+        """Return the op's outcome, after a retry in a new child if that could change it."""
         self.begin(op, visit)
         while (outcome := self.step(waits=True)) is None:
             pass
@@ -106,7 +106,7 @@ class ChildProcess(Workers):
         """Process the child's messages or its end; return None until the op's outcome is final.
 
         Raises UsageError or EnvironmentRefused if no child can be started, and any exception that ends the run
-        (Ctrl-C); in both cases no child is left.
+        (Ctrl-C); in each case no child is left.
         """
         answer = self.take(waits=waits)
         if answer is None or self._task is None:
@@ -137,7 +137,7 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Check whether to retry the op alone: it failed after other ops in its process, or a signal ended the process.
+        """Check whether to retry the op in a new process: it failed after other ops, or a signal ended the process.
 
         After a timeout it is retried only if an earlier op failed in the same process, since a retry costs the time
         limit again.

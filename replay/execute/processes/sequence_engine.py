@@ -1,6 +1,5 @@
 # pyright: strict
-"""Runs a sequence in a child process, and retries it without an op that ends the process; yields the outcome of each
-op.
+"""Replay a sequence in a child process, and again without an op that ends the process; yield the outcome of each op.
 
 This module decides what is retried; `workers` decides when a process is stuck, and `passes` runs inside the process.
 """
@@ -41,23 +40,23 @@ def _median(times_us: Sequence[float]) -> float | None:
 
 
 class Blame:
-    """Ops that a sequence excludes because they ended processes.
+    """Finds the ops to exclude from a sequence because they ended processes.
 
     Before an op is excluded, it gets separate arguments, and one more try if the process was ended from outside.
     """
 
     def __init__(self) -> None:
         self.unshared: set[str] = set()
-        """Ids of ops that killed a process while sharing tensors with other ops."""
+        """Ids of ops that ended a process while sharing tensors with other ops."""
         self.reasons: dict[str, Reason] = {}
         """Op id → reason why the op is excluded."""
         self.deaths = 0
         self._deaths_at = Counter[str | None]()
 
     def is_worth_another_try(self, death: Death, ids: Sequence[str], reason: Reason) -> bool:
-        """Decide whether to retry the sequence in new processes after a death.
+        """Record a death, and decide whether to retry the sequence in new processes.
 
-        `ids` are the ops that may have been running, `reason` is the reason to record for the op at fault.
+        `ids` are the sequence's ops by index; `reason` is recorded for the op at fault.
         """
         self.deaths += 1
         self.reasons.update({ids[at]: raised for at, raised in death.raised.items()})
@@ -80,8 +79,8 @@ class Blame:
         attempt: Callable[[Set[str]], _Answer | Death],
         reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
-        """Repeat an attempt with the remaining ops; return its reply, or the last death if no further try is
-        worthwhile.
+        """Repeat an attempt with the remaining ops until it succeeds; return its reply, or the last death if no retry
+        is worthwhile.
         """
         while True:
             remaining = [id_ for id_ in ids if id_ not in self.reasons]
@@ -103,7 +102,7 @@ def task_of(
     unshared: Iterable[str],
     left_s: float | None = None,
 ) -> SequenceTask:
-    """Return the task with the calls of these ops in the step, still without a heartbeat."""
+    """Return the task that replays these ops' calls in the step; the caller adds the heartbeat."""
     index = {op.id: at for at, op in enumerate(ops)}
     return SequenceTask(
         ops=tuple(ops),
@@ -118,7 +117,7 @@ def task_of(
 
 
 class SequenceEngine:
-    """An `Engine` (see `lanes`) that replays the plan's sequence when the first outcome is requested."""
+    """An `Engine` (see `lanes`) that replays the plan's sequence when its first outcome is requested."""
 
     def __init__(
         self,
@@ -131,12 +130,12 @@ class SequenceEngine:
         total_time_s: float | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """The time for all passes is `op_time_s` times the number of unique ops. With `executor`, they run in this
-        process.
+        """`op_time_s` times the number of unique ops is the time for all passes. With `executor`, the passes run in
+        this process.
         """
         self._plan, self._config, self._executor = plan, config, executor
         self._passes: list[PassDone] = []
-        """Passes reported by the process and not yet yielded."""
+        """Passes that the process reported and that were not yielded yet."""
         self._budget_bytes, self._op_time_s = budget_bytes, op_time_s
         self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s
@@ -155,7 +154,7 @@ class SequenceEngine:
         return self._workers.start()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step; ops for which `decide` returns an outcome are excluded from the sequence."""
+        """Yield each op of the step and its outcome; ops for which `decide` returns an outcome are excluded."""
         everything = list(ops)
         decided: dict[str, Outcome] = {}
         for op in everything:
@@ -214,12 +213,12 @@ class SequenceEngine:
         )
 
     def _fresh_bytes(self, ids: Sequence[str], replayed: Set[str]) -> int:
-        """Return the bytes of these calls' results that are too large for glibc to keep their memory by default."""
+        """Return the bytes of these calls' results that are too large for glibc to reuse their memory by default."""
         sizes = {op.id: need_of(op).outputs for op in self._plan.ops if op.id in replayed}
         return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
     def _replayed(self, ops: list[ReplayOp]) -> Generator[PassDone, None, SequenceOutcome]:
-        """Yield each pass and return the outcome, starting new processes as often as needed."""
+        """Replay the ops: yield each pass and return the outcome, starting new processes as often as needed."""
         blame = self.blame
         while True:
             left = [op for op in ops if op.id not in blame.reasons]
@@ -280,6 +279,6 @@ class SequenceEngine:
             return Death(how="over", cause=Reason("failed", f"the device is lost: {error}"))
 
     def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
-        """Return the outcome of one op."""
+        """Return the outcome of one op; "out of time" if it has none."""
         spent = f"no pass finished within {self._total_time_s or 0.0:g} s (--set total_time)"
         return outcome.outcomes.get(op.id) or unable(Reason("out of time", spent))

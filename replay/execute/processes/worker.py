@@ -1,5 +1,5 @@
 # pyright: strict
-"""The code of the child process that runs ops: receives tasks, sends outcomes, and dies with its parent.
+"""The code of the child process that runs ops: it receives tasks, sends outcomes, and dies with its parent.
 
 Started by `runner` in the same package; nothing else imports it.
 """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Starts processes that work on a task together: one that runs ops, or the ranks of a process group.
+"""Start processes that work on a task together: one that runs ops, or the ranks of a process group.
 
 This module handles start, task, reply, death and restart. The caller decides where processes run (`launch` and
 `listen`), and handles a task that killed them.
@@ -25,7 +25,7 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
 POLL_S = 0.5
-"""Interval of checks of the heartbeats of silent processes, in seconds."""
+"""Interval, in seconds, at which the heartbeats of silent processes are read."""
 AFTER_ERROR_S = 2.0
 """Time for the other processes to reply after one has failed."""
 LONGEST_WAIT_S = 3600.0
@@ -49,25 +49,25 @@ class Peer(Protocol):
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason why a task has no result; all its processes have ended."""
+    """Why a task has no result; all its processes have ended."""
 
     how: Literal["died", "hung", "stopped", "over", "said"]
-    """How it ended.
+    """How the task ended.
 
-    "died": exited or killed. "hung": silent for too long. "stopped": silent, and stopped by a signal. "over": out of
-    time, or the device is lost. "said": the process reported a failure.
+    "died": a process exited or was killed. "hung": silent for too long. "stopped": silent, and stopped by a signal.
+    "over": out of time, or the device is lost. "said": a process reported a failure.
     """
     cause: Reason
     ranks: tuple[int, ...] = (0,)
     """Ranks of the processes at fault."""
     at: int | None = None
-    """Index of the current op of the first of these processes; None if it has no op or no heartbeat."""
+    """Index of the op that the first of these processes was running; None without an op or a heartbeat."""
     signalled: bool = False
     """Whether a signal ended or stopped the process; the signal may have been meant for another process."""
     raised: dict[int, Reason] = {}
     """Op index → error that the op raised."""
     after_s: float = 0.0
-    """Seconds since the task was handed out."""
+    """Seconds from the start of the task to its end."""
 
 
 class Heartbeats:
@@ -81,7 +81,7 @@ class Heartbeats:
             os.write(file.fileno(), BEAT.pack(-1, 0))
 
     def paths(self) -> list[str]:
-        """Return the file of each process."""
+        """Return the path of each process's file."""
         return [file.path for file in self._files]
 
     def read(self) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ class Heartbeats:
 
 
 Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
-"""Starts processes, given the facts of earlier ones; the stack is closed when they end."""
+"""Starts processes, given the facts of earlier ones; the stack is closed when the processes end."""
 
 
 def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -126,8 +126,8 @@ class Workers:
         """A task ends after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped at two
         checks.
 
-        `until` is on the monotonic clock; the checks are `look_s` apart. `on_interim` gets messages that precede a
-        process's reply.
+        `until` is on the monotonic clock; the checks are `look_s` apart. `on_interim` gets `interim` messages, which
+        precede a process's reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
@@ -198,7 +198,7 @@ class Workers:
         return self.facts
 
     def hand_out(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> None:
-        """Hand a task to each process as soon as all processes are ready."""
+        """Give each process its task, as soon as all processes are ready."""
         self._tasks, self._beats = tasks, beats
         if not self.peers:
             self.open()
@@ -206,14 +206,14 @@ class Workers:
             self._send()
 
     def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
-        """Return the replies of all processes to their tasks, in order, or the reason why there are none."""
+        """Run the tasks; return the replies of all processes in order, or the reason why there are none."""
         self.hand_out(tasks, beats)
         while (answer := self.take(waits=True)) is None:
             pass
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Process messages or the end of processes; return None until all have replied.
+        """Process messages or the end of processes; return all replies, None before, or why there are none.
 
         Raises UsageError or EnvironmentRefused if the processes cannot be started, and any exception that ends the run
         (Ctrl-C).
@@ -271,8 +271,8 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Return why a process that sent a message is not ready; "" if it is ready, or if the cause may be another
-        process.
+        """Receive a process's first message; return why it is not ready, or "" if it is ready or the cause may be
+        another process.
         """
         self._waiting.remove(place)
         peer = self.peers[place]
@@ -283,8 +283,8 @@ class Workers:
             return ""
 
     def _start_again(self, who: str, why: str) -> None:
-        """Restart all processes because some were not ready in time or died during the start. Raises
-        EnvironmentRefused.
+        """Restart all processes because some were not ready in time or died during the start. Raises EnvironmentRefused
+        after too many failures.
         """
         self._failed_starts += 1
         again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
@@ -312,7 +312,7 @@ class Workers:
         return silent if self._beats is None else min(silent, monotonic() + POLL_S)
 
     def _receive_answers(self, places: Sequence[int]) -> list[Any] | Death | None:
-        """Receive the replies of processes to their tasks."""
+        """Receive replies; return all of them, None while some are missing, or why the task ended."""
         for place in places:
             peer = self.peers[place]
             reply = peer.receive()
@@ -332,7 +332,7 @@ class Workers:
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
-        """Store the first failure that a rank reports, or a later one that names the ops that raised."""
+        """Store the first failure that a rank reports; a later one replaces it if it names the ops that raised."""
         if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
             return
         raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
@@ -360,8 +360,8 @@ class Workers:
         return None
 
     def _is_stopped_since(self, time: float) -> bool:
-        """Check whether a process that has not replied is stopped, and was already stopped at an earlier check
-        (`time`).
+        """Check whether a process that has not replied is stopped, and was already stopped at an earlier check, at
+        `time`.
         """
         if not any(self.peers[place].is_stopped for place in self._waiting):
             self._stopped_since = None
@@ -370,8 +370,8 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Return which process is at fault if none makes progress: a stopped one, otherwise one in a call that the
-        others wait for.
+        """Return the processes at fault if none makes progress: stopped ones, otherwise ones in a call rather than in a
+        collective.
         """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:

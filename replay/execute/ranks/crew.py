@@ -1,5 +1,5 @@
 # pyright: strict
-"""The ranks of a process group on this machine, and reasons for failed ranks."""
+"""Start the ranks of a process group on this machine, and name reasons for failed ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opreplay.replay.ir.reasons import Reason
 
 
 def local_ranks(config: RankConfig, *, limit_s: float, until: float = inf) -> Workers:
-    """Start one child process per rank; the ranks rendezvous through a file.
+    """Return `Workers` with one child process per rank; the ranks rendezvous through a file.
 
-    `config` applies to every rank, except for rank number, device and store.
+    `config` applies to every rank; rank number, device and store are set here.
     """
 
     def launch(_: dict[str, object], files: ExitStack) -> Iterator[Child]:

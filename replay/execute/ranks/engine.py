@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs the collectives of a plan on ranks, and all other ops on another engine; computes the figures of collectives.
+"""Run the collectives of a plan on ranks, and all other ops on another engine; compute the figures of collectives.
 
 This module combines the times of the ranks; `timing` measures them, and `crew` starts the ranks.
 """
@@ -31,7 +31,7 @@ class WithRanks:
     """An `Engine` that runs the collectives first, while nothing else runs, and then all other ops."""
 
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
-        """`config` is the configuration of the ranks."""
+        """`config` is the configuration of the `ranks`; `others` runs all other ops."""
         self._others, self._ranks, self._rank_config = others, ranks, config
 
     def start(self) -> dict[str, object]:
@@ -58,7 +58,7 @@ class WithRanks:
             self._others.close()
 
     def share_of(self, collective: Collective) -> Share | Outcome:
-        """Return the collective in the form that the ranks run, or the reason why they cannot run it."""
+        """Return the collective in the form that the ranks run, or an outcome that says why they cannot run it."""
         world = self._rank_config.world
         try:
             return map_collective(collective, world, max_bytes=self._rank_config.memory_bytes * world)
@@ -79,7 +79,7 @@ class WithRanks:
 def outcome_of(
     collective: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
 ) -> Outcome:
-    """Combine the replies of all ranks: a sample takes as long as its slowest rank."""
+    """Combine the replies of all ranks to one outcome: the time of a sample is that of its slowest rank."""
     members = [reply for reply in replies if reply.took_part]
     samples = [max(times_us) for times_us in zip(*(reply.samples_us for reply in members), strict=True)]
     if not samples:
@@ -125,8 +125,8 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
 
     With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the wait is
     the time from the first to the last arrival. With separate clocks, the rank with the shortest time arrived last, and
-    its time is the transfer. This holds only if no rank can finish before all have arrived, i.e. not for collectives
-    with a root.
+    its time is the transfer. This holds only if no rank can finish before all have arrived, so not for collectives with
+    a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:
@@ -144,7 +144,7 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
 
 
 Stamps = Sequence[tuple[int, int]]
-"""(start, end) of a call on each rank."""
+"""(start, end) of a call on each rank, in ns."""
 
 
 def _on_one_clock(call: Stamps) -> tuple[int, int, int]:

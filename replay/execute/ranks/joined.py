@@ -1,8 +1,8 @@
 # pyright: strict
-"""Ranks that a launcher started, on one machine or many: rank 0 sends commands, the others run them and reply.
+"""Ranks that a launcher started, on one machine or many: rank 0 sends commands; the other ranks run them and reply.
 
 Each launched process runs its rank in a child process, so that a rank that dies or hangs is replaced like a local one.
-Messages go through the launcher's store: commands to each rank in order, and its replies.
+Messages go through the launcher's store: numbered commands to each rank, and numbered replies from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
 POLL_S = 0.02
-"""Interval of checks of the store while ranks work, in seconds."""
+"""Interval, in seconds, at which the store is checked while ranks work."""
 ALONE_S = 300.0
 """Time without a command after which rank 0 counts as gone; longer than any op may take."""
 PREFIX = "opreplay"
@@ -36,7 +36,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     """Command that ends a rank's process."""
 
     quits: bool = False
-    """Whether no other command follows."""
+    """Whether this is the last command of the run."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
@@ -54,7 +54,7 @@ Answer = Ready | RankReply | Gone
 
 
 class MessageStore:
-    """Commands and replies in a store. Raises EnvironmentRefused if the store cannot be reached."""
+    """Commands and replies in a torch.distributed store. Raises EnvironmentRefused if the store cannot be reached."""
 
     def __init__(self, place: Launched) -> None:
         import torch.distributed as dist
@@ -94,7 +94,7 @@ class MessageStore:
 
 
 def answer_key(config: RankConfig, number: int) -> str:
-    """Return the key of a rank's replies, numbered in order; each group has its own keys."""
+    """Return the key of a rank's reply number `number`; each group has its own keys."""
     return f"answer/{config.prefix}/{config.rank}/{number}"
 
 
@@ -144,10 +144,10 @@ class RemoteRank:
 
 
 class JoinedRanks(Workers):
-    """The ranks of a launcher, as rank 0 controls them."""
+    """The launched ranks, as rank 0 controls them."""
 
     def __init__(self, place: Launched, config: RankConfig, *, limit_s: float) -> None:
-        """`config` applies to every rank, except for rank number, device and store, which follow from `place`."""
+        """`config` applies to every rank; rank number, device and store follow from `place`."""
         super().__init__(self._launched, limit_s=limit_s, listen=_spoken)
         self._place, self._config = place, config
         self._messages = MessageStore(place)
@@ -176,7 +176,7 @@ class JoinedRanks(Workers):
 
 
 def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
-    """Wait for ranks, and return those with a message."""
+    """Wait for ranks; return those with a message."""
     deadline = monotonic() + timeout_s
     children = [peer for peer in peers if isinstance(peer, Child)]
     while True:
@@ -190,7 +190,7 @@ def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
 
 
 def own_config(config: RankConfig, place: Launched) -> RankConfig:
-    """Return the configuration of this process's rank."""
+    """Return the configuration for the rank of this process."""
     device = device_of_rank(config.device, place.local_rank)
     return msgspec.structs.replace(config, rank=place.rank, device=device)
 
@@ -208,7 +208,7 @@ def answer_of(child: Child) -> Answer:
 
 
 class _LocalRank:
-    """The child process of this launched process, which is a rank that rank 0 controls."""
+    """The child process that runs this launched process's rank; rank 0 controls it."""
 
     def __init__(self, words: MessageStore, place: Launched) -> None:
         self._messages, self._place = words, place
@@ -216,11 +216,11 @@ class _LocalRank:
         self._config: RankConfig | None = None
         self._answers = 0
         self._owes = False
-        """Whether the child has not replied yet."""
+        """Whether a reply of the child is outstanding."""
 
     @property
     def patience_s(self) -> float:
-        """Time for which rank 0 may be silent, in seconds."""
+        """Seconds without a command after which rank 0 counts as gone."""
         return ALONE_S + (0 if self._child is None else START_S)
 
     def obey(self, command: Command) -> None:
@@ -235,7 +235,7 @@ class _LocalRank:
             self._child, self._answers, self._owes = Child(self._config), 0, True
 
     def listen(self) -> None:
-        """Forward the child's messages that arrive within `POLL_S`."""
+        """Forward the child's reply to rank 0 if it arrives within `POLL_S`."""
         if self._child is None or self._config is None or not self._owes:
             sleep(POLL_S)
         elif wait([self._child.fileno()], POLL_S):

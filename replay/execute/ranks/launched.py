@@ -1,5 +1,5 @@
 # pyright: strict
-"""Reads this process's rank, the world size and the address of rank 0 from a launcher (torchrun, Slurm, Ray)."""
+"""Read this process's rank, the world size and the address of rank 0 from a launcher (torchrun, Slurm, Ray)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int
     local_rank: int
-    """Rank among the processes on this machine."""
+    """Rank among the launched processes on this machine."""
     local_world: int
     address: str
     """Address of the machine of rank 0."""
@@ -31,7 +31,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launcher_settings(variables: Mapping[str, str] = os.environ) -> Launched | None:
-    """Read the launcher's settings from the environment; None if no launcher started this process, or only this one.
+    """Read the launcher's settings from the environment; None without a launcher, or if it started only this process.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow. If they
     are missing, Slurm's own variables are used. Raises EnvironmentRefused for invalid numbers.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The code of one rank's process: receives collectives and replies with its times; it dies with its parent.
+"""The code of one rank's process: it receives collectives, replies with their times, and dies with its parent.
 
 Started by `crew` in the same package; nothing else imports it.
 """
@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
-"""Time beyond an op's limit after which a group gives up; the parent ends the process long before."""
+"""Seconds beyond an op's limit after which a process group gives up; the parent ends the process long before."""
 LOOPBACK = "lo"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,7 +49,9 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 class Rank:
-    """This process as a member of the group. Raises EnvironmentRefused if the device or the back-end is missing."""
+    """This process as a rank of the process group. Raises EnvironmentRefused if the device or the back-end is
+    missing.
+    """
 
     def __init__(self, config: RankConfig) -> None:
         import torch
@@ -93,7 +95,7 @@ class Rank:
         }
 
     def run(self, task: RankTask) -> RankReply:
-        """Run this rank's part of one collective; exceptions become a reason."""
+        """Run this rank's part of one collective; exceptions become the reason in the reply."""
         me, members = self._config.rank, task.share.members
         try:
             self._group(members)
@@ -104,7 +106,7 @@ class Rank:
             return RankReply(rank=me, reason=reason_for(error))
 
     def run_step(self, step: SharedStep) -> SharedStepOutcome:
-        """Run this rank's part of a step; exceptions become a reason."""
+        """Run this rank's part of a step; exceptions become the reason in the outcome."""
         from opreplay.replay.execute.ranks.torch.step import Raised, run_step
 
         config = self._config
@@ -132,7 +134,7 @@ class Rank:
             return SharedStepOutcome(reason=reason)
 
     def _group(self, members: tuple[int, ...]) -> Any:
-        """Return the process group of these ranks. Every rank must request it."""
+        """Return the process group of these ranks; every rank must make the same requests."""
         import torch.distributed as dist
 
         if members not in self._groups:
@@ -171,7 +173,7 @@ def _nothing() -> None:
 
 
 def _open(config: RankConfig) -> str:
-    """Return the torch device of this rank. Raises EnvironmentRefused if it is missing."""
+    """Return the torch device of this rank. Raises EnvironmentRefused if it or the back-end is missing."""
     import torch
     import torch.distributed as dist
 
@@ -207,7 +209,7 @@ def _store(config: RankConfig) -> Any:
 
 
 def _host() -> str:
-    """Return an id of this machine, since each machine has its own clock."""
+    """Return an id of this machine, to tell whether ranks share a clock."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

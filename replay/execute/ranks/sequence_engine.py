@@ -1,7 +1,7 @@
 # pyright: strict
-"""Replays a step with its collectives on ranks of this machine, after one process found which calls can be replayed.
+"""Replay a step with its collectives on ranks here, after a single process found which calls can be replayed.
 
-This module retries without the ops that ended a rank, and combines the ranks' passes; `torch.step` runs them on a rank.
+This module retries without the ops that ended a rank, and combines the ranks' times; `torch.step` runs a rank's passes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceOnRanks(WithRanks):
-    """An `Engine` (see `lanes`) that first runs the step's calls with `alone`, then calls and collectives on
+    """An `Engine` (see `lanes`) that first runs the step's calls with the engine `alone`, then calls and collectives on
     the ranks.
     """
 
@@ -56,8 +56,8 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """`plan` comes from `calls_alone`. `config` is for the calls; `budget_bytes` limits their tensors on
-        each rank.
+        """Prepare to replay a plan from `calls_alone`. `config` is for its calls; `budget_bytes` limits their tensors
+        on each rank.
         """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s
@@ -98,7 +98,7 @@ class SequenceOnRanks(WithRanks):
             yield op, outcomes[op.id]
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
-        """Return the record of the sequence as a whole, with the ranks' passes if there are any."""
+        """Return the record of the sequence as a whole, with the passes on ranks if there were any."""
         if not self._replies:
             return self._alone.records(results)
         replayed = {result.id for result in results if result.status == "replayed"}
@@ -148,7 +148,7 @@ class SequenceOnRanks(WithRanks):
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:
-        """Return the outcomes of calls and collectives on the ranks, starting new groups as often as needed."""
+        """Return the outcomes of calls and collectives on the ranks, in new process groups as often as needed."""
         ids = [op.id for op in calls] + [part.op.id for part in collectives]
         answer = self._blame.retried(
             ids,
@@ -163,7 +163,7 @@ class SequenceOnRanks(WithRanks):
         return {part.op.id: lost for part in collectives} | self._blame.left_out()
 
     def _tried(self, calls: list[ReplayOp], parts: list[MappedCollective]) -> dict[str, Outcome] | Death:
-        """Return the outcomes of these calls and collectives on one group of ranks; empty without collectives."""
+        """Return the outcomes of these calls and collectives on one process group; empty without collectives."""
         if not parts:
             return {}
         step, self._ran = self._step(calls, parts)
@@ -204,8 +204,8 @@ class SequenceOnRanks(WithRanks):
     def _outcomes(
         self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
-        """Return the outcomes: calls with the times of the first rank, collectives with the times of all ranks from
-        issue to end.
+        """Return the outcomes by op id: calls with the times of the first rank, collectives with the times of all ranks
+        from start to end.
         """
         first, backend = replies[0].calls.outcomes, self._rank_config.backend
         missing = unable(Reason("failed", "no times from the first rank"))
@@ -227,8 +227,8 @@ def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with collectives separate from the calls of its sequence, although a capture lists them among the
-    calls.
+    """Return the plan with its collectives listed separately from the calls of its sequence; a capture lists them among
+    the calls.
     """
     sequence: RecordedSequence | None = plan.sequence
     assert sequence is not None

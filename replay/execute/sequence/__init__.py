@@ -1,2 +1,2 @@
 # pyright: strict
-"""Replays the ops of one recorded step in order, with tensor lifetimes derived from the step."""
+"""Replay the ops of one recorded step in order, with tensor lifetimes derived from the step."""

@@ -1,12 +1,12 @@
 # pyright: strict
 """Lifetimes and total size of a sequence's tensors, kept within a memory budget; independent of torch.
 
-This module counts bytes and decides what is recycled over the budget; `linking` identifies tensors.
+This module counts bytes and decides what is shared or recreated over the budget; `linking` identifies tensors.
 
-A result lives until its last use in the step, and an external tensor lives as long as the sequence runs. If that
-exceeds the budget, external tensors that one argument of one op uses in turn share memory, largest first. If that is
-not enough, they are created for each call. As the last step, results whose next use is farthest away are dropped early,
-and recreated.
+A result lives until its last use in the step, and an external tensor (made by no call) as long as the sequence runs. If
+that exceeds the budget, external tensors of the same argument of one op share memory, largest first. If that is not
+enough, they are created for each call. As the last step, results whose next use is farthest away are dropped early, and
+recreated.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     linked: Linked
     drops: tuple[tuple[Value, ...], ...]
-    """Results that are dropped after each call."""
+    """For each call, the results that are dropped after it."""
     peak_bytes: int
     """Peak memory of all tensors, including their creation."""
     outside_bytes: int
     """Memory of the external tensors, which exist for the whole sequence."""
     recycled: int = 0
-    """Number of external tensors that share the memory of others."""
+    """Number of external tensors that use the memory of another external tensor."""
     remade: int = 0
-    """Number of arguments recreated for their call because the original tensor was dropped."""
+    """Number of arguments that are created for their call because the tensor was dropped or not kept."""
 
 
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
-    """Return the sequence planned so that its tensors take at most `budget_bytes` at any time.
+    """Plan the sequence so that its tensors take at most `budget_bytes` at any time.
 
     Raises ValueError if a single op needs more; the caller must exclude these ops.
     """
@@ -71,7 +71,7 @@ def need_bytes(op: ReplayOp) -> int:
 
 
 class _Sizes:
-    """Bytes of arguments and results."""
+    """Bytes of the arguments and results of each op."""
 
     def __init__(self, ops: Sequence[ReplayOp]) -> None:
         self.inputs = [[0 if m is None else budget.tensor_bytes(m) for _, _, m in tensors_of(op)] for op in ops]
@@ -83,8 +83,8 @@ class _Sizes:
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
-    """Reduce external tensors to `room` bytes as far as sharing permits: each argument of each op keeps at least one
-    tensor.
+    """Let external tensors share memory until they take `room` bytes or each argument has only one; return (new links,
+    number that share).
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, tensor in enumerate(linked.outside):
@@ -106,7 +106,7 @@ def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
 
 
 def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
-    """Create the largest external tensors anew for each call, until the others take at most `room` bytes."""
+    """Recreate the largest external tensors for each call, until the remaining ones take at most `room` bytes."""
     tensor_bytes = sizes.outside(linked)
     total = sum(tensor_bytes)
     target = list(range(len(tensor_bytes)))
@@ -182,7 +182,7 @@ class _Sweep:
         )
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
-        """Return sources of a call with which it fits the limit; append the dropped values to `early`."""
+        """Drop results until a call fits the limit; return its argument sources. Dropped values go to `early`."""
         available = tuple(self._still_there(source) for source in sources)
         while self._total(index, available) > self._limit:
             used = {self._memory_of[source.value] for source in available if source.value is not None}
@@ -205,7 +205,7 @@ class _Sweep:
         return Source("own") if source.value is not None and source.value not in self._memory_of else source
 
     def _total(self, index: int, sources: Sequence[Source]) -> int:
-        """Return the total bytes that are live while the call runs."""
+        """Return the bytes that are live while the call runs."""
         # An initializer makes all arguments of a call, though only some of them are asked for.
         argument_bytes = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
         shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not argument_bytes
@@ -220,7 +220,7 @@ class _Sweep:
         return values
 
     def _next_use(self, memory: int, place: int) -> int:
-        """Return the first call after `place` that uses this memory."""
+        """Return the first call after `place` that uses this memory; `NEVER` if none does."""
         next_use = NEVER
         for value in self._values[memory]:
             uses = self._uses[value]
@@ -240,14 +240,14 @@ class _Sweep:
             self._values[memory].append(Value(place, output))
 
     def _room(self, size: int) -> int:
-        """Allocate memory of this many bytes (0 if the memory exists already) and return its number."""
+        """Register a memory block of `size` bytes (0 if it is already counted elsewhere) and return its number."""
         self._next += 1
         self._bytes[self._next], self._values[self._next] = size, []
         self._live += size
         return self._next
 
     def _after(self, place: int, index: int, sources: Sequence[Source]) -> tuple[Value, ...]:
-        """Remove and return the results that nothing uses after this call."""
+        """Remove and return the results that no later call uses."""
         candidates = {Value(place, output) for output in range(len(self._sizes.outputs[index]))}
         candidates |= {source.value for source in sources if source.value is not None}
         done: list[Value] = []

@@ -1,9 +1,9 @@
 # pyright: strict
-"""A sequence from its ops to its outcome, inside the process that runs it; starting and ending the process is done
-elsewhere.
+"""Replay a sequence inside the process that runs it, from its ops to its outcome; other modules start and end the
+process.
 
-Ops that cannot be prepared are excluded. The others are linked and run once with all checks. A finding (an op that
-raises, a result that the plan does not expect) changes the links, until a pass has no finding. Then the measured passes
+Ops that cannot be prepared are excluded. The others are linked, and run once with all checks. A finding (an op that
+raises, a result that the plan does not expect) changes the links, until a pass has no finding. The measured passes
 follow.
 """
 
@@ -47,9 +47,9 @@ ROUNDS = 10
 """Maximum number of checking passes, each linked with the findings of the previous one; two or three are usual."""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
-"""Maximum number of stored call times; a sequence of many calls gets fewer passes."""
+"""Maximum number of stored call times; with many calls per pass, fewer passes are made."""
 DEFAULT_BUDGET = 1 << 30
-"""Memory limit if the device does not report free memory."""
+"""Memory limit, in bytes, if the device does not report free memory."""
 
 Tell = Callable[[PassDone], None]
 
@@ -65,9 +65,9 @@ class LostDevice(Exception):
 def serve_sequence(
     executor: Executor, task: SequenceTask, *, seed: int, options: MeasureOptions, op_bytes: int, tell: Tell
 ) -> SequenceOutcome:
-    """Replay the sequence of `task`. Raises LostDevice, and otherwise only exceptions that end the process.
+    """Replay the sequence of `task`. Raises LostDevice; other exceptions end the process.
 
-    Without a complete measured pass there are no times. `op_bytes` is the limit of a single op's memory; `tell` is
+    The outcome has no times without a complete measured pass. `op_bytes` is the memory limit of a single op; `tell` is
     called after each pass.
     """
     parts = executor.for_sequences()
@@ -114,7 +114,7 @@ class Heartbeat:
 
 
 class SequenceRun:
-    """One task in progress."""
+    """Replays one sequence task."""
 
     def __init__(
         self, parts: SequenceParts, task: SequenceTask, seed: int, op_bytes: int, limit: int, beat: Heartbeat
@@ -133,7 +133,7 @@ class SequenceRun:
         self._unknown: set[tuple[str, int]] = set()
         self._plan: MemoryPlan | None = None
         self._made_up: dict[int, tuple[Assumption, ...]] = {}
-        """Op index → note on refilled values."""
+        """Op index → notes on refilled values."""
         self._pass_s = 0.0
 
     def make_ready(self) -> None:
@@ -226,12 +226,12 @@ class SequenceRun:
             self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
     def places(self) -> list[int]:
-        """Return the position of each call of the task, and of its end, among the calls of the program."""
+        """Return the position in the program of each call of the task, and of the task's end."""
         there = set(self._numbers)
         return [0, *accumulate(index in there for index in self._task.calls)]
 
     def calls(self) -> list[int]:
-        """Return the task index of the op of each call of the program."""
+        """Return the op of each call of the program, as its index in the task."""
         assert self._plan is not None
         return [self._numbers[index] for index in self._plan.linked.calls]
 
@@ -240,23 +240,23 @@ class SequenceRun:
         return self._numbers[number]
 
     def at_call(self, number: int) -> None:
-        """Record that the op with this number in the program is next. Raises TimeIsUp if there is no time left for
-        it.
+        """Record in the heartbeat that the op with this number in the program runs next. Raises TimeIsUp if the time is
+        used up.
         """
         self._at(self._numbers[number])
 
     def left_out(self) -> dict[str, Outcome]:
-        """Return the outcomes of ops that the program excludes, by id."""
+        """Return the outcomes of excluded ops by op id."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
     def exclude_raised(self, raised: Mapping[int, Exception]) -> None:
-        """Exclude ops that raised in a later pass, given by their number in the program."""
+        """Exclude ops that raised in a later pass; `raised` maps their number in the program to the error."""
         for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
-        """Run one pass that does not count, because the checks in the first pass fill the caches differently.
+        """Run one pass that does not count, because the checks in the first pass leave other data in the caches.
 
         Does nothing if one pass takes longer than the time for all passes.
         """
@@ -267,7 +267,7 @@ class SequenceRun:
         program.mend()
 
     def _at(self, index: int) -> None:
-        """Record that the op with this index in the task is next. Raises TimeIsUp if there is no time left for it."""
+        """Record in the heartbeat that this op of the task runs next. Raises TimeIsUp if the time is used up."""
         if perf_counter() > self._ends:
             raise TimeIsUp
         self._beat(index)
@@ -292,7 +292,7 @@ class SequenceRun:
             self._ruled.add(op.id)
 
     def _linked(self) -> Program:
-        """Return the program of the remaining ops, linked within the budget, with their tensors."""
+        """Link the remaining ops within the memory budget; return their program, with its tensors."""
         self._numbers = [index for index in sorted(self._forms) if self._task.ops[index].id not in self.reasons]
         place = {index: at for at, index in enumerate(self._numbers)}
         ops = [self._ops[index] for index in self._numbers]
@@ -315,14 +315,14 @@ class SequenceRun:
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
-        """Give an op that raised separate arguments; exclude it if it already had them."""
+        """Give an op that raised separate arguments; exclude it if it already has them, or if `last`."""
         op = self._ops[self._numbers[at]]
         if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)
         self._unshared.add(op.id)
 
     def _check_device(self, error: Exception) -> None:
-        """Raise LostDevice if the error broke the device, e.g. its CUDA context."""
+        """Raise LostDevice if the device is unusable after the error, e.g. its CUDA context."""
         try:
             self._parts.synchronize()
         except Exception:
@@ -344,9 +344,9 @@ class SequenceRun:
         resolution_us: float,
         interrupted: Mapping[int, int] | None = None,
     ) -> SequenceOutcome:
-        """Return the outcome from the passes and from the samples, which are by index of the op in the task.
+        """Return the outcome of the passes; `samples` maps the index of an op in the task to its times.
 
-        `interrupted` counts the samples during which another program had the processor.
+        `interrupted` counts an op's samples during which another program ran on the processor.
         """
         assert self._plan is not None
         outcomes = self.left_out()
@@ -386,7 +386,7 @@ class SequenceRun:
 
 
 def _interrupted(count: int, samples: int) -> list[MeasureWarning]:
-    """Return a warning if other programs had the processor in most samples of an op; all samples count unchanged."""
+    """Return a warning if other programs ran on the processor in most samples of an op; the times stay unchanged."""
     if 2 * count <= samples:
         return []
     data = {"interrupted": float(count), "samples": float(samples), "left_out_share": 0.0}

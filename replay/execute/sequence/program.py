@@ -1,7 +1,7 @@
 # pyright: strict
-"""A linked sequence on a device: its external tensors, and one pass over its calls. Clocks and retries are elsewhere.
+"""A linked sequence on a device: its external tensors, and one pass over its calls; no clocks and retries.
 
-Needs torch only for tensors that it is given, so an executor without tensors runs sequences without torch.
+Touches torch only through the tensors that it is given, so an executor without tensors runs sequences without torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from opreplay.replay.plan.step.linking import CASTS, NO_VIEWS, VIEWS, Source, Va
 from opreplay.traces.model import TensorMeta
 
 PLAIN = ("dense", "domain")
-"""Initializers after which arguments without a domain may have any finite values."""
+"""Initializers that permit any finite values for arguments without a domain."""
 Fill = Callable[[int], Filled]
-"""Creates all arguments of an op, given its index."""
+"""Function that creates all arguments of an op, given its index."""
 
 
 class Findings:
@@ -32,9 +32,9 @@ class Findings:
 
     def __init__(self) -> None:
         self.raised: dict[int, Exception] = {}
-        """Op index → error."""
+        """Op index → error that a call raised."""
         self.unknown: set[tuple[str, int]] = set()
-        """(id, output) of results that differ from the plan and that a call uses."""
+        """(op id, output) of results that a later call uses but that differ from the plan."""
 
     def __bool__(self) -> bool:
         return bool(self.raised or self.unknown)
@@ -46,7 +46,7 @@ class Program:
     def __init__(
         self, ops: Sequence[ReplayOp], plan: MemoryPlan, forms: Sequence[Form], fill: Fill, tools: Tools
     ) -> None:
-        """`forms` are the calls of the ops without tensors."""
+        """Create the external tensors; `forms` are the calls of the ops."""
         self._ops, self._plan, self._fill, self._tools = ops, plan, fill, tools
         self._calls = forms
         self._metas = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -65,19 +65,17 @@ class Program:
         self._outside = self._made(fill)
         self._used_outputs = self._outputs_in_use()
         self._refill: dict[int, list[int]] = defaultdict(list)
-        """Position of a call → its results that are not finite."""
+        """Position of a call → its results that are not finite and are refilled."""
         self._unfit: dict[int, list[int]] = {}
-        """Position of a call → arguments that earlier calls leave outside their domain."""
+        """Position of a call → arguments that earlier calls leave outside their domain; refilled before the call."""
         self.aside_s = 0.0
-        """Wall time spent on creating and filling tensors during passes, which a model does not do."""
+        """Wall time, in seconds, spent on creating and filling tensors during passes; a model does not do this."""
         self.refilled = 0
         self.raised: dict[int, Exception] = {}
-        """Op index → error, in any pass except the first."""
+        """Op index → error that a call raised in any pass except the first."""
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
-        """Run one pass with all checks: calls that raise, results that differ from the plan, values that are not
-        finite.
-        """
+        """Run one pass with all checks: do calls raise, do results differ from the plan, are values finite."""
         findings = Findings()
         self._pass(timer, at, findings)
         return findings
@@ -85,13 +83,13 @@ class Program:
     def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
         """Run one pass at full speed; `at` is called with the op's index before each call.
 
-        `beside` is called with the position of each call before it, and with the number of calls after the last.
+        `beside` is called before each call with the call's position, and after the last call with the number of calls.
         """
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill external tensors that calls made non-finite or moved out of their reader's domain; return their
-        number.
+        """Refill external tensors that calls made non-finite, or moved out of the domain that a reader requires; return
+        how many.
         """
         mended = 0
         for number in self._written():
@@ -165,9 +163,9 @@ class Program:
         return tensors
 
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
-        """Check whether an op with a domain returned non-finite values.
+        """Check whether an op that requires a domain returned non-finite values.
 
-        If so, its arguments in that domain are filled before each call, as its initializer fills them.
+        If so, its arguments with that domain are refilled before each call, as its initializer fills them.
         """
         linked = self._plan.linked
         index, sources = linked.calls[place], linked.sources[place]
@@ -186,7 +184,7 @@ class Program:
         return True
 
     def _fit(self, place: int, index: int, tensors: Sequence[Any]) -> None:
-        """Refill the arguments that earlier calls left outside the domain of this call."""
+        """Refill the arguments of this call that earlier calls left outside their domain."""
         if (unfit := self._unfit.get(place)) is None:
             return
         started = perf_counter()
@@ -196,20 +194,18 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _name(self, index: int, argument: int) -> tuple[str, str]:
-        """Return the names of an op and one of its tensor arguments."""
+        """Return (name of an op, name of one of its tensor arguments)."""
         return self._ops[index].name, self._names[index][argument]
 
     def refilled_ops(self) -> dict[int, tuple[bool, bool]]:
-        """Return the ops whose values were refilled in each pass: op index → (arguments were refilled, results were
-        refilled).
-        """
+        """Return op index → (arguments were refilled, results were refilled), for the ops refilled in each pass."""
         calls = self._plan.linked.calls
         before, after = ({calls[place] for place in places} for places in (self._unfit, self._refill))
         return {index: (index in before, index in after) for index in before | after}
 
     def _first_readers(self) -> dict[int, tuple[int, int]]:
-        """Map each external tensor to the (op, argument) that first reads it and requires a domain, also after in-place
-        writes.
+        """Map each external tensor to the (op, argument) that first reads it and requires a domain, directly or after
+        in-place writes.
         """
         readers: dict[int, tuple[int, int]] = {}
         lies_in: dict[Value, int] = {}
@@ -259,8 +255,8 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:
-        """Create the external tensors: the first one of each argument comes from the initializer, the others are
-        copies.
+        """Create the external tensors: the initializer makes the first tensor of each argument, the others are copies
+        of it.
         """
         wanted: dict[int, list[int]] = defaultdict(list)
         for number, origin in enumerate(self._plan.linked.outside):
@@ -288,8 +284,8 @@ class Program:
     def _spread(self, index: int, argument: int) -> float | None:
         """Return the standard deviation for a weight matrix; None if the argument is not a weight.
 
-        It keeps N(0, 1) values at that scale through layers and back. Rows and columns count alike, as in the
-        initialization of Glorot and Bengio (2010).
+        It keeps the scale of N(0, 1) values through layers forward and backward. Rows and columns count equally, as in
+        the initialization of Glorot and Bengio (2010).
         """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]
@@ -300,7 +296,7 @@ class Program:
         return (meta.shape[0] * math.prod(meta.shape[1:])) ** -0.25
 
     def _outputs_in_use(self) -> list[tuple[int, ...]]:
-        """Return, by position of the call, the results that later calls use."""
+        """Return, for each call position, the outputs that later calls use."""
         used_outputs: dict[int, set[int]] = defaultdict(set)
         for sources in self._plan.linked.sources:
             for source in sources:
@@ -320,13 +316,13 @@ class Program:
 
 
 def tensors_in(filled: Filled) -> list[Any]:
-    """Return the tensor arguments that the initializer made, with lists flattened."""
+    """Return the tensors that the initializer made, in argument order, with lists flattened."""
     values = [(arg, filled.args[arg.name]) for arg in filled.op.args if arg.tensors]
     return [tensor for arg, value in values for tensor in ([value] if arg.type == "Tensor" else value)]
 
 
 class Form:
-    """The call of an op with placeholders for its tensors; contains no tensors."""
+    """The call of an op, with placeholders instead of tensors."""
 
     def __init__(self, filled: Filled, tools: Tools) -> None:
         args = [filled.args[arg.name] for arg in filled.op.args if not arg.keyword_only]
@@ -353,7 +349,7 @@ class _Place(NamedTuple):
 
 
 def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
-    """Return an argument with placeholders for its tensors; if a tensor occurs twice, they are in the order of the
+    """Return an argument with placeholders for its tensors; those of a repeated tensor are numbered in the order of the
     call.
     """
     if isinstance(value, list):

@@ -71,9 +71,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::silu_and_mul_quant", writes=("out", "scale"))
 def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float) -> None:
-    """Compute silu(first half) · second half, clamped if limit > 0, and quantise it by groups; scales are never
-    shuffled.
-    """
+    """Quantise silu(first half) · second half, clamped if limit > 0, by groups; scales are never shuffled."""
     gate, up = input.float().chunk(2, -1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

@@ -20,14 +20,14 @@ def fast_gelu(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_fast_gelu_backward")
 def fast_gelu_backward(grad: Tensor, self: Tensor) -> Tensor:
-    """Gradient of fast_gelu."""
+    """Return the gradient of fast_gelu."""
     share = torch.sigmoid(_QUICK * self)
     return grad * (share + _QUICK * self * share * (1 - share))
 
 
 @stands_for("npu::npu_gelu_backward")
 def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str) -> Tensor:
-    """Gradient of GELU."""
+    """Return the gradient of GELU."""
     return torch.ops.aten.gelu_backward(grad_output, self, approximate=approximate or "none")
 
 
@@ -39,7 +39,7 @@ def gelu_mul(input: Tensor, approximate: str) -> Tensor:
 
 
 def _geglu_halves(self: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """Return (half to activate, other half)."""
+    """Split self along dim; return (half to activate, other half)."""
     first, second = self.chunk(2, dim)
     return (first, second) if activate_left else (second, first)
 
@@ -50,7 +50,7 @@ def _approximate(approximate: int) -> str:
 
 @stands_for("npu::npu_geglu")
 def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """Return (other half · gelu(activated half), gelu(activated half)); the right half is activated by default."""
+    """Return (other half · g, g) with g = gelu(activated half); the right half is activated by default."""
     active, other = _geglu_halves(self, dim, activate_left)
     gelu = F.gelu(active, approximate=_approximate(approximate))
     return other * gelu, gelu
@@ -58,7 +58,7 @@ def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tupl
 
 @stands_for("npu::npu_geglu_grad")
 def geglu_grad(c: Call) -> Tensor:
-    """Gradient of npu_geglu."""
+    """Return the gradient of npu_geglu."""
     active, other = _geglu_halves(c.self, c.dim, c.activate_left)
     dactive = torch.ops.aten.gelu_backward(c.grad_output * other, active, approximate=_approximate(c.approximate))
     dother = c.grad_output * c.gelu
@@ -79,7 +79,7 @@ def silu_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_silu_backward")
 def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
-    """Gradient of SiLU at x0; x1, the result of SiLU, is not needed."""
+    """Return the gradient of SiLU at x0; x1, the result of SiLU, is not needed."""
     return torch.ops.aten.silu_backward(grad_output, x0)
 
 
@@ -91,15 +91,15 @@ def mish(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_mish_backward")
 def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
-    """Gradient of Mish."""
+    """Return the gradient of Mish."""
     inner = torch.tanh(F.softplus(input))
     return grad * (inner + input * torch.sigmoid(input) * (1 - inner * inner))
 
 
 @stands_for("npu::npu_clipped_swiglu")
 def clipped_swiglu(c: Call) -> Tensor:
-    """Return (up + bias) · gate · sigmoid(alpha · gate), the gate of gpt-oss; gate and up are clamped, rows after the
-    last group are zero.
+    """Return (up + bias) · gate · sigmoid(alpha · gate), with gate and up clamped, as in gpt-oss; rows after the last
+    group are zero.
     """
     dim = c.dim
     if c.interleaved:
@@ -131,7 +131,7 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask
 
 @stands_for("npu::npu_scaled_masked_softmax_backward")
 def scaled_masked_softmax_backward(c: Call) -> Tensor:
-    """Gradient of npu_scaled_masked_softmax, computed from its result y."""
+    """Return the gradient of npu_scaled_masked_softmax, computed from its result y."""
     hidden = c.mask.to(torch.bool)
     if c.fixed_triu_mask:
         hidden = torch.ones(c.y.shape[-2:], dtype=torch.bool, device=c.y.device).triu(1)
@@ -148,7 +148,7 @@ def attn_softmax_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_attn_softmax_backward_")
 def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) -> Tensor:
-    """Gradient of softmax, in place: self is the softmax result, grad_output @ valuesᵀ is its incoming gradient."""
+    """Replace self, a softmax result, by its input's gradient; the incoming gradient is grad_output @ valuesᵀ."""
     upstream = grad_output.float() @ values.float().transpose(-1, -2)
     wide = self.float()
     return self.copy_((upstream - (upstream * wide).sum(-1, keepdim=True)) * wide)
@@ -179,13 +179,13 @@ def dtype_cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 @stands_for("npu::npu_format_cast_")
 def format_cast_(self: Tensor, src: Tensor) -> Tensor:
-    """Copy src's values into self; private layouts are not reproduced."""
+    """Copy src's values into self; the NPU's private memory formats are not reproduced."""
     return self.copy_(src)
 
 
 @stands_for("npu::npu_dropout_do_mask")
 def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return (self scaled by 1 / (1 − p) if the packed mask bit is 1 and 0 otherwise, the mask)."""
+    """Return self, scaled by 1 / (1 − p) where the packed mask bit is 1 and zero elsewhere, and the mask."""
     bits = torch.tensor((1, 2, 4, 8, 16, 32, 64, 128), device=mask.device, dtype=torch.uint8)
     keep = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
@@ -208,7 +208,7 @@ def dropout_with_byte_mask(self: Tensor, p: float, train: bool) -> Tensor:
 
 @stands_for("npu::_dropout_with_byte_mask_backward")
 def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
-    """Return grad_output masked by `mask` and scaled as in the forward pass."""
+    """Return grad_output masked by `mask` and scaled by 1 / (1 − p)."""
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     return (grad_output * mask.to(grad_output.dtype) * scale).to(grad_output.dtype)
 
@@ -241,7 +241,7 @@ def alloc_float_status(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_get_float_status", "npu::npu_clear_float_status")
 def float_status(self: Tensor) -> Tensor:
-    """Return a copy of the status, because the reference never overflows."""
+    """Return a copy of the status: the reference implementation never reports an overflow."""
     return self.clone()
 
 
@@ -271,7 +271,7 @@ def npu_swiglu(self: Tensor, dim: int) -> Tensor:
 
 @stands_for("npu::npu_swiglu_backward")
 def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
-    """Gradient of npu_swiglu."""
+    """Return the gradient of npu_swiglu."""
     gate, up = self.chunk(2, dim=dim)
     share = torch.sigmoid(gate)
     dgate = grad_output * up * share * (1 + gate * (1 - share))
@@ -307,8 +307,8 @@ def mask_bytes(elements: int) -> int:
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return self with each element kept with probability 1 − p and scaled, and the packed uint8 mask (first element in
-    bit 0).
+    """Return self with each element kept with probability 1 − p and scaled by 1 / (1 − p), and the packed uint8 mask
+    (first element in bit 0).
     """
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
@@ -319,7 +319,7 @@ def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_dropout_backward")
 def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
-    """Return grad_output masked by the packed mask and scaled as in the forward pass."""
+    """Return grad_output masked by the packed mask and scaled by 1 / (1 − p)."""
     weights = torch.tensor(_BITS, device=mask.device, dtype=torch.uint8)
     mask_bits = (mask.unsqueeze(-1) & weights).flatten()[: grad_output.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)

@@ -20,7 +20,7 @@ def scaled(inputs: Tensor, scale: float) -> Tensor:
 
 @stands_for("te_softmax::scaled_masked_softmax_fwd", writes=())
 def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return the softmax of `scaled` with masked scores (mask [B or 1, 1, Q, K] is 1) set to -10000.
+    """Return softmax(inputs · scale) over the keys, with scores set to -10000 where mask [B or 1, 1, Q, K] is 1.
 
     Fully masked rows are zero.
     """
@@ -35,7 +35,7 @@ def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
     writes=(),
 )
 def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
-    """Return the softmax of `scaled` with a causal mask aligned to the last key: the last query sees all keys.
+    """Return softmax(inputs · scale) with a causal mask aligned to the last key: the last query sees all keys.
 
     Keys after a query's own position get zeros.
     """

@@ -69,5 +69,5 @@ def silu_and_mul_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
 
 @stands_for("vllm::rocm_aiter_act_mul_and_fp8_group_quant")
 def act_mul_and_fp8_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Apply silu_and_mul, then group_fp8_quant."""
+    """Return silu(first half) · second half as (fp8, float32 scale of each group)."""
     return group_fp8_quant(gated(x, F.silu), group_size)

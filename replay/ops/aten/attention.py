@@ -37,7 +37,7 @@ def _lse(q: Tensor) -> Tensor:
 
 
 def _padded_lse(q: Tensor, batch: int, heads: int, longest: int, *, wanted: bool) -> Tensor:
-    """Return the log-sum-exp, its sequence padded to whole blocks of 32 as in the memory-efficient kernels."""
+    """Return a placeholder log-sum-exp [B, H, S]; S is padded to blocks of 32 as in the memory-efficient kernels."""
     return q.new_empty((batch, heads, -(-longest // 32) * 32 if wanted else 0), dtype=torch.float32)
 
 
@@ -46,7 +46,7 @@ def _state(q: Tensor) -> Tensor:
 
 
 def _flash_states(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one tensor for seed and offset together, and an unused tensor."""
+    """Return placeholders of the random state: one tensor for seed and offset, and an unused one."""
     return q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)
 
 

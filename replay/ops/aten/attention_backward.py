@@ -11,14 +11,14 @@ from opreplay.replay.ops.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""(gradient of the result, query, key, value, result)."""
+"""(gradient of the output, query, key, value, output)."""
 
 
 def gradients(
     tensors: Tensors, lse: Tensor, mask: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v: q, grad and out [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B, H, ≥
-    Sq].
+    """Return the gradients of q, k and v; q, grad and out are [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B,
+    H, Sq or more].
     """
     grad, q, k, v, out = tensors
     repeats = q.shape[1] // max(1, k.shape[1])
@@ -71,8 +71,8 @@ def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of attention in layout [B, H, S, D]; packed sequences count as one sequence, a bias is
-    ignored.
+    """Return the gradients of attention in layout [B, H, S, D]; packed sequences are treated as one, a bias
+    is ignored.
     """
     return scaled_dot_product_flash_attention_backward(with_changes(c, attn_bias=None))
 

@@ -10,21 +10,21 @@ from opreplay.replay.ops.calls import Call, with_changes
 
 
 def convolution_overrideable(c: Call) -> Tensor:
-    """Convolution op that out-of-tree devices implement instead of aten's convolution."""
+    """Convolve; out-of-tree devices implement this op instead of aten's convolution."""
     sizes = (c.stride, c.padding, c.dilation, c.transposed, c.output_padding, c.groups)
     return torch.ops.aten.convolution.default(c.input, c.weight, c.bias, *sizes)
 
 
 def convolution_backward_overrideable(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward of convolution_overrideable; the bias has shape [O] if its gradient is requested."""
+    """Return the gradients of convolution_overrideable; the bias gradient, if requested, is [O]."""
     filters = c.weight.shape[1] * c.groups if c.transposed else c.weight.shape[0]
     sizes = (c.stride, c.padding, c.dilation, c.transposed, c.output_padding, c.groups, c.output_mask)
     return torch.ops.aten.convolution_backward.default(c.grad_output, c.input, c.weight, [filters], *sizes)
 
 
 def cudnn_convolution(c: Call) -> Tensor:
-    """Convolve self [N, C, *] with weight [O, C / groups, *k], or [C, O / groups, *k] if transposed (with output
-    padding).
+    """Convolve self [N, C, *] with weight [O, C / groups, *k]; with output padding, the convolution is transposed and
+    the weight is [C, O / groups, *k].
     """
     extra = getattr(c, "output_padding", None)
     sizes = (c.stride, c.padding, c.dilation, extra is not None, [0] * len(c.stride) if extra is None else extra)

@@ -14,7 +14,7 @@ Maybe = Tensor | None
 
 
 def cudnn_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Same as miopen_batch_norm, with an empty reserve tensor as fourth result."""
+    """Return the batch norm of input [N, C, *], saved mean and inverse deviation [C], and an empty reserve."""
     return *miopen_batch_norm(c), c.input.new_empty(0, dtype=torch.uint8)
 
 
@@ -25,7 +25,7 @@ def miopen_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def miopen_batch_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all three gradients of a batch norm in training."""
+    """Return the gradients of input, weight and bias of a batch norm in training."""
     statistics = (c.running_mean, c.running_var, c.save_mean, c.save_var)
     return torch.ops.aten.native_batch_norm_backward.default(
         c.grad_output.to(c.input.dtype), c.input, c.weight, *statistics, True, c.epsilon, [True, True, True]
@@ -72,13 +72,13 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 
 
 def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
-    """Same as batch_norm_gather_stats_with_counts, for an equal number of rows on each rank."""
+    """Merge per-rank mean and invstd [ranks, C] into mean and invstd [C]; all ranks have the same number of rows."""
     counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
     return batch_norm_gather_stats_with_counts(with_changes(c, counts=counts))
 
 
 def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
-    """Combine mean and invstd [ranks, C] with counts [ranks] to mean and invstd [C] over all ranks."""
+    """Merge per-rank mean and invstd [ranks, C], weighted by counts [ranks], into mean and invstd [C]."""
     weights = c.counts.reshape(-1, 1).to(c.mean.dtype)
     total = weights.sum()
     mean_all = (c.mean * weights).sum(0) / total
@@ -101,7 +101,7 @@ def batch_norm_backward_reduce(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def batch_norm_backward_elemt(c: Call) -> Tensor:
-    """Return the gradient of the input [N, C, *] from the sums over all ranks."""
+    """Return the gradient of the input [N, C, *]; sum_dy and sum_dy_xmu are sums over all ranks."""
     x, total = c.input, c.count.sum().clamp(min=1)
     scale = c.invstd if c.weight is None else c.invstd * c.weight
     projected = (x - _by_channel(c.mean, x)) * _by_channel(c.sum_dy_xmu / total * c.invstd.square(), x)

@@ -48,7 +48,7 @@ def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -
 def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
     """Multiply x bfloat16 [M, K] by an int4 weight.
 
-    The weight is int32 [N / 8, K / (16 t), 32, t / 2], read as bytes [N, K / 2] in a different order.
+    The weight is int32 [N / 8, K / (16 t), 32, t / 2]; its bytes are read as [N, K / 2], which permutes the values.
     """
     n = scales_and_zeros.shape[1]
     packed = weight.contiguous().view(torch.uint8).reshape(n, -1)
@@ -65,7 +65,7 @@ def max_pool2d_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Scatter each gradient to the corner of its window, because an NPU's `indices` are a bit mask in a
+    """Scatter each gradient to the upper left corner of its window, because an NPU's `indices` are a bit mask in a
     private layout.
     """
     del indices

@@ -18,7 +18,7 @@ from opreplay.replay.ops.maths.quantize import expand_scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
 BLOCKS = {"torch.float8_e8m0fnu": 32, "torch.float8_e4m3fn": 16}
-"""dtype of the block scales, by name because older torch lacks some → numbers per block."""
+"""Numbers per scale block, by the name of the scales' dtype (older torch versions lack some of these dtypes)."""
 TILE_ROWS, TILE_COLUMNS = 128, 4
 """Tile size in CUDA's layout of block scales; a tile is stored as 32 x 4 x 4 numbers."""
 
@@ -52,7 +52,7 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Return numbers · scales as float32 [rows, K]."""
+    """Return the numbers of x times their scales as float32 [rows, K]."""
     numbers = numbers_of(x)
     rows, width = numbers.shape
     if str(scale.dtype) in BLOCKS:
@@ -65,7 +65,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _written(product: Tensor, bias: Tensor | None, result_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the product in the result dtype; an 8-bit result is scaled as well."""
+    """Return product + bias in `dtype`; an 8-bit result is multiplied by `result_scale` before the cast."""
     if bias is not None:
         product = product + bias.float()
     if result_scale is not None and dtype.itemsize == 1:
@@ -105,9 +105,9 @@ def scaled_mm_v2(c: Call) -> Tensor:
 
 
 def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """Return the grouped products with block scales; each group's rows have their own padded scales.
+    """Return the grouped products with block scales, which are padded for each group separately.
 
-    Raises ValueError if the groups share the summed dimension or the columns.
+    Raises ValueError if `mat2` is not [G, K, N] or if grouped rows have no `offs`.
     """
     if mat2.dim() != 3:
         raise ValueError("block scales are implemented only for grouped matrices [G, K, N]")
@@ -156,7 +156,7 @@ def scaled_grouped_mm(c: Call) -> Tensor:
 
 
 def _grouped(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """Return the grouped products in float32."""
+    """Return the scaled products of all groups in float32."""
     if str(scale_a.dtype) in BLOCKS:
         return _grouped_blocks(x, mat2, scale_a, scale_b, offs)
     product = torch.ops.aten._grouped_mm.default(x.to(torch.bfloat16), mat2.to(torch.bfloat16), offs=offs).float()

@@ -1,7 +1,8 @@
 # pyright: strict
-"""cuDNN's and MIOpen's recurrent networks, computed by aten's, with backwards by autograd; fused cells in plain torch.
+"""cuDNN's and MIOpen's recurrent networks, computed by aten's ops, with backwards by autograd; fused cells in plain
+torch.
 
-Each backward here first runs its forward again, because the saved values have a different form on each device.
+Each network backward first runs its forward again, because devices save values in different forms.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def thnn_fused_gru_cell(
 
 
 def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Return the gradients of input [T, B, C] as in the forward, hx, cx and each weight; None if not requested."""
+    """Return the gradients of input ([T, B, C] as in `cudnn_rnn`), hx, cx and each weight; None if not requested."""
     grads, wanted = (c.grad_output, c.grad_hy, c.grad_cy), c.output_mask
     with torch.enable_grad():
         inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
@@ -117,8 +118,8 @@ def thnn_fused_lstm_cell_backward_impl(
 def thnn_fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of both gates [B, 3H], of hx, and of both biases [3H], from grad_hy [B, H] and workspace [B,
-    5H].
+    """Return the gradients of input and hidden gates [B, 3H], of hx, and of both biases [3H], from grad_hy [B, H] and
+    workspace [B, 5H].
     """
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)

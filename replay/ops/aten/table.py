@@ -1,8 +1,8 @@
 # pyright: strict
 """Table of device-only ops and the equivalents that replay them; torch is imported only when an equivalent is loaded.
 
-An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments, and does the same
-work with ops that run on every device. Its results are not bit-equal (random numbers and workspaces differ).
+An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments. It does the same
+work with ops that run on every device; results are not bit-equal (random numbers and workspaces differ).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class Equivalent:
     """Replacement of one op on devices that have no kernel for it."""
 
     via: str
-    """The op that does the work; "plain torch" for a composition of several."""
+    """The op that does the work; "plain torch" for a composition of several ops."""
     module: str
     function: str
     needs_accelerator: bool = False
     """Whether the CPU kernel works only with an accelerator's driver, or is a stub that accelerators replace."""
     one_dtype: tuple[str, ...] = ()
-    """Arguments that must have one dtype for the CPU kernel; with mixed dtypes the kernel counts as missing."""
+    """Arguments that the CPU kernel requires to have the same dtype; with mixed dtypes the kernel counts as missing."""
     wants: tuple[tuple[str, str], ...] = ()
-    """(argument, dtype) pairs that the kernel requires; with another dtype the argument is in a device's own form and
-    the kernel counts as missing.
+    """(argument, dtype) pairs that the kernel requires. Another dtype means that the argument is in a device-specific
+    form, and the kernel counts as missing.
     """
     op: str = ""
-    """Name of the op in aten, for a function that reads the arguments by their names in the schema."""
+    """Name of the op in `aten` if `function` reads the arguments by their schema names, otherwise ""."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Function that checks whether the CPU has no kernel for the given dtypes and values by argument; a tensor's value
+    """Function that checks whether the CPU has no kernel for (dtypes, values), both by argument name; a tensor's value
     is its size.
     """
 
@@ -48,7 +48,9 @@ class Equivalent:
         return self.needs_accelerator or lacks or len(mixed) > 1
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; it takes the original schema's arguments, keyword-only arguments by name."""
+        """Return the function that runs the op. It takes the original schema's arguments, keyword-only ones
+        by keyword.
+        """
         function = getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
         if not self.op:
             return function
@@ -70,8 +72,7 @@ def equivalent_for(
 ) -> Equivalent | None:
     """Return the equivalent to use for a call, or None if the op itself can run or no equivalent exists.
 
-    `dtypes` are the dtypes of the tensor arguments; `values` are, by name, the sizes of tensors and the other
-    arguments.
+    `dtypes` maps tensor arguments to dtypes; `values` maps tensor arguments to sizes and other arguments to values.
     """
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
@@ -99,7 +100,7 @@ def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
 
 
 def _scales_blocks(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-    """Check whether a scaled product has scales other than float32 per tensor or per row and column."""
+    """Check whether a scaled product has scales that are not float32, or not one per tensor or per row and column."""
     if dtypes.get("self") == "float4_e2m1fn_x2":
         return True
     x, mat2, scale_a, scale_b = (_size(values.get(name)) for name in ("self", "mat2", "scale_a", "scale_b"))

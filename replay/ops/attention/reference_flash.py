@@ -1,7 +1,7 @@
 """flash-attention: `flash_attn::*` (custom ops of the Python package) and vLLM's builds `_vllm_fa2_C`, `_vllm_fa3_C`.
 
-Nonzero dropout is rejected, because its random numbers cannot be reproduced; rotary embeddings and new keys inside
-`fwd` of version 3 are rejected as well.
+Nonzero dropout is rejected, because its random numbers cannot be reproduced. Rotary embeddings and new keys in version
+3's `fwd` are rejected as well.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def vllm_varlen_fwd(c: Call) -> list[Tensor]:
 
 
 def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
-    """Return empty outputs with the shapes of version 3's `fwd`."""
+    """Return empty outputs with the shapes of flash-attention 3's `fwd`."""
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_wide(q))
     shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
     empty = q.new_empty((0,), dtype=torch.float32)

@@ -15,8 +15,8 @@ from opreplay.replay.ops.maths.attention import SCORE_BYTES
 def sequence_gradients(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Same as `masked_gradients`; `bounds` are the numbers of visible keys left and right of the diagonal (negative:
-    all).
+    """Same as `masked_gradients`, with a window as mask; `bounds` are the numbers of visible keys left and right of the
+    diagonal (negative: all).
     """
     shift = k.shape[0] - q.shape[0]
     column = torch.arange(k.shape[0], device=q.device)

@@ -53,7 +53,7 @@ def forward(
 
 @stands_for("xformers_flash::flash_fwd", fake=_fake_three)
 def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (out, lse, rng_state int64 [2])."""
+    """Return (out, lse, rng_state int64 [2]) of `forward`."""
     if c.p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -63,7 +63,7 @@ def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
 def flash3_fwd(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (out, lse)."""
+    """Return (out, lse) of `forward`."""
     if c.p > 0 or c.leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -95,7 +95,7 @@ def fa3_fwd(c: Call) -> _Four:
     ),
 )
 def fa3_combine(c: Call) -> tuple[Tensor, Tensor]:
-    """Merge parts [splits, .., D] with log-sum-exps [splits, ..] into (out, log-sum-exp)."""
+    """Merge partial outputs [splits, .., D] with log-sum-exps [splits, ..] into (out, log-sum-exp)."""
     lse = torch.logsumexp(c.lse_partial.float(), 0)
     weights = torch.exp(c.lse_partial.float() - lse).nan_to_num(0.0).unsqueeze(-1)
     result = (c.out_partial.float() * weights).sum(0).to(c.out_dtype or c.out_partial.dtype)
@@ -113,8 +113,8 @@ def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
 def fwd_kvcache(c: Call) -> list[Tensor]:
-    """Return [out [B, Sq, H, D], lse [B, H, Sq]]; new k, v [B, Sn, Hkv, D] are first appended to the caches after
-    seqlens_k.
+    """Append new k, v [B, Sn, Hkv, D] to the caches from position seqlens_k on; return [out [B, Sq, H, D], lse [B, H,
+    Sq]].
 
     Caches are [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding
     and left padding.
@@ -182,7 +182,7 @@ def vision_attention(
 
 @stands_for("vllm::xformers_attn_seqlens_wrapper", fake=_fake_segments)
 def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -> Tensor:
-    """Same as `vision_attention`, with segment lengths instead of cu_seqlens."""
+    """Return the attention of a vision encoder; `seqlens` are the lengths of the segments."""
     bounds = torch.cat((seqlens.new_zeros(1), seqlens.cumsum(0)))
     return vision_attention(q, k, v, bounds)
 
@@ -244,7 +244,7 @@ def sglang_varlen(c: Call) -> Tensor:
 
 
 def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
-    """Map xformers' mask types: 0 no mask, 1 causal from the top left, 2 causal to the bottom right."""
+    """Map xformers' mask types: 0 no mask, 1 causal aligned to the top left, 2 causal aligned to the bottom right."""
     if custom_mask_type not in (0, 1, 2):
         raise ValueError(f"custom_mask_type {custom_mask_type} is not implemented")
     return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))
@@ -270,7 +270,7 @@ def _fake_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
 def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
     """Compute attention of q, k, v [B, M, H, K] (B = 1 if packed with cu_seqlens).
 
-    Returns out, lse [B, H, M rounded up to 32], seed, offset, maxima. Raises ValueError for dropout and bias.
+    Returns out, lse [B, H, M rounded up to 32], seed, offset, maximum lengths. Raises ValueError for dropout and bias.
     """
     query = c.query
     if c.dropout_p > 0 or c.bias is not None:

@@ -1,8 +1,8 @@
 """torch_npu's inference attention: `npu_fused_infer_attention_score`, its prefill and decode ops, and paged decode.
 
-A mask value of 1 hides a key. sparse_mode 0 uses the mask as given, 2 is causal from the top left, 3 causal to the
-bottom right, 4 a band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs, pse and padding
-are rejected.
+A mask value of 1 hides a key. sparse_mode 0 uses the mask as given, 2 a causal mask aligned to the top left, 3 one
+aligned to the bottom right, 4 a band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs,
+pse and padding are rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGE = 1 << 30
 
 
 def refuse(**arguments: object) -> None:
-    """Raise ValueError for the first given argument that is not implemented."""
+    """Raise ValueError if any of the arguments, none of which is implemented, is given (not None or False)."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not implemented in the reference of npu attention")
@@ -77,7 +77,7 @@ def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
 def _masked(
     q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, *, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of one sequence under its mask `visible`, bool [1 or H, Sq, Sk]; rows without visible keys give
+    """Compute attention of one sequence with the mask `visible`, bool [1 or H, Sq, Sk]; rows without visible keys give
     zeros.
     """
     group = q.shape[1] // k.shape[1]

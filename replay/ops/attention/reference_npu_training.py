@@ -140,7 +140,7 @@ stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad, lacking=("sink",))
 
 @stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad_sink)
 def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the older op and the gradient of the sinks, which is empty."""
+    """Return the gradients of `_grad` and the gradient of the sinks, which is empty."""
     refuse(sink=c.sink)
     grads = _grad(c)
     return *grads, c.query.new_empty((0,))
@@ -168,7 +168,7 @@ def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type
     ),
 )
 def npu_ring_attention_update(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge two parts into (out, softmax_max, softmax_sum); statistics [B, N, S, 8] for SBH, [T, N, 8] for TND."""
+    """Merge two attentions into (out, softmax_max, softmax_sum); statistics [B, N, S, 8] for SBH, [T, N, 8] for TND."""
     top = torch.maximum(c.prev_softmax_max, c.cur_softmax_max)
     before = c.prev_softmax_sum * torch.exp(c.prev_softmax_max - top)
     after = c.cur_softmax_sum * torch.exp(c.cur_softmax_max - top)

@@ -51,7 +51,7 @@ def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | 
 
 @stands_for("sglang_profiler::mha__mha_batch_prefill")
 def profiler_batch_prefill(c: Call) -> None:
-    """Same as `aiter::mha_batch_prefill`, causal, scale 1/√D."""
+    """Compute causal attention over paged keys and values with scale 1/√D, as `aiter::mha_batch_prefill` does."""
     mha_batch_prefill(
         with_changes(
             c,
@@ -68,7 +68,7 @@ def profiler_batch_prefill(c: Call) -> None:
 
 @stands_for("sglang_profiler::attention_paged_attention_ragged")
 def profiler_paged_attention(c: Call) -> None:
-    """Same as `aiter::paged_attention_ragged`, scale 1/√D; caches [slots, 1, Hkv, D] or [slots, Hkv, D]."""
+    """Compute paged decode attention with scale 1/√D over caches [slots, 1, Hkv, D] or [slots, Hkv, D]."""
     paged_attention_ragged(
         with_changes(c, scale=c.query.shape[-1] ** -0.5, kv_cache_dtype="", kv_cache_layout="", logits_soft_cap=0.0)
     )

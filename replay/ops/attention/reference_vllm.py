@@ -39,8 +39,8 @@ def _decode(
     rules: Rules,
     scales: tuple[Tensor | float, Tensor | float],
 ) -> None:
-    """Compute attention of one query row per sequence over its cache; `rows` are row indices in query and out [T, H,
-    D].
+    """Compute attention of one query row per sequence over the sequence's cache; `rows` are row indices in query and
+    out [T, H, D].
     """
     k_scale, v_scale = (float(scale) if isinstance(scale, Tensor) and scale.numel() == 1 else scale for scale in scales)
     for index, row in enumerate(rows):

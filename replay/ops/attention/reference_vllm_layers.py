@@ -2,7 +2,7 @@
 """vLLM's opaque layer ops: `unified_attention*`, `unified_kv_cache_update`, `moe_forward*`, `unified_mla_attention*`.
 
 The real ops find weights, cache and lengths through a layer name, in a context that traces do not record. These
-replacements do dense work of the same kind from their tensors alone; each docstring and docs/vendor-ops.md list the
+replacements do similar dense work with their tensor arguments only; each docstring and docs/vendor-ops.md list the
 assumptions. Empty and unknown layer names are accepted.
 """
 
@@ -26,7 +26,7 @@ from opreplay.replay.ops.maths.routing import choose
 
 
 def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
-    """Return `total` rows that end in x[start : start + new]; the earlier rows repeat x in place of the cache."""
+    """Return `total` rows that end with x[start : start + new]; repeated rows of x replace the earlier, cached ones."""
     if total == new:
         return x[start : start + new]
     index = torch.arange(start + new - total, start + new, device=x.device) % x.shape[0]
@@ -68,7 +68,7 @@ def unified_attention_with_output(
 ) -> None:
     """Write causal attention of the batch to output [T, H, D].
 
-    Assumptions: sequence lengths of the open `batch_layout`, or one sequence of all T tokens without a layout; no
+    Assumptions: sequence lengths of the active `batch_layout`, or one sequence of all T tokens without a layout; no
     window, no sinks. If there are fewer key rows than query rows (a shared cache), the key rows repeat.
     """
     q, k, v = _heads(query, key, value)
@@ -88,7 +88,7 @@ def _fake_attention(query: Tensor, value: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_attention", fake=_fake_attention, assumes=(_LENGTHS,))
 def unified_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Same as unified_attention_with_output, but returns the result."""
+    """Return causal attention of the batch, with the assumptions of unified_attention_with_output."""
     out = _fake_attention(query, value)
     unified_attention_with_output(query, key, value, out)
     return out
@@ -114,7 +114,7 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
-    """Compute attention of q [T, H, D] over one latent head kv_c ‖ k_pe, padded or cut to D.
+    """Compute attention of q [T, H, D] over one latent head: kv_c and k_pe, concatenated and padded or cut to D.
 
     The values are kv_c; the result is [T, H, rank].
     """
@@ -126,7 +126,7 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
 
 @stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
-    """Same as unified_mla_attention, each head cut to output's width (the layer does the up-projection itself)."""
+    """Same as unified_mla_attention, with each token's row cut to output's width; the up-projection is the layer's."""
     attended = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
     rows = output.reshape(output.shape[0], -1)
     width = min(rows.shape[1], attended.shape[1])

@@ -35,7 +35,7 @@ def _cached_like(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_kv_rmsnorm_rope_cache", fake=_cached_like)
 def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """kv [B, 1, S, rank + rope]: write the normed rank part to ckv_cache and the rotated rope part to k_cache.
+    """Write the normed rank part of kv [B, 1, S, rank + rope] to ckv_cache and the rotated rope part to k_cache.
 
     Mode Norm: index int64 [B, S] holds positions in each sequence's own cache [B, 1, places, ..]. Modes PA and PA_BNSD:
     index [B · S] holds slots of paged caches [blocks, page, 1, ..]. Traces do not record the mode; a flat index without

@@ -15,7 +15,7 @@ def store_cache(
 ) -> None:
     """Write rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T]; num_split only tunes the kernel.
 
-    A token whose slot is the reserved one is not stored.
+    Tokens with slot `reserved_skip_index` are not stored.
     """
     if reserved_skip_index is not None:
         stored = indices != reserved_skip_index

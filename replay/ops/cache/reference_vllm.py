@@ -15,7 +15,7 @@ from opreplay.replay.ops.maths.quantize import FP8_BY_KIND, fp8_view, largest
 
 
 def as_stored(x: Tensor, cache: Tensor, scale: Tensor | float) -> Tensor:
-    """Return x in the cache's dtype; for fp8, x is divided by its scale (one, or one per head [Hkv]) and saturated."""
+    """Return x in the cache's dtype; for fp8, return x / scale, saturated, with one scale or one per head [Hkv]."""
     if cache.dtype.itemsize != 1:
         return x.to(cache.dtype)
     if isinstance(scale, Tensor) and scale.numel() > 1:
@@ -84,7 +84,7 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
 
 @stands_for("_C_cache_ops::copy_blocks_mla")
 def copy_blocks_mla(kv_caches: list[Tensor], block_mapping: Tensor) -> None:
-    """Same as copy_blocks, for MLA caches."""
+    """Copy block block_mapping[:, 0] to block block_mapping[:, 1] in the MLA caches of all layers."""
     copy_blocks(kv_caches, [], block_mapping)
 
 
@@ -109,7 +109,7 @@ def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dty
     "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache"
 )
 def gather_cache(c: Call) -> None:
-    """Gather dst [tokens, ..] from src_cache [blocks, page, ..]; each sequence starts at its position in seq_starts."""
+    """Gather dst [tokens, ..] from src_cache [blocks, page, ..]; sequence i is read from position seq_starts[i] on."""
     scale = getattr(c, "scale", None)
     pages = fp8_view(c.src_cache, getattr(c, "kv_cache_dtype", "")) if c.dst.dtype != c.src_cache.dtype else c.src_cache
     bounds = ends(c.cu_seq_lens[: c.batch_size + 1], c.dst.shape[0], "cu_seq_lens")

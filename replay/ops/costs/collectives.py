@@ -42,11 +42,11 @@ LIKE = (
     r"(vllm|sglang|sgl_kernel|aiter|npu|fbgemm|symm_mem|flashinfer|_C_ascend|_C_custom_ar)::\w*"
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|one_shot_all|two_shot_all)",
 )
-"""Patterns of op names that are collectives."""
+"""Regular expressions that match op names of collectives."""
 
 
 def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Return (inputs, outputs) of one rank; if only one is recorded, the other is derived from the number of ranks."""
+    """Return one rank's (inputs, outputs); if only one is recorded, the other is derived from the number of ranks."""
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]
     name = op.op.name
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or not tensors or name.endswith("_base_"):
@@ -169,7 +169,7 @@ def _moved(kind: str, sent: TensorSpec, ranks: int) -> tuple[list[TensorSpec], l
 
 
 def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
-    """Return AddRmsNorm, the residual addition and norm of the result, if the op includes them; otherwise no kernel."""
+    """Return AddRmsNorm of the result (residual addition and norm) if the op includes it; otherwise no kernel."""
     gamma = op.meta("gamma") if "gamma" in op.args else None
     if gamma is None:
         return []
@@ -179,8 +179,8 @@ def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
 
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of a collective in torch's record of parameters; its name is not recorded, so device kernels
-    identify it.
+    """Return the kernels of `record_param_comms`. The op's name does not say which collective it is; the recorded
+    device kernels do.
     """
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:

@@ -44,16 +44,16 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
 
 
 STEP_OPERATIONS = 3400.0
-"""Time of one sequential step, such as a row of a triangular system, in operations.
+"""Duration of one sequential step, such as a row of a triangular system, in operations.
 
-It is 0.85 us, because solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2 (blas-ops_bench of
-botcanlearn/cann-bench-upstream).
+3400 operations take 0.85 us, because solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2
+(blas-ops_bench of botcanlearn/cann-bench-upstream).
 """
 
 
 @costs("aten::linalg_solve_triangular aten::triangular_solve")
 def triangular(op: OpView) -> Iterable[KernelCall]:
-    """Return a triangular solve: rows are sequential, and each needs its products with the rows before it."""
+    """Return the AI CPU program of a triangular solve: each row needs its products with all rows before it."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
     if len(sides) < 2:
         raise DoesNotFit("a triangular system has a matrix and right-hand sides")
@@ -68,8 +68,8 @@ LABEL_OPERATIONS = 20.0
 
 @costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return the CTC loss of (T, N, C): sequential time steps, each over the labels of all samples and the blanks
-    between them.
+    """Return the AI CPU program of the CTC loss of (T, N, C): sequential time steps, each over the labels of all
+    samples and the blanks between them.
     """
     scores = op.need("log_probs", at=0)
     steps = max(1, scores.shape[0] if scores.shape else 1)
@@ -94,7 +94,7 @@ def on_host(op: OpView, flops: float) -> list[KernelCall]:
     """
 )
 def sort_or_search(op: OpView) -> Iterable[KernelCall]:
-    """Return a sort or search as elements · log2(size of the searched data) comparisons."""
+    """Return the AI CPU program of a sort or search: elements · log2(size of the searched data) comparisons."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
@@ -153,5 +153,5 @@ SPARSE = (
     *(f"aten::{name}" for name in SPARSE),
 )
 def sparse_on_host(op: OpView) -> Iterable[KernelCall]:
-    """Return a few operations per element on AI CPUs, because the AI cores have no kernels for sparse layouts."""
+    """Return an AI CPU program of 4 operations per element, because the AI cores have no kernels for sparse layouts."""
     return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

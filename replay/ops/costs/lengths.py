@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lengths of packed and paged sequences for the cost of attention: from contents, the iteration's batch, or shapes.
+"""Lengths of packed and paged sequences for the cost of attention, from contents, the iteration's batch, or shapes.
 
 If none of these gives the context length, the longest length that the arguments allow is assumed, as the initializers
 do, and a note is added. Defines no kernels.
@@ -51,8 +51,8 @@ def layout_of(op: OpView) -> str | None:
 
 
 def contents_of(op: OpView, rows: int) -> Contents:
-    """Return the `Contents` of a call, summed over its sequences; `rows` is the number of query tokens in the
-    shapes.
+    """Return the numbers of tokens and attended pairs of a call, summed over its sequences; `rows` is the number of
+    query tokens in the shapes.
     """
     if op.contents is not None and op.contents.pairs is not None:
         for note in op.contents.notes:
@@ -91,8 +91,8 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Return the maximum number of keys that a query attends to, including its own; None without a window ending at the
-    query.
+    """Return the maximum number of keys that a query attends to, including its own; None without a window, or if the
+    window ends after the query.
     """
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
@@ -123,7 +123,7 @@ def _dense(op: OpView) -> tuple[int, int] | None:
 
 
 def are_heads_first(op: OpView, k: TensorMeta, layout: str) -> bool:
-    """Check whether 4-D keys are [batch, heads, tokens, size], as a four-letter layout indicates."""
+    """Check whether 4-D keys are [batch, heads, tokens, size], by a four-letter layout or else the number of heads."""
     if len(layout) == 4:
         return layout.startswith("BN")
     heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
@@ -171,7 +171,7 @@ def _longest(op: OpView, rows: int) -> int | None:
 def _of_batch(
     op: OpView, batch: BatchContext, rows: int, sequences: int | None, packed: bool, longest: int | None
 ) -> Contents | None:
-    """Return the batch's totals for the sequences in this call, or None if the numbers of sequences do not match."""
+    """Return the iteration's totals for this call's sequences, or None if the numbers of sequences do not match."""
     decode, prefill = batch.decode_sequences, batch.prefill_sequences
     if not packed and decode and sequences not in (None, decode + prefill) and (sequences or 0) >= decode:
         prefill = 0
@@ -202,7 +202,7 @@ def _of_batch(
 
 
 def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -> float:
-    """Return the annotation's context tokens, limited to the tokens that the call's cache can hold for each
+    """Return the context tokens of the batch annotation, limited to what the call's cache can hold for each
     sequence.
     """
     capacity = None if longest is None or page_of(op) is None else sequences * longest
@@ -218,9 +218,10 @@ def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -
 def _causal_pairs(
     products: int | None, squares: int | None, total: int | None, new: float, seen: float, sequences: int
 ) -> float:
-    """Return Σ (new · seen − (new² − new) / 2) over sequences, from the annotation's sums of products and squares.
+    """Return the number of causal pairs: Σ (n · s − (n² − n) / 2) over sequences of n query and s context tokens.
 
-    If the annotation's context `total` is larger than the call can hold, sequences of equal length are assumed.
+    `new`, `seen`, `products` and `squares` are Σ n, Σ s, Σ n · s and Σ n². Sequences of equal length are assumed if one
+    of the latter two is missing, or if the annotation's context `total` is larger than the call can hold (`seen`).
     """
     if products is None or (total is not None and seen < total):
         pairs = new * seen / sequences

@@ -1,7 +1,7 @@
 # pyright: strict
 """aiter's MoE (aiter/fused_moe.py, aiter/ops/moe_op.py, moe_sorting.py): sorting with packed ids, two stages, routing.
 
-Packed ids are slot << 24 | token; the filler is topk << 24 | T. Pre-shuffled weights are read as plain rows.
+Packed ids: slot << 24 | token, slot < topk; filler: topk << 24 | T. Pre-shuffled weights are read as plain rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def moe_sorting_fwd(c: Call) -> None:
 def blocks_by_expert(
     sorted_token_ids: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, block: int, tokens: int, topk: int
 ) -> list[tuple[int, Tensor, Tensor, Tensor]]:
-    """Return (expert, tokens, slots, positions in the sorted list) for each run of blocks of one expert.
+    """Return (expert, tokens, slots, positions in the sorted list) for each run of consecutive blocks of one expert.
 
     Fillers are left out. Raises ValueError if num_valid_ids is larger than the number of ids.
     """

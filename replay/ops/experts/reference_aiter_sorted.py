@@ -36,7 +36,7 @@ def _experts(
     input_scale: Tensor | None = None,
     weigh_input: bool = False,
 ) -> None:
-    """Add the selected experts' results of both layers to out [T, H]: gate [E, I or 2I, H], down [E, H, I]."""
+    """Add the results of the selected experts' two layers to out [T, H]; gate [E, I or 2I, H], down [E, H, I]."""
     ids, owners, dtype = c.sorted_token_ids, c.sorted_expert_ids, c.out.dtype
     hidden = dequantized(c.input, _rows_first(input_scale, c.input), dtype)
     act = gate_by_name(ACTIVATIONS[activation]) if gated else {0: F.silu, 1: F.gelu}[activation]
@@ -81,7 +81,7 @@ def fmoe_int8_g1u0(c: Call) -> None:
 
 
 def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
-    """Return a scale per row [T, 1] or per block [T, H/128]; the input scale may have the tokens last."""
+    """Return the input scale as one per row [T, 1] or block [T, H/128]; it may be stored with the tokens last."""
     if scale is None or scale.numel() == 1 or input.dtype.itemsize > 1:
         return None if input.dtype.itemsize > 1 else scale
     tokens = input.shape[0]
@@ -92,7 +92,7 @@ def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
 
 @stands_for("aiter::moe_stage1_g1u1", writes=("out",))
 def moe_stage1_g1u1(c: Call) -> None:
-    """Same as `aiter::ck_moe_stage1`; out [T, k, I]."""
+    """Compute stage 1 as `aiter::ck_moe_stage1` does; out is [T, k, I]."""
     ck_moe_stage1(
         with_changes(
             c,

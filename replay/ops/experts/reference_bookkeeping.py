@@ -1,5 +1,5 @@
 # pyright: strict
-"""Inputs that grouped GEMMs need (offsets, problem sizes, permutations), and moving rows according to them."""
+"""Ops that compute inputs of grouped GEMMs (offsets, problem sizes, permutations) or move rows accordingly."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
 def moe_mm_data(c: Call) -> None:
     """Write the data that grouped GEMMs need for topk_ids [T, k].
 
-    Writes offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the sorted row of each slot. Sizes
-    are never swapped, unlike in the kernels, which swap them for few rows.
+    Writes offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the sorted row of each (token, k).
+    Sizes are never swapped, unlike in the kernels, which swap them for few rows.
     """
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)
@@ -78,7 +78,7 @@ def w4a8_moe_mm_data(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes")
 def moe_mm_problem_sizes(c: Call) -> None:
-    """Write only the problem sizes; see moe_mm_data."""
+    """Write only the problem sizes (m, 2n, k) and (m, k, n) of `moe_mm_data`."""
     force_swap_ab = getattr(c, "force_swap_ab", None)
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, bool(force_swap_ab))
@@ -87,7 +87,7 @@ def moe_mm_problem_sizes(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets")
 def problem_sizes_from_offsets(c: Call) -> None:
-    """Write the problem sizes from offsets [E + 1]."""
+    """Write the problem sizes (m, 2n, k) and (m, k, n); m follows from offsets [E + 1]."""
     number = c.expert_first_token_offset.diff()
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, c.swap_ab)
     _sizes(number, c.problem_sizes2, c.k, c.n, c.swap_ab)
@@ -162,7 +162,7 @@ def moe_permute_prepare(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_pre_reorder", writes=("gateup_input",))
 def ep_moe_pre_reorder(c: Call) -> None:
-    """Copy rows of input [T, H] to gateup_input[src2dst[t, slot]] for this rank's experts, divided by their scale."""
+    """Copy rows of input [T, H], divided by the expert's scale, to gateup_input[src2dst] for this rank's experts."""
     gateup_input = c.gateup_input
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = ((ids >= c.start_expert_id) & (ids <= c.end_expert_id)).flatten()
@@ -200,7 +200,7 @@ def ep_moe_silu_and_mul(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(c: Call) -> None:
-    """Write the sum over the slots of this rank's experts of weight · down_output[src2dst] to output [T, H]."""
+    """Write the sum over k of weight · down_output[src2dst], for this rank's experts only, to output [T, H]."""
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
     place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)

@@ -26,7 +26,8 @@ def _fake_gating(x: Tensor, k: int) -> _Three:
 def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> _Three:
     """Select the top-k experts of x [T, E] by softmax.
 
-    Returns weights [T, k], experts int32 [T, k], and row_idx int32 = slot · T + token. Finished rows get expert E.
+    Returns weights and experts int32 [T, k], and row_idx int32 = slot · T + token (slot < k). Finished rows get expert
+    E.
     """
     weights, ids = torch.softmax(x.float(), -1).topk(k, dim=-1)
     if finished is not None:
@@ -48,8 +49,8 @@ def npu_moe_gating_top_k(c: Call) -> _Three:
     """Select the top-k experts of x [T, E].
 
     Returns weights [T, k], experts int32 [T, k], and all normalised scores float32 [T, E] or empty. norm_type 0 is
-    softmax, 1 sigmoid (the selected weights are then divided by their sum). The score of a group is its largest score
-    (0) or the sum of its two largest (1).
+    softmax, 1 sigmoid (the selected weights are then divided by their sum). A group's score is its largest score
+    (group_select_mode 0) or the sum of its two largest (1).
     """
     scores = c.x.float().sigmoid() if c.norm_type == 1 else c.x.float().softmax(-1)
     choice = scores if c.bias is None else scores + c.bias.float()
@@ -135,9 +136,10 @@ def npu_moe_init_routing_v2(c: Call) -> _Four:
 
 @stands_for("npu::npu_moe_finalize_routing")
 def npu_moe_finalize_routing(c: Call) -> Tensor:
-    """Return the sum over slots of scales · (row + bias of its expert) (+ skip1 + skip2), [T, H].
+    """Return the sum over k of scales · (row + bias of its expert) (+ skip1 + skip2), [T, H].
 
-    drop_pad_mode 0, 1: index is slot-major (slot · T + token); 2, 3: token-major. Index −1 means a dropped row.
+    drop_pad_mode 0, 1: index is slot-major (slot · T + token, slot < k); 2, 3: token-major. Index −1 means a dropped
+    row.
     """
     rows = c.expanded_permuted_rows.reshape(-1, c.expanded_permuted_rows.shape[-1])
     topk = c.scales.shape[1] if c.scales is not None else 1
@@ -177,7 +179,7 @@ def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int |
 
 @stands_for("npu::npu_moe_token_unpermute")
 def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    """Return the sum over slots of probs [T, k] · permuted_tokens[sorted_indices], [T, H]."""
+    """Return the sum over k of probs [T, k] · permuted_tokens[sorted_indices], [T, H]."""
     topk = probs.shape[1] if probs is not None else 1
     place = sorted_indices.to(torch.int64)
     rows = permuted_tokens[place.clamp(0, permuted_tokens.shape[0] - 1)].float()

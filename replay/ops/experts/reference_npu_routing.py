@@ -16,7 +16,7 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("npu::npu_moe_gating_top_k_softmax_v2")
 def moe_gating_top_k_softmax_v2(c: Call) -> _Three:
-    """Return (weights [T, k], experts int32, softmax float32 [T, E] or empty); renorm 1: softmax of the top k."""
+    """Return (weights [T, k], experts int32, softmax float32 [T, E] or empty); renorm 1: softmax of the top k only."""
     x = c.x
     scores = x.float().softmax(-1)
     if c.renorm == 1:
@@ -76,7 +76,7 @@ def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_moe_token_permute_grad")
 def moe_token_permute_grad(c: Call) -> Tensor:
-    """Gradient of npu_moe_token_permute: the sum of the rows of each token's slots."""
+    """Return the gradient of npu_moe_token_permute: the sum over k of each token's rows."""
     topk = c.indices.shape[1] if c.indices.dim() > 1 else 1
     return _gathered(c.grad_permuted_tokens, c.sorted_indices).unflatten(0, (-1, topk)).sum(1).to(c.tokens.dtype)
 

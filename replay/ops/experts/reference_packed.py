@@ -51,7 +51,7 @@ def _fake_marlin(a: Tensor, c_or_none: Tensor | None, size_m: int, size_n: int, 
     "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",), fake=_fake_marlin
 )
 def moe_wna16_marlin_gemm(c: Call) -> Tensor:
-    """Return [M · top_k, N]: row t · k + slot is a[t] of a [M, K] @ its expert's weight, times its routing weight."""
+    """Return [M · top_k, N]: row t · k + slot is row t of a [M, K] @ the slot's expert weight · its routing weight."""
     b_type_id = getattr(c, "b_type_id", None)
     identifier = b_type_id if b_type_id is not None else getattr(c, "b_q_type_id", None)
     kind = decodable_kind(identifier)
@@ -174,7 +174,7 @@ def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tup
 
 
 def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: bool) -> Tensor | None:
-    """Return one expert's scales for `scaled_linear` with a weight [N, K]; block scales have its layout."""
+    """Return one expert's scales for `scaled_linear` and a weight [N, K]; block scales have the weight's layout."""
     scale = expert_scale(scales, expert, experts)
     if scale is None or scale.numel() == 1:
         return scale
@@ -208,8 +208,8 @@ def blockwise_grouped_mm(c: Call) -> None:
 
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")
 def masked_silu_mul_quant(c: Call) -> None:
-    """Gate the first counts[e] rows of each expert in input [E, T, 2H] and quantise them by groups; other rows are
-    kept.
+    """Apply SwiGLU to the first counts[e] rows of each expert in input [E, T, 2H] and quantise them by groups; keep
+    other rows.
     """
     group_size = getattr(c, "group_size", 128)
     limit = torch.finfo(c.y_q.dtype).max

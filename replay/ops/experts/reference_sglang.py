@@ -32,7 +32,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("sgl_kernel::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Same as topk_softmax, but with sigmoid scores."""
+    """Write the top-k experts of each token by sigmoid score; the bias affects only the selection."""
     scores = c.gating_output.float().sigmoid()
     write_choice(scores, c.topk_weights, c.topk_indices, renormalize=c.renormalize, bias=c.correction_bias)
 

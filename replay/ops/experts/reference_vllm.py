@@ -42,7 +42,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("_moe_C::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Same as topk_softmax, but with sigmoid scores."""
+    """Write the top-k of the sigmoid scores over E experts for each token; token_expert_indices = slot · T + token."""
     scores = torch.sigmoid(c.gating_output.float())
     write_choice(
         scores,
@@ -91,7 +91,7 @@ def moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(c: Call) -> None:
-    """Align expert_num_tokens[e] rows of expert e, starting at e · max_tokens_per_batch; the filler is E · max."""
+    """Align expert_num_tokens[e] rows of expert e from row e · max on (max_tokens_per_batch); filler: E · max."""
     experts = c.expert_num_tokens.shape[0]
     number = c.expert_num_tokens.to(torch.int64)
     row = torch.arange(c.max_tokens_per_batch, device=number.device)
@@ -101,9 +101,7 @@ def batched_moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::moe_sum")
 def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
-    """Write the sum over k of input [T, k, H] to output [T, H]; with an expert map, only over slots with a local
-    expert.
-    """
+    """Write the sum over k of input [T, k, H] to output [T, H]; with an expert map, only over local experts."""
     if topk_ids is not None and expert_map is not None:
         local = expert_map[topk_ids.to(torch.int64)] >= 0
         input = input.masked_fill(~local.unsqueeze(-1), 0)
@@ -132,9 +130,9 @@ def moe_permute(c: Call) -> None:
 
 @stands_for("_moe_C::moe_unpermute")
 def moe_unpermute(c: Call) -> None:
-    """Write the sum over slots of weight · the slot's permuted row to hidden_states [T, H].
+    """Write the sum over k of weight · permuted row to hidden_states [T, H].
 
-    Slots of non-local experts add nothing.
+    Non-local experts add nothing.
     """
     place = c.inv_permuted_idx.reshape(-1, c.topk).to(torch.int64)
     weights = c.topk_weights.float()
@@ -147,9 +145,7 @@ def moe_unpermute(c: Call) -> None:
 
 @stands_for("vllm::rocm_aiter_topk_softmax")
 def rocm_aiter_topk_softmax(c: Call) -> None:
-    """Same as `aiter::topk_softmax`, which does not write token_expert_indices; raises ValueError for shared
-    experts.
-    """
+    """Write the top-k experts by softmax, but not token_expert_indices. Raises ValueError for shared experts."""
     if getattr(c, "num_shared_experts", 0):
         raise ValueError("topk_softmax with shared experts is not implemented")
     write_choice(torch.softmax(c.gating_output.float(), -1), c.topk_weights, c.topk_indices, renormalize=c.renormalize)

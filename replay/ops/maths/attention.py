@@ -92,7 +92,7 @@ Kernel = Literal["spelled out", "flash", "sdpa"]
 
 
 def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
-    """Return the kernel that computes the attention; torch returns log-sum-exps in the required form only on CPUs."""
+    """Return how to compute the attention; torch's kernels return usable log-sum-exps only on CPUs ("flash")."""
     sums_wanted = need_lse or rules.sinks is not None
     if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
         return "spelled out"
@@ -270,7 +270,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention with explicit scores: out like q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
+    """Compute attention with explicit scores: out like q, lse [Hkv, group, rows]; origin: first diagonal, first key."""
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
 
 
 def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | None:
-    """Return one expert's part of a scale."""
+    """Return one expert's scale; a single scale for all experts and None are returned unchanged."""
     if scale is None or scale.numel() == 1:
         return scale
     if scale.shape[0] != experts:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device cost, initializer and work counter of each op of the family `movement`."""
+"""Device costs, initializers and work counters of the `movement` ops."""
 
 from __future__ import annotations
 

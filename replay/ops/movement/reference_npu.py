@@ -15,7 +15,7 @@ from opreplay.replay.ops.declared import stands_for
 
 @stands_for("npu::npu_confusion_transpose")
 def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """Return a permuted and reshaped copy; transpose_first gives the order of the two steps."""
+    """Return a permuted and reshaped copy; without transpose_first, the reshape comes first."""
     view = self.permute(perm).reshape(shape) if transpose_first else self.reshape(shape).permute(perm)
     return view.clone(memory_format=torch.contiguous_format)
 
@@ -78,13 +78,13 @@ def bmm_v2(self: Tensor, mat2: Tensor, output_sizes: list[int]) -> Tensor:
 
 @stands_for("npu::npu_bmm_v2_mat1_backward")
 def bmm_v2_mat1_backward(grad: Tensor, mat2: Tensor, size: list[int]) -> Tensor:
-    """Gradient of mat1."""
+    """Return the gradient of mat1, in shape `size`."""
     return torch.matmul(grad, mat2.transpose(-1, -2)).reshape(size)
 
 
 @stands_for("npu::npu_bmm_v2_mat2_backward")
 def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
-    """Gradient of mat2."""
+    """Return the gradient of mat2, in shape `size`."""
     return torch.matmul(mat1.transpose(-1, -2), grad).reshape(size)
 
 
@@ -199,14 +199,14 @@ def gather_sparse_index(input: Tensor, index: Tensor) -> Tensor:
 
 @stands_for("npu::npu_gather_sparse_index_backward")
 def gather_sparse_index_backward(grad: Tensor, self_sizes: list[int], index: Tensor) -> Tensor:
-    """Gradient of npu_gather_sparse_index: add each row of grad to the row it was gathered from."""
+    """Return the gradient of npu_gather_sparse_index: add each row of grad to the row it was gathered from."""
     rows = grad.reshape(index.numel(), *self_sizes[1:])
     return grad.new_zeros(self_sizes).index_add_(0, index.flatten().to(torch.int64), rows)
 
 
 @stands_for("npu::npu_gather_backward")
 def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor) -> Tensor:
-    """Gradient of a gather along dim."""
+    """Return the gradient of a gather along dim."""
     return grad.new_zeros(self_size).scatter_add_(dim, index.to(torch.int64), grad)
 
 
@@ -256,7 +256,7 @@ def _conv_gradients(
 
 @stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")
 def convolution_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a convolution's input, weight and bias."""
+    """Return the gradients of a convolution's input, weight and bias."""
     grad_output = getattr(c, "grad_output", None)
     upstream = getattr(c, "grad", None) if grad_output is None else grad_output
     assert upstream is not None
@@ -271,7 +271,7 @@ def convolution_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     "npu::npu_convolution_transpose_backward",
 )
 def convolution_transpose_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a transposed convolution."""
+    """Return the gradients of a transposed convolution."""
     grad_input_mask = getattr(c, "grad_input_mask", None)
     grad_output = getattr(c, "grad_output", None)
     upstream = getattr(c, "grad", None) if grad_output is None else grad_output

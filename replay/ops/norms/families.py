@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device cost, initializer and work counter of each op of the family `norms`."""
+"""Device costs, initializers and work counters of the `norms` ops."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps
 def fused_rmsnorm_add(
     x: Tensor, weight: Tensor | None, epsilon: float, res1: Tensor, gemma_norm: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return (norm of x + res1, x + res1)."""
+    """Return (RMS norm of x + res1, x + res1)."""
     return fused_add_rms_norm(x, res1, weight, epsilon, gemma=gemma_norm)
 
 
@@ -118,7 +118,7 @@ def layernorm_with_add(c: Call) -> None:
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def layernorm_smoothquant(c: Call) -> None:
-    """Quantise layer norm · xscale by rows."""
+    """Quantise layer norm(input (+ x_bias)) · xscale by rows."""
     write_smoothed(
         _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon),
         c.out,
@@ -133,7 +133,7 @@ def layernorm_smoothquant(c: Call) -> None:
     writes=("out", "residual_out", "yscale"),
 )
 def layernorm_add_smoothquant(c: Call) -> None:
-    """Same as layernorm_smoothquant, applied to the sum with the residual, which is also written."""
+    """Quantise layer norm(input (+ x_bias) + residual_in) · xscale by rows; write the sum to residual_out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     write_smoothed(_layer_norm(total, c.weight, c.bias, c.epsilon), c.out, c.xscale, c.yscale)
@@ -141,13 +141,13 @@ def layernorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def rmsnorm_smoothquant(c: Call) -> None:
-    """Quantise RMS norm · xscale by rows."""
+    """Quantise RMS norm(input) · xscale by rows."""
     write_smoothed(rms_norm(c.input.float(), c.weight, c.epsilon), c.out, c.xscale, c.yscale)
 
 
 @stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
 def rmsnorm_add_smoothquant(c: Call) -> None:
-    """Same as rmsnorm_smoothquant, applied to the sum with the residual, which is also written."""
+    """Quantise RMS norm(input + residual_in) · xscale by rows; write the sum to residual_out."""
     normed, total = fused_add_rms_norm(c.input, c.residual_in, c.weight, c.epsilon)
     c.residual_out.copy_(total)
     if c.out_before_quant is not None:

@@ -17,13 +17,13 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("npu::npu_gemma_rms_norm")
 def gemma_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Same as npu_rms_norm, with gamma + 1."""
+    """Return (norm · (gamma + 1), reciprocal root mean square float32 [.., 1])."""
     return rms_norm_with_scale(self, gamma.float() + 1, epsilon)
 
 
 @stands_for("_C_ascend::npu_add_rms_norm_bias")
 def add_rms_norm_bias(x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> _Three:
-    """Return (norm of the sum (+ beta), rstd float32, x1 + x2)."""
+    """Return (RMS norm of x1 + x2 (+ beta), rstd float32, x1 + x2)."""
     total = x1 + x2
     normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
     return normed if beta is None else normed + beta, rstd, total
@@ -31,7 +31,7 @@ def add_rms_norm_bias(x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None
 
 @stands_for("npu::npu_add_rms_norm_cast")
 def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (norm float32, norm in x1's dtype, rstd, x1 + x2)."""
+    """Return (RMS norm of x1 + x2 in float32, the norm in x1's dtype, rstd, x1 + x2)."""
     total = x1 + x2
     normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
     wide = total.float() * rstd * gamma.float()
@@ -40,7 +40,7 @@ def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> 
 
 @stands_for("npu::npu_add_rms_norm_v2")
 def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """Write the norm to x1 and the sum to x2; return rstd."""
+    """Write the RMS norm of x1 + x2 to x1 and the sum to x2; return rstd."""
     normed, rstd, total = add_rms_norm_bias(x1, x2, gamma, None, epsilon)
     x1.copy_(normed)
     x2.copy_(total)
@@ -61,7 +61,7 @@ def _quantized(
 
 @stands_for("npu::npu_add_rms_norm_quant")
 def add_rms_norm_quant(c: Call) -> _Three:
-    """Return (int8 of the norm by scales1, int8 of the norm by scales2 or, without it, scales1, x1 + x2)."""
+    """Return (norm as int8 by scales1, norm as int8 by scales2 (without it, by scales1), x1 + x2)."""
     beta = getattr(c, "beta", None)
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -112,7 +112,7 @@ def rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_layernorm_grad")
 def layernorm_grad(c: Call) -> _Three:
-    """Gradients of a layer norm's input, weight and bias."""
+    """Return the gradients of a layer norm's input, weight and bias."""
     mean, rstd = c.mean, c.rstd
     lead = c.input.shape[: c.input.dim() - len(c.normalized_shape)]
     shape = (*lead, *[1] * len(c.normalized_shape))
@@ -184,7 +184,7 @@ def group_norm_swish(c: Call) -> _Three:
 
 @stands_for("npu::npu_group_norm_swish_grad")
 def group_norm_swish_grad(c: Call) -> _Three:
-    """Gradients of npu_group_norm_swish's input, weight and bias."""
+    """Return the gradients of npu_group_norm_swish's input, weight and bias."""
     input, num_groups = c.input, c.num_groups
     batch, channels = input.shape[:2]
     inner = input.numel() // max(1, batch * channels)
@@ -244,7 +244,7 @@ def cross_entropy_loss(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_cross_entropy_loss_backward")
 def cross_entropy_loss_backward(c: Call) -> Tensor:
-    """Gradient of the input [N, C] from its log-softmax. Raises ValueError for class weights with label smoothing."""
+    """Return input's gradient [N, C] from its log-softmax. Raises ValueError for class weights with label smoothing."""
     if c.weight is not None and c.label_smoothing > 0:
         raise ValueError("class weights together with label smoothing are not implemented")
     classes = c.log_prob.shape[-1]
@@ -267,7 +267,7 @@ def softmax_cross_entropy(self: Tensor, labels: Tensor) -> Tensor:
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits_backward")
 def softmax_cross_entropy_backward(grad: Tensor, self: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of npu_softmax_cross_entropy_with_logits; assumes that the labels of each row sum to one."""
+    """Return the gradient of npu_softmax_cross_entropy_with_logits; assumes that each row's labels sum to one."""
     return ((self.float().softmax(-1) - labels.float()) * grad.float().unsqueeze(-1)).to(self.dtype)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device cost, initializer and work counter of each op of the family `products`."""
+"""Device costs, initializers and work counters of the `products` ops."""
 
 from __future__ import annotations
 

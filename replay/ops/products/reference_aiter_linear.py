@@ -69,7 +69,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) 
 
 @stands_for("aiter::batched_gemm_a8w8", writes=_OUT, fake=lambda out: torch.empty_like(out))
 def batched_gemm_a8w8(c: Call) -> Tensor:
-    """Same as batched_gemm_bf16, with scales x_scale [B, M, 1] and w_scale [B, 1, N]."""
+    """Write XQ [B, M, K] @ WQ [B, N, K]ᵀ · x_scale [B, M, 1] · w_scale [B, 1, N] (+ bias) to out, and return it."""
     product = (c.XQ.float() @ c.WQ.float().mT) * c.x_scale.float().reshape(c.XQ.shape[0], -1, 1)
     product = product * c.w_scale.float().reshape(c.XQ.shape[0], 1, -1)
     return _kept(c.out, (product if c.bias is None else product + c.bias.float()).to(c.out.dtype))

@@ -30,13 +30,13 @@ def grouped(X: list[Tensor], W: list[Tensor]) -> list[Tensor]:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_cat")
 def grouped_cat(X: list[Tensor], W: list[Tensor]) -> Tensor:
-    """Same as `grouped`, with the results concatenated along the rows."""
+    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for all i, concatenated along the rows; bfloat16."""
     return torch.cat(grouped(X, W))
 
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped")
 def grouped_fp8(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> list[Tensor]:
-    """Same as `grouped`, with one scale per row of each matrix."""
+    """Return XQ[i] @ WQ[i]ᵀ for each i, with one scale per row of each matrix; bfloat16."""
     return [_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)]
 
 

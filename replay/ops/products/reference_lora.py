@@ -152,13 +152,13 @@ def _ascend_adapters(lora_indices: Tensor, seq_len: Tensor, tokens: int) -> Tens
 
 @stands_for("_C_ascend::sgmv_shrink", "npu::sgmv_shrink", writes=("y",))
 def ascend_sgmv_shrink(c: Call) -> None:
-    """Same as bgmv_shrink, with one adapter per sequence."""
+    """Same as ascend_bgmv_shrink, with one adapter per sequence."""
     _expand_into(c.y, c.x, c.weight, _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0]), add=True, scale=c.scale)
 
 
 @stands_for("_C_ascend::sgmv_expand", "npu::sgmv_expand", writes=("y",), fake=_fake_expanded)
 def ascend_sgmv_expand(c: Call) -> Tensor:
-    """Same as bgmv_expand, with one adapter per sequence."""
+    """Same as ascend_bgmv_expand, with one adapter per sequence."""
     mapping = _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0])
     _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, mapping, add=True)
     return c.y.clone()

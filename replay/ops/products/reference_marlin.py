@@ -68,20 +68,20 @@ def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, 
 
 @stands_for("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype")
 def unified_gptq_marlin(c: Call) -> Tensor:
-    """Same as marlin_gemm, on the last dim of input."""
+    """Return input [.., K] @ the dequantised weight [K, N]."""
     kind = decodable_kind(getattr(c, "wtype_id", 0))
     return grouped_linear_packed(c.input, c.weight, c.output_size_per_partition, c.weight_scale, c.weight_zp, kind)
 
 
 @stands_for("sglang::apply_fp8_marlin_linear")
 def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_n: int, bias: Tensor | None) -> Tensor:
-    """Same as marlin_gemm, with an fp8 weight."""
+    """Return input [.., K] @ the dequantised fp8 weight [K, N] + bias."""
     return grouped_linear_packed(input, weight, size_n, weight_scale, None, Kind(4, 3, True, 0), bias)
 
 
 @stands_for("sglang::apply_fp4_marlin_linear")
 def fp4_marlin_linear(c: Call) -> Tensor:
-    """Same as marlin_gemm, with a 4-bit float weight, one fp8 scale per group and one global scale."""
+    """Return input [.., K] @ a 4-bit float weight [K, N] + bias, with one fp8 scale per group and one global scale."""
     kind = Kind(2, 1, True, 0)
     return grouped_linear_packed(c.input, c.weight, c.size_n, c.weight_scale, None, kind, c.bias, c.weight_global_scale)
 
@@ -147,8 +147,8 @@ def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
 
 @stands_for("_C::machete_mm", fake=_fake_machete)
 def machete_mm(c: Call) -> Tensor:
-    """Return A [M, K] @ weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after
-    scaling.
+    """Return A [M, K] @ weight int32 [K · bits / 32, N]; scales per group [groups, N], channel [N] and token [M]; zeros
+    are added after scaling.
     """
     A = c.A
     dtype = c.out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
@@ -186,5 +186,5 @@ def allspark_w8a16_gemm(c: Call) -> Tensor:
 
 @stands_for("sgl_kernel::awq_dequantize")
 def sgl_awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
-    """Same as `_C::awq_dequantize`."""
+    """Dequantise a 4-bit AWQ weight to [K, N], as `_C::awq_dequantize` does."""
     return awq_dequantize(qweight, scales, qzeros)

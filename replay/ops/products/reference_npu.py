@@ -24,7 +24,7 @@ def float_scale(scale: Tensor) -> Tensor:
 
 
 def _by_group(table: Tensor, size_k: int) -> Tensor:
-    """Return a scale or offset of a weight-only quantised weight [K, N]: one, [N], [1, N] or [groups, N]."""
+    """Return a scale or offset (one, [N], [1, N] or [groups, N]) in a shape that broadcasts over the weight [K, N]."""
     wide = table.float()
     if wide.numel() == 1:
         return wide.reshape(1, 1)
@@ -129,7 +129,7 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Gate x [T, 2H] (int32 is first multiplied by its scales), then quantise to int8.
+    """Apply SwiGLU to x [T, 2H] (int32 is first multiplied by its scales), then quantise to int8.
 
     The scale is one per row (quant_mode 1) or given (quant_mode 0). Each group of rows (counts in group_index) has its
     own weight_scale and quant_scale.
@@ -169,7 +169,7 @@ def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_swiglu_quant")
 def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Gate x [.., 2H] and quantise to int8 with one scale per row (quant_mode 1) or a given one (0), for all groups."""
+    """Apply SwiGLU to x [.., 2H] and quantise to int8, by row (quant_mode 1) or by a scale given for all groups (0)."""
     if c.dst_type not in (None, torch.int8):
         raise ValueError(f"npu_swiglu_quant to {c.dst_type} is not implemented")
     inner = _swiglu(c.x.float(), c.activate_left)
@@ -208,7 +208,7 @@ def _fake_swiglu_quant(x: Tensor, weight_scale: Tensor) -> _Three:
     "npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(), fake=_fake_swiglu_quant
 )
 def grouped_matmul_swiglu_quant(c: Call) -> _Three:
-    """Return (int8, scale of each row, empty): rows [M, K] in cumulative groups @ weight [E, K, 2N], gated."""
+    """Return (int8, row scales, empty) of SwiGLU(x @ weight [E, K, 2N]); group_list holds cumulative row ends."""
     ends = group_ends(c.group_list, 0, c.weight.shape[0], c.x.shape[0])
     scales = list(c.weight_scale.reshape(c.weight.shape[0], -1).unbind(0))
     inner = _swiglu(_grouped_rows(c.x, list(c.weight.unbind(0)), scales, c.x_scale, ends), True)

@@ -1,7 +1,7 @@
 # pyright: strict
 """vLLM's and SGLang's linear layers: router and projection GEMMs for few tokens, and 8-bit GEMMs with scales.
 
-Kernels that differ only in tuning are one function here. Weights are [N, K] unless a function says otherwise.
+Kernels that differ only in tuning share one function. Weights are [N, K] unless a function says otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _folded(
 
 @stands_for("sglang::flashinfer_gemm_fp8_nt_groupwise")
 def fp8_nt_groupwise(c: Call) -> Tensor:
-    """Same as block_scaled_gemm; scales may be K-major."""
+    """Same as block_scaled_gemm; scales may be transposed."""
     x_scale = c.x_scale
     rows, columns = c.q_input.shape[0], c.weight.shape[0]
     scale_x = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale

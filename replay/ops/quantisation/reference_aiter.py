@@ -44,7 +44,7 @@ def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tenso
 
 @stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
 def smooth_per_token_scaled_quant(c: Call) -> None:
-    """Quantise input · smooth_scale (or its row given by the map) by rows; scales are never shuffled."""
+    """Quantise input · smooth_scale (or smooth_scale[smooth_scale_map]) by rows; scales are never shuffled."""
     factor = c.smooth_scale if c.smooth_scale_map is None else c.smooth_scale[c.smooth_scale_map.to(torch.int64)]
     write_smoothed(c.input, c.out, factor, c.scales)
 

@@ -63,7 +63,7 @@ def silu_and_mul_per_block_quant(c: Call) -> None:
 
 
 def _by_groups(c: Call, limit: float) -> None:
-    """Quantise input, or its gated halves, by groups; only the first masked_m rows."""
+    """Quantise input, or silu(first half) · second half of it, by groups; only the first masked_m rows."""
     output_q, output_s = c.output_q, c.output_s
     masked_m = getattr(c, "masked_m", None)
     value = _gated("silu", c.input) if getattr(c, "fuse_silu_and_mul", False) else c.input
@@ -89,7 +89,7 @@ def _by_groups(c: Call, limit: float) -> None:
     writes=("output_q", "output_s"),
 )
 def per_token_group_quant_8bit(c: Call) -> None:
-    """Quantise input, or its gated halves, to 8 bits with one scale per group; only the first masked_m rows."""
+    """Quantise input, or silu(first half) · second half of it, to 8 bits by groups; only the first masked_m rows."""
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(c, limit or largest(c.output_q.dtype))
@@ -103,7 +103,7 @@ def per_token_group_quant(c: Call) -> None:
 
 @stands_for("sglang::per_tensor_absmax_fp8")
 def per_tensor_absmax(input: Tensor, output_s: Tensor) -> None:
-    """Compute only the scale."""
+    """Write only the fp8 scale of the whole input."""
     output_s.copy_(tensor_scale(input, FP8).reshape(output_s.shape))
 
 
@@ -156,7 +156,7 @@ def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
 
 @stands_for("sglang::moe_topk_softmax_out")
 def moe_topk_softmax(c: Call) -> None:
-    """Same as `sgl_kernel::topk_softmax`."""
+    """Write the top-k of the softmax (of softcapped logits), as `sgl_kernel::topk_softmax` does."""
     logits = c.gating_output.float()
     if c.moe_softcapping > 0:
         logits = c.moe_softcapping * torch.tanh(logits / c.moe_softcapping)

@@ -45,7 +45,7 @@ class Evidence:
     """Experts per token, from the routing op of a layer with the same numbers of tokens and experts."""
     shortest_us: float = 0.0
     longest_us: float = 0.0
-    """Longest device time of one of the calls."""
+    """Longest device time of any of the calls."""
 
 
 def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int | None = None) -> CallWork:
@@ -130,7 +130,7 @@ def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> i
 
 
 def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence: Evidence) -> _Sequences | str:
-    """Return the totals of the sequences, or the reason why they are unknown."""
+    """Return the sums of query tokens, context tokens and pairs, or the reason why they are unknown."""
     packed = call.shape(*names.CUMULATIVE_NEW, *names.CUMULATIVE_SEEN, "kv_indptr")
     seen = call.shape(*names.SEEN, *names.TABLES)
     causal = call.value("is_causal", "causal") is not False
@@ -162,7 +162,7 @@ def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence
 
 
 def _of_batch(batch: BatchContext, *, prefill: bool, decode: bool, causal: bool) -> _Sequences | None:
-    """Return the sums of the selected parts of a batch, or None if the annotation lacks one of them."""
+    """Return the sums over a batch's prefill or decode sequences, or both; None if the annotation lacks a number."""
     parts = [
         (batch.prefill_sequences, batch.prefill_tokens, batch.prefill_k, batch.prefill_qq, batch.prefill_qk)
     ] * prefill
@@ -238,7 +238,7 @@ def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
 
 
 def _by_arguments(call: Arguments, weights: Sequence[int], width: int) -> _Matrices | str:
-    """Return the matrices in the arguments: [experts, columns, hidden] and [experts, hidden, inner], or transposed."""
+    """Return the matrix sizes in the arguments: [experts, columns, hidden], [experts, hidden, inner], or transposed."""
     first, second = (call.sizes_at(at) for at in weights)
     item = ITEMSIZE_BYTES.get(call.dtype_at(weights[0]), 1)
     for turned in (False, True):
@@ -300,8 +300,8 @@ def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tupl
 def _tiles_of(name: str, grid: Grid | None, rows: int, experts: int, *, turned: bool) -> tuple[int, int]:
     """Return (tiles along the columns, columns of a tile) of a product of `rows` rows sorted by expert.
 
-    Returns (0, 0) if the grid does not match these tiles. Rows are padded to whole tiles of one expert, so the launch
-    has the maximum number of tiles that any routing needs. `turned`: the first size of a tile is the number of columns.
+    Returns (0, 0) if the grid does not match the kernel's tiles. Rows are padded to whole tiles of one expert, so the
+    launch has the maximum number of tiles that any routing needs. `turned`: the first tile size counts columns.
     """
     match = _TILES.search(name)
     if match is None or grid is None:

@@ -34,11 +34,11 @@ NO_OP = "no op is recorded for this kernel"
 IN_A_GRAPH = "its op was recorded at graph capture, which this trace does not contain"
 COPY_OVER_LINK = "copy between host and device: limited by the link"
 DOUBTFUL = 1.05
-"""Share of the peak above which a row explains why it cannot be right."""
+"""Share of the peak above which a row's rates cannot be right, so that the row gives a reason."""
 MOST_CACHES = 4
 """Maximum bytes of a call, as a multiple of the last-level cache, for which part of them may come from the cache."""
 LEAST_OWN = 0.9
-"""Minimum share of a host op's time spent outside of nested ops for which its rates are reported."""
+"""Minimum share of a host op's time outside of nested ops for its rates to be reported."""
 MOST_KERNELS = 64
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
@@ -57,7 +57,7 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     time_us: float
     median_us: float | None = None
-    """Median time of the calls, each with all its launches; on the host, of their self time."""
+    """Median device time of a call, over all its launches; on the host, the median self time."""
     share: float
     """Share of the total time."""
     lost_us: float | None = None
@@ -161,9 +161,9 @@ def _without_rates(row: RooflineRow) -> RooflineRow:
 def rated(
     row: RooflineRow, work: CallWork, peak: Peak | None, *, in_tf32: float = 0.0, call_bytes: float | None = None
 ) -> RooflineRow:
-    """Return a row with the rates of its work, which is the work of all calls.
+    """Return a row with the rates for `work`, which is the work of all its calls.
 
-    `in_tf32` is the share of its time in calls that multiply in TF32; `call_bytes` is the bytes of one call.
+    `in_tf32` is the share of the row's time in calls that multiply in TF32; `call_bytes` is the bytes of one call.
     """
     tflops = speed = share = None
     bound: Bound = ""
@@ -272,7 +272,7 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
 
 
 def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
-    """Return, for each signature whose calls own device time, the number of calls and their total work."""
+    """Return {signature: (number of calls, their total work)} of all signatures whose calls own device time."""
     kernels, ops = trace.kernels, trace.ops
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
@@ -326,7 +326,7 @@ def _together(parts: Sequence[tuple[int, CallWork]]) -> tuple[int, CallWork]:
 
 
 def _kernels_of(trace: Trace, rows: Rows, call: int) -> tuple[tuple[str, tuple[int, int, int] | None], ...]:
-    """Return the name and grid of each of these kernels that belongs to the call, in order of time."""
+    """Return the name and grid of the kernels in `rows` that belong to the call, in order of time."""
     kernels = trace.kernels
     mine = rows[kernels.owner[rows] == call]
     mine = mine[np.argsort(kernels.start_ns[mine], kind="stable")]

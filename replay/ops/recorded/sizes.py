@@ -58,7 +58,7 @@ ATTENTION_BACKWARD: dict[str, int] = {
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """Argument positions of attention over sequences of several lengths, [tokens, heads, width] each."""
+    """Argument positions of attention over sequences of different lengths, [tokens, heads, width] each."""
 
     starts: int
     """Start of each sequence, and the end of the last one: one entry more than there are sequences."""
@@ -80,9 +80,7 @@ PACKED = {
 }
 """Argument positions for the ops of aten, aiter and vLLM's FlashAttention."""
 DECODING = {"paged_attention_v1": (1, 9), "paged_attention_v2": (4, 12)}
-"""vLLM's attention of one token per sequence → positions of the query (key and value cache follow) and of the longest
-length.
-"""
+"""vLLM's decode attention → positions of the query (key and value cache follow) and of the maximum length."""
 CACHE_WRITES = frozenset(
     {"reshape_and_cache", "reshape_and_cache_flash", "concat_and_cache_mla", "store_cache", "unified_kv_cache_update"}
 )
@@ -111,8 +109,8 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     ),
     "_nnpack_spatial_convolution": (4, 3, None, False),
 }
-"""aten op → positions of its stride, padding and dilation (None: it has none), and whether it is transposed, or the
-position of that argument.
+"""aten op → positions of its stride, padding and dilation (None: it has none), and whether it is transposed, as a bool
+or as the position of that argument.
 """
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
@@ -316,7 +314,7 @@ def _by_sizes(
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float:
-    """Return the bytes that a call writes, beyond counting each argument once."""
+    """Return the bytes that a call writes, in addition to one pass over each argument."""
     item = ITEMSIZE_BYTES.get(_tensors(signature)[1][0], 1)
     known = parameters_of(signature.name, len(signature.dims or ()))
     if known is None:
@@ -491,8 +489,8 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
 def _keys_read(
     signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
 ) -> int | None:
-    """Return how many tokens' keys are read: all without a cache, otherwise from the `known` lengths or from
-    the pages.
+    """Return the number of tokens whose keys are read: all tokens without a cache, otherwise from the `known` lengths
+    or from the pages.
     """
     if at.pages is None and not _shape(signature, at.table):
         return keys[0]
@@ -503,8 +501,8 @@ def _keys_read(
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of attention for a single new token; for several, the arguments do not contain the
-    lengths.
+    """Return (operations, bytes) of attention for a single new token; None for several, because the arguments do not
+    contain the lengths.
     """
     query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
@@ -609,7 +607,7 @@ def _grouped_product(base: str, shapes: Shapes, signature: OpSignature) -> tuple
 
 
 def _outer(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """Return one multiplication for each element of the result."""
+    """Return (operations, elements of the result) of an outer product: one multiplication per element."""
     if len(shapes) < 2 or list(map(len, shapes[:2])) != [1, 1]:
         return None, None
     result = shapes[0][0] * shapes[1][0]
@@ -725,8 +723,8 @@ RULES = (
     (POOLS, _pooled),
     (POOLS_BACKWARD, _pool_gradient),
 )
-"""aten ops → function that returns their operations and result elements, None if the recorded arguments do
-not suffice.
+"""aten ops → function that returns their operations and result elements; both are None if the recorded arguments do not
+suffice.
 """
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device cost, initializer and work counter of each op of the family `rope`."""
+"""Device costs, initializers and work counters of the `rope` ops."""
 
 from __future__ import annotations
 

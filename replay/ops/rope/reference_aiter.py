@@ -34,7 +34,7 @@ def rope_fwd(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_fwd_impl")
 def rope_cached_fwd(c: Call) -> None:
-    """Same as rope_fwd_impl, with cosines and sines [S, 1, 1, R]."""
+    """Rotate input [S, B, H, D] by angles given as cosines and sines [S, 1, 1, R]."""
     c.output.copy_(apply_rope(c.input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
@@ -45,7 +45,7 @@ def _at(cos: Tensor, positions: Tensor) -> Tensor:
 
 @stands_for("aiter::rope_cached_positions_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl")
 def rope_positions(c: Call) -> None:
-    """Same as rope_cached_fwd_impl, but reads the cache rows at positions [S, B] (+ offsets)."""
+    """Rotate input [S, B, H, D] by the rows of cos and sin at positions [S, B] (+ offsets)."""
     offsets = getattr(c, "offsets", None)
     moved = c.positions if offsets is None else c.positions + offsets
     angles = _at(c.cos, moved), _at(c.sin, moved)
@@ -54,7 +54,7 @@ def rope_positions(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_2c_fwd_impl")
 def rope_positions_two(c: Call) -> None:
-    """Same as rope_cached_positions_fwd_impl, for query and key at once."""
+    """Rotate query and key [S, B, H, D] by the rows of cos and sin at positions [S, B] (+ offsets)."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         rope_positions(with_changes(c, output=output, input=input, offsets=getattr(c, "offsets", None)))
 
@@ -64,14 +64,14 @@ _ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "inpu
 
 @stands_for("aiter::rope_bwd_impl", writes=_ROPE)
 def rope_bwd(c: Call) -> None:
-    """Gradient of `aiter::rope_fwd_impl`: the inverse rotation."""
+    """Write the gradient of `aiter::rope_fwd_impl`: the inverse rotation."""
     angles = c.freqs.cos(), -c.freqs.sin()
     c.input_grads.copy_(apply_rope(c.output_grads, *angles, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
 @stands_for("aiter::rope_cached_bwd_impl", writes=_ROPE)
 def rope_cached_bwd(c: Call) -> None:
-    """Gradient of `aiter::rope_cached_fwd_impl`."""
+    """Write the gradient of `aiter::rope_cached_fwd_impl`."""
     c.input_grads.copy_(
         apply_rope(c.output_grads, c.cos, -c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
     )
@@ -79,7 +79,7 @@ def rope_cached_bwd(c: Call) -> None:
 
 @stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
 def rope_two(c: Call) -> None:
-    """Same as `aiter::rope_fwd_impl`, for query and key at once."""
+    """Rotate query and key [S, B, H, D] by angles freqs [S, 1, 1, R]."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         output.copy_(
             apply_rope(input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
@@ -88,6 +88,6 @@ def rope_two(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_2c_fwd_impl", writes=_ROPE)
 def rope_cached_two(c: Call) -> None:
-    """Same as `aiter::rope_cached_fwd_impl`, for query and key at once."""
+    """Rotate query and key [S, B, H, D] by angles given as cosines and sines [S, 1, 1, R]."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         output.copy_(apply_rope(input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))

@@ -20,7 +20,7 @@ def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "hal
 
 @stands_for("npu::npu_apply_rotary_pos_emb")
 def npu_apply_rotary_pos_emb(c: Call) -> tuple[Tensor, Tensor]:
-    """Same as npu_rotary_mul, for query and key [B, S, N, D]."""
+    """Return rotated (query, key) [B, S, N, D], with one cosine and sine per element; half or interleaved pairs."""
     neox = getattr(c, "rotary_mode", "half") != "interleave"
     return rotate_whole(c.query, c.cos, c.sin, neox=neox), rotate_whole(c.key, c.cos, c.sin, neox=neox)
 
@@ -38,7 +38,7 @@ def to_halves(x: Tensor) -> Tensor:
 
 @stands_for("npu::npu_mrope")
 def npu_mrope(c: Call) -> tuple[Tensor, Tensor]:
-    """Same as vLLM's rotary embedding, out of place. Raises ValueError for several sections (multimodal positions)."""
+    """Return rotated (query, key), out of place. Raises ValueError for several sections (multimodal positions)."""
     if c.mrope_section and any(c.mrope_section):
         raise ValueError("npu_mrope with sections is not implemented")
     neox = c.rotary_mode != "interleave"

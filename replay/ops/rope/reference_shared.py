@@ -169,7 +169,7 @@ def rope_pos_ids(c: Call) -> None:
 def _yarn(base: float, dim: int, factor: float, low: float, high: float, device: torch.device) -> Tensor:
     """Return the rotation angle per position [dim / 2].
 
-    Plain RoPE for factor 1; otherwise YaRN, which blends plain angles and angles / factor between low and high.
+    Plain RoPE for factor 1; otherwise YaRN: a blend from plain angles to angles / factor between indices low and high.
     """
     index = torch.arange(dim // 2, device=device, dtype=torch.float32)
     plain = base ** (-2.0 * index / dim)
@@ -270,7 +270,7 @@ def scatter_pa_kv_cache(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_triton_rotary_embedding")
 def offset_rotary_embedding(c: Call) -> None:
-    """Same as `_C::rotary_embedding`, with offsets added to the positions."""
+    """Rotate query and key in place, at positions + offsets."""
     offsets = getattr(c, "offsets", None)
     moved = c.positions if offsets is None else c.positions + offsets.reshape(c.positions.shape)
     for tensor in (c.query, c.key):

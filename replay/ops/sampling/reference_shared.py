@@ -42,7 +42,7 @@ def _renormalised(probs: Tensor, keep: Tensor) -> Tensor:
 
 
 def draw(probs: Tensor) -> Tensor:
-    """Sample one column per row of probs [rows, V], as the largest p / Exponential(1)."""
+    """Sample one column per row of probs [rows, V]: the argmax of p / noise, with Exponential(1) noise."""
     noise = torch.empty_like(probs, dtype=torch.float32).exponential_().clamp_(min=1e-10)
     return (probs.float() / noise).argmax(-1)
 
@@ -53,7 +53,7 @@ def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 @stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
 def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
-    """Write the most likely tokens up to probability p, scaled to a sum of one, to renorm_probs."""
+    """Write the most likely tokens' probabilities up to a sum of p, rescaled to a sum of 1, to renorm_probs."""
     renorm_probs.copy_(_renormalised(probs.float(), keep_top_p(probs, _limit(maybe_top_p_arr, top_p_val, probs))))
 
 
@@ -66,7 +66,7 @@ def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tens
 
 @stands_for("aiter::top_k_renorm_probs", writes=())
 def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> Tensor:
-    """Return the k most likely tokens of each row, scaled to a sum of one."""
+    """Return the probabilities of the k most likely tokens of each row, rescaled to a sum of one."""
     return _renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs)))
 
 
@@ -90,7 +90,7 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
 def sample_top_k_top_p(c: Call) -> Tensor:
     """Return tokens int32 [rows], sampled from the k most likely ones.
 
-    The tokens are also restricted to the most likely ones up to probability p.
+    The tokens are also restricted to the most likely ones whose probabilities add up to p.
     """
     rows = _rows(c.probs, c.indices).float()
     keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))
@@ -121,7 +121,7 @@ def random_sample(c: Call) -> None:
 @stands_for("aiter::mixed_sample", "aiter::_mixed_sample", writes=("out",), random=True)
 @stands_for("aiter::mixed_sample_outer_exponential", writes=("out",))
 def mixed_sample(c: Call) -> None:
-    """Same as random_sample; rows with temperature 0 use their argmax."""
+    """Write columns sampled as in random_sample to out; rows with temperature 0 use the argmax of input."""
     exponentials = getattr(c, "exponentials", None)
     probs = _tempered(c.input, c.temperature, c.eps)
     drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
@@ -170,7 +170,7 @@ def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor
 
 @stands_for("npu::apply_token_bitmask", writes=())
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> Tensor:
-    """Same as SGLang's op, on a copy."""
+    """Same as apply_token_bitmask_inplace, on a copy."""
     out = logits.clone()
     apply_token_bitmask_inplace(out, bitmask, indices)
     return out

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device cost, initializer and work counter of each op of the family `state_space`."""
+"""Device costs, initializers and work counters of the `state_space` ops."""
 
 from __future__ import annotations
 

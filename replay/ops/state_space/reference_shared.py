@@ -118,7 +118,7 @@ def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, sta
 
 def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
     """Return B or C of one sequence as [dim, n, L]; the table is [groups, n, tokens], [batch, groups, n, L], or
-    constant.
+    constant [dim, n].
     """
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)

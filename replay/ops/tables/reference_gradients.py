@@ -116,7 +116,7 @@ def grad_indice_weights(c: Call) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise")
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return XQ [.., K] @ WQ [N, K]ᵀ with one scale per row of each, + bias; bfloat16."""
+    """Return XQ [.., K] @ WQ [N, K]ᵀ + bias, with one scale per row of XQ and of WQ; bfloat16."""
     rows = as_rows(XQ)
     product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
     return product.reshape(*XQ.shape[:-1], WQ.shape[0])

@@ -89,5 +89,5 @@ def sparse_label_to_dense(lengths: Tensor, ids: Tensor, values: Tensor, size: in
     fake=lambda lengths, size: lengths.new_empty((lengths.shape[0], _dense_size(size)), dtype=torch.bool),
 )
 def sparse_label_to_bool(lengths: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Same as sparse_label_to_dense, but True at each row's ids (assumed)."""
+    """Return bool [n, size], True at each row's ids (assumed)."""
     return sparse_label_to_dense(lengths, ids, torch.ones_like(ids), size) > 0

@@ -59,7 +59,7 @@ def jagged_to_padded_dense(c: Call) -> Tensor:
 
 @stands_for("fbgemm::jagged_to_padded_dense_backward")
 def jagged_to_padded_dense_backward(grad_output: Tensor, offsets: list[Tensor], total_L: int) -> Tensor:
-    """Gradient of the values [total_L, D]."""
+    """Return the gradient of the values [total_L, D]."""
     return to_jagged(grad_output, _single(offsets), total_L)
 
 
@@ -86,7 +86,7 @@ def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: int
     ),
 )
 def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> tuple[Tensor, list[Tensor]]:
-    """Return (values, offsets)."""
+    """Return (values [total, D], copies of the offsets)."""
     values = to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
     return values, [x.clone() for x in x_offsets]
 
@@ -155,7 +155,7 @@ def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max
 
 @stands_for("fbgemm::jagged_dense_bmm")
 def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """Return (product, offsets)."""
+    """Return (rows of x [N, K] times y of their batch element, copy of the offsets)."""
     return jagged_dense_bmm_forward(x_values, x_offsets, y, max_L), x_offsets.clone()
 
 
@@ -184,7 +184,7 @@ def jagged_softmax(values: Tensor, x_offsets: Tensor, max_L: int) -> tuple[Tenso
 
 @stands_for("fbgemm::jagged_softmax_backward")
 def jagged_softmax_backward(grad_output: Tensor, output: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """Gradient of jagged_softmax."""
+    """Return the gradient of jagged_softmax."""
     grad, soft = (to_dense(x.float(), x_offsets, max_L) for x in (grad_output, output))
     inner = (grad - (grad * soft).sum(1, keepdim=True)) * soft
     return to_jagged(inner, x_offsets, output.shape[0]).to(output.dtype)

@@ -81,7 +81,7 @@ def _fake_permute(
     fake=_fake_permute,
 )
 def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the lengths [T, B] and values [Σ lengths] of rows permute [T'] (permute of a KeyedJaggedTensor)."""
+    """Return rows `permute` [T'] of lengths [T, B], with values and weights (permute of a KeyedJaggedTensor)."""
     total = c.permuted_lengths_sum if c.permuted_lengths_sum else None
     return permute_jagged(c.permute, c.lengths, c.values, c.weights, total)
 
@@ -91,7 +91,7 @@ def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
 )
 def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Same as permute_2D_sparse_data."""
+    """Return rows `permute` of lengths, with their indices and weights."""
     return permute_jagged(c.permute, c.lengths, c.indices, c.weights, None)
 
 
@@ -120,7 +120,7 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
-    """Flatten grad_output [B, ΣD] to the columns [B, D of the rank] of each rank, concatenated."""
+    """Return the columns [B, D of the rank] of grad_output [B, ΣD] for each rank, flattened and concatenated."""
     out = grad_output.new_zeros((grad_output.numel(),))
     start = column = 0
     for dim in dim_sum_per_rank.tolist():

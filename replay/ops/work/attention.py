@@ -19,7 +19,7 @@ from opreplay.initializers.rules.paged_attention import UNIFIED
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
 CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
 LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
-"""Arguments that are lists of integers; in packed layouts each number is the end position of its sequence."""
+"""Arguments that list query lengths; in packed layouts each number is the end position of its sequence."""
 PACKED_LAYOUTS = ("TND", "NTD")
 
 
@@ -39,7 +39,7 @@ class Sequences:
 
 
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the context tokens that queries attend to, out of the capacity of the block tables, page lists or keys."""
+    """Count the context tokens that queries attend to, and how many the block tables, page lists or keys can hold."""
     sequences = sequences_of(context, lengths)
     if sequences is None:
         return None
@@ -100,7 +100,7 @@ def _lengths_of_ends(ends: torch.Tensor) -> torch.Tensor:
 
 
 def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None) -> torch.Tensor | None:
-    """Return the tokens that each sequence may attend to, or None if no argument gives them."""
+    """Return the number of tokens that each sequence may attend to, or None if no argument gives it."""
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
     if (direct := context.first(names.SEEN, elements=True)) is not None:
@@ -121,7 +121,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
 
 
 def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None) -> torch.Tensor:
-    """Return the tokens in the pages of each sequence; the last page may hold fewer than `page` tokens."""
+    """Return the number of tokens in the pages of each sequence; the last page may hold fewer than `page` tokens."""
     tokens = counts * page
     if last is None or last.numel() != len(counts):
         return tokens
@@ -129,9 +129,7 @@ def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
-    """Return the new tokens of each sequence from an argument; if no argument gives them, split the query's tokens
-    evenly.
-    """
+    """Return the number of new tokens of each sequence; if no argument gives it, split the query's tokens evenly."""
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:

@@ -29,9 +29,9 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: str = ""
     """Quantity that determines the time but is not recorded, and the value that was assumed instead."""
     layer: Mapping[str, OptionValue] | None = None
-    """User's options of `moe_routing` for weights that are not arguments."""
+    """Options of the initializer `moe_routing` set by the user, for layers whose weights are not arguments."""
     work: Work | None = None
-    """Work that the user's initializer reports for an op without other information."""
+    """Work that the user's initializer reports for the op, if it reports any."""
 
 
 ContentsOf = Callable[[ReplayOp], Contents | None]

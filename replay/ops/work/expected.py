@@ -46,17 +46,17 @@ MAX_SCORES = 1 << 26
 
 
 class ExpectedContents:
-    """Contents by op, computed once per op. With the run's registry, seed and values they equal the run's contents."""
+    """Expected contents by op, computed once; equal to a run's contents for the run's registry, seed and values."""
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self.registry, self._seed, self._values = registry, seed, values
         self._contents: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
-        """Op id → reason why its arguments could not be created; its cost then follows from the shapes."""
+        """Op id → reason why the op's arguments could not be created; the op's cost then follows from the shapes."""
         self.impossible: dict[str, str] = {}
         """Op id → values in the batch's annotation that the op's arguments cannot hold."""
         self.unrecorded: dict[str, str] = {}
-        """Op id → quantities that neither its arguments nor the batch's annotation contain, and what was assumed
+        """Op id → quantities that neither the op's arguments nor the batch's annotation contain, and what was assumed
         instead.
         """
 

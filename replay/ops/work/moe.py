@@ -25,13 +25,13 @@ def _routed(routes: Routes) -> tuple[Amount, Amount, Amount]:
 
 
 def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the tokens whose experts the scores determine."""
+    """Count the tokens that the scores route and the experts that they use."""
     routes = routes_of(context)
     return None if routes is None else work(_tokens(routes, "tokens routed"), _used(routes.expert, routes.experts))
 
 
 def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots whose expert is local and affects the result."""
+    """Count the slots (a token's choices of an expert) whose expert is local and affects the result."""
     routes = routes_of(context)
     if routes is None:
         return None
@@ -40,7 +40,7 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots in sorted lists that an expert's block computes; warn if the lists break the convention."""
+    """Count the slots in sorted lists that an expert's block computes; warn if the lists break the op's convention."""
     routes = routes_of(context)
     if routes is None:
         return None

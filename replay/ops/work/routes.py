@@ -1,5 +1,5 @@
 # pyright: strict
-"""Read the routing, the expert of each slot, from the arguments of mixture-of-experts ops; counts nothing."""
+"""Read the routing, the expert of each slot (a token's k-th choice), from MoE ops' arguments; counts nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Routed slots of a call, on the CPU."""
+    """Routed slots (each is a token's choice of an expert) of a call, on the CPU."""
 
     expert: torch.Tensor
     """Expert of each routed slot, int64 [slots]."""

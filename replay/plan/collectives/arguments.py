@@ -1,6 +1,6 @@
 # pyright: strict
-"""Reads collectives from the arguments of recorded ops: `record_param_comms` has most facts, other ops only the group
-size.
+"""Reads collectives from the arguments of recorded ops: `record_param_comms` has most arguments, other ops only the
+group size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.traces.model import OpSignature
 
 PARAMETERS = "record_param_comms"
 _NAMING_RANKS = (9, 10)
-"""Numbers of arguments of `record_param_comms`, without and with tensors, in torch versions that record ranks.
+"""Argument counts of `record_param_comms` in torch versions that record ranks: without tensors, with tensors.
 
 The last three arguments are the first rank, the stride between ranks, and the number of ranks.
 """
@@ -38,8 +38,8 @@ _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
-    """Return the number of ranks in a collective's group, or in the whole job if its arguments do not contain it; None
-    for other ops.
+    """Return the number of ranks in a collective's group; if its arguments do not contain it, the number in the whole
+    job. None for other ops.
     """
     if not is_collective(signature):
         return None
@@ -48,7 +48,7 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
 
 
 def _size_of_group(signature: OpSignature) -> int | None:
-    """Return the group-size argument; None if there is none."""
+    """Return the value of the group-size argument; None if there is none."""
     numbers = _integers(signature)
     if signature.name == PARAMETERS:
         return numbers[-1] if len(signature.types or ()) in _NAMING_RANKS and len(numbers) > 2 else None

@@ -1,7 +1,7 @@
 # pyright: strict
 """Finds annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by time.
 
-NCCL annotates inside the call, on its thread. gloo annotates on its own threads when it runs the work, see
+NCCL annotates inside the call, on the calling thread. gloo annotates on its own threads when it runs the work, see
 `links.marks`.
 """
 
@@ -30,13 +30,13 @@ class Notes:
             entries.sort()
 
     def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Return the indices of annotations on a track that start in [begin, end]."""
+        """Return the indices of annotations on a track that start in [begin, end], in ns."""
         entries = self._by_track.get(track, [])
         first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
         return [index for _, index in entries[first:last]]
 
 
 def mark(note: CollectiveNote) -> Mark:
-    """Return an annotation from another thread than the caller's as a `Mark`, with the facts that identify its call."""
+    """Return an annotation from another thread than the caller's as a `Mark`, with facts that identify its call."""
     elements = sum(prod(dims) for dims in note.dims) if note.dims else None
     return Mark(start_ns=note.start_ns, kind=kind_of(note.name) or "", elements=elements)

@@ -36,16 +36,16 @@ from opreplay.traces.model import TensorMeta, Trace
 from opreplay.traces.names import file_name
 
 WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
-"""Suffix of the names of ops that wait for a functional collective, and part of the names of functional collectives."""
+"""Suffix of the names of ops that wait for a functional collective; part of the names of functional collectives."""
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
-    """Return all collectives of a trace (read with its activity) whose names the filters keep."""
+    """Return the collectives of a trace whose names the filters keep; the trace must be read with its activity."""
     return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
 def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[RequestedCollective]:
-    """Return the request, end and wait times of each collective, if recorded."""
+    """Return the start, end and wait times of each collective whose request time is recorded."""
     waits = _waits(trace, calls)
     has_device = bool((trace.kernels.owner >= 0).any())
     out: list[RequestedCollective] = []
@@ -69,7 +69,7 @@ def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[Requested
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Map positions of calls to the start of their `wait_tensor`, which is the next one with as many elements."""
+    """Map positions of calls to the start (ns) of their `wait_tensor`: the next with an equal number of elements."""
     if not len(trace.ops):
         return {}
     waits = np.array([signature.name.endswith(WAIT) for signature in trace.signatures] or [False])
@@ -97,7 +97,7 @@ def _host_us(ops: Iterable[ReplayOp]) -> float:
 
 
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
-    """Return the plan with these collectives of its trace, regardless of the selection.
+    """Return the plan with these collectives of its trace, regardless of which ops were selected.
 
     Ops of the plan that belong to a collective are removed, because one name without arguments covers many collectives.
     Filters by name, share and number apply to all ops together; the plan was made without share and number filters.
@@ -119,9 +119,9 @@ NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `o
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan in which each op that is a collective has its description; a plan read from a file is unchanged.
+    """Return the plan with a description added to each op that is a collective; a plan from a file is unchanged.
 
-    An op that covers several different collectives, such as a name without arguments, gets no description.
+    An op that covers several different collectives, e.g. a name without arguments, gets no description.
     """
     if isinstance(trace, ReplayPlan):
         return plan
@@ -143,7 +143,7 @@ BESIDE = Reason("label, not an op", "only waits for a collective or initializes 
 
 
 def _not_called_collective(op: ReplayOp) -> ReplayOp:
-    """Return an op that only waits for or initializes a collective with a reason that says so."""
+    """Return the op; if it only waits for or initializes a collective, with a reason that says so."""
     moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
     return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
 
@@ -180,7 +180,7 @@ def mark_missing_sizes(plan: ReplayPlan) -> ReplayPlan:
 
 
 def plan_of_comms(comms: CommsTrace) -> ReplayPlan:
-    """Return the plan of a list of collectives in PARAM's format, which contains nothing else."""
+    """Return the plan of a trace in PARAM's format, which contains only collectives."""
     ops = collective_ops(calls_of_comms(comms))
     ops.sort(key=lambda op: -op.recorded.host_us_total)
     return ReplayPlan(
@@ -206,7 +206,7 @@ def _passes(call: Call, filters: OpFilter) -> bool:
 
 
 _Key = tuple[str, Collective | None, str]
-"""(name, work, missing facts): calls with the same key are one op."""
+"""(name, collective, missing facts): calls with the same key are one op."""
 
 
 def _key(call: Call) -> _Key:
@@ -259,7 +259,7 @@ def op_of(
     recorded: Recorded,
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
-    """Return the plan op for a collective, with a reason because a single process cannot replay it; see `on_ranks`."""
+    """Return the plan op for a collective; its reason says that a single process cannot replay it, see `on_ranks`."""
     sizes = {"input": collective.in_elements, "output": collective.out_elements} if collective.kind != "barrier" else {}
     if collective.in_elements == collective.out_elements:
         sizes.pop("output", None)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the collectives that a trace records as ops, `record_param_comms` or annotations, one value per call.
+"""Finds the collectives that a trace records as ops, `record_param_comms` or annotations; each call becomes one `Call`.
 
 Determines which records belong to one call; `records` combines them.
 """
@@ -45,21 +45,21 @@ class Call:
     """Rows of `Trace.ops`, outermost first; empty without an op."""
     collective: Collective | None
     lacks: str = ""
-    """Facts that the trace lacks; if not empty, `collective` is None."""
+    """Facts that the trace lacks, as text; if not empty, `collective` is None."""
     assumed: tuple[str, ...] = ()
     """Assumptions about the collective."""
     host_us: float = 0.0
     device_us: float = 0.0
     kernels: tuple[tuple[str, float], ...] = ()
-    """Name and microseconds of each kernel of the call."""
+    """(name, microseconds) of each kernel of the call."""
     asked_ns: int = -1
-    """Time of the request; -1 if unknown."""
+    """Time at which the collective was requested, in ns; -1 if unknown."""
     ended_ns: int | None = None
-    """End of the call's device work, or of the back-end's annotation on another thread; None without either."""
+    """End (ns) of the call's device work, or of the back-end's annotation on another thread; None without either."""
 
 
 def collective_calls(trace: Trace) -> list[Call]:
-    """Return all collectives of a trace (read with its activity), in file order, without waits and set-up.
+    """Return all collectives of a trace (read with `activity`) in file order, without waits and set-up.
 
     An op, the `record_param_comms` inside it and the back-end's annotation of it, on any thread, form one call.
     """
@@ -85,7 +85,7 @@ class _Draft:
 
 
 def _records_of(trace: Trace, rows: list[int]) -> Records:
-    """Return the records of one call that its ops contain."""
+    """Return the records that the ops of one call contain."""
     records = Records()
     for row in rows:
         signature = trace.signatures[int(trace.ops.signature[row])]
@@ -97,7 +97,7 @@ def _records_of(trace: Trace, rows: list[int]) -> Records:
 
 
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
-    """Return all calls with their records and the annotations on their threads; those annotations are added to
+    """Return a draft of each call with its records and the annotations on its thread; these annotations are added to
     `used`.
     """
     kernels, ends = _kernels_of(trace, set(rows))
@@ -117,9 +117,9 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 
 
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
-    """Return start and call of each draft that is a collective.
+    """Return (start, call) of each draft that is a collective.
 
-    Uses annotations on other threads, and adds those annotations to `used`.
+    Also uses annotations on other threads, and adds them to `used`.
     """
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
@@ -160,8 +160,8 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Return the rows of ops that are collectives, in file order, and for each the nearest enclosing such
-    row, or -1.
+    """Return the rows of ops that are collectives, in file order, and map each to the row of the nearest enclosing
+    collective, or -1.
     """
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
@@ -207,7 +207,7 @@ def _is_parameters(trace: Trace, row: int) -> bool:
 
 
 def _record_of(trace: Trace, row: int) -> Record | None:
-    """Return what a row records about a collective: its own metadata, or the arguments in an ExecutionTrace."""
+    """Return the record of a collective in one row: the op's own metadata, or its arguments in an ExecutionTrace."""
     activity = trace.activity
     if activity is not None and activity.op_collective[row] >= 0:
         return activity.collectives[int(activity.op_collective[row])]
@@ -215,7 +215,7 @@ def _record_of(trace: Trace, row: int) -> Record | None:
 
 
 def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:
-    """Return name and time of each op's device work, and the end of the last of it."""
+    """Return (name, microseconds) of each op's kernels by row, and the end of its last kernel in ns."""
     kernels_by_row: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     ends: dict[int, int] = {}
     owned = np.flatnonzero(np.isin(trace.kernels.owner, list(rows))) if rows else np.zeros(0, np.int64)
@@ -234,7 +234,7 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
 
 
 def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Add the collectives that a Chakra file describes by type and size, if its tensors do not describe them."""
+    """Add the collectives that a Chakra file describes by type and size, unless their tensors already describe them."""
     if not trace.collectives:
         return calls
     known = {row for call in calls if call.collective is not None for row in call.rows}
@@ -246,7 +246,7 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
-    """Add the group, the sender and the receiver, which tensors do not record."""
+    """Return the call with the group, sender and receiver from the file's list, which tensors do not record."""
     known, collective = next(filter(None, map(listed.get, call.rows)), None), call.collective
     if known is None or collective is None or known.record.name != collective.kind:
         return call
@@ -278,20 +278,20 @@ def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
 
 
 def _call(records: Records, world_size: int | None, *, name: str) -> Call:
-    """Return the call described by records that do not come from ops."""
+    """Return the call that records from other sources than ops describe."""
     collective, lacks, assumed = collective_of(records, world_size)
     return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
 
 
 def calls_of_comms(comms: CommsTrace) -> list[Call]:
-    """Return the collectives of a list in PARAM's format, in order."""
+    """Return the collectives of a trace in PARAM's format, in order."""
     calls = (_of_listed(entry, comms.world_size) for entry in comms.entries)
     return [call for call in calls if call.collective is not None or call.lacks]
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Add the sizes of device tasks to the calls of an NPU trace, in order, if the numbers of tasks and calls are
-    equal.
+    """Add the sizes of device tasks to the calls of an NPU trace, matched in order, if there are as many tasks as
+    calls.
     """
     activity = trace.activity
     if activity is None or not len(activity.spans):
@@ -327,7 +327,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def same_work(collective: Collective) -> Collective:
-    """Return the collective without fields that do not affect its work: the group's identity, and the recording
+    """Return the collective without the fields that do not affect its cost: the group's identity and the recording
     rank.
     """
     return msgspec.structs.replace(collective, group="", rank=None)

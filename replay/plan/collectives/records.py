@@ -33,10 +33,10 @@ Moved = tuple[int, int, str, tuple[int, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class Records:
-    """Everything that a trace records about one call, best source first."""
+    """All records of one call in a trace, in order of reliability."""
 
     names: list[str] = field(default_factory=list[str])
-    """Names that may reveal the operation."""
+    """Names from which the operation may be recognized."""
     record: Record | None = None
     signatures: list[OpSignature] = field(default_factory=list[OpSignature])
     """Signatures of ops, the most informative first."""
@@ -45,7 +45,7 @@ class Records:
 
 
 def annotated_sizes(records: Records) -> frozenset[int]:
-    """Return the sizes that an annotation of the call may have."""
+    """Return the numbers of elements that an annotation of the call may have."""
     record = records.record
     sizes = {sum(n for n, _ in entry) for signature in records.signatures for entry in tensors_of(signature)}
     if record is not None:
@@ -54,14 +54,14 @@ def annotated_sizes(records: Records) -> frozenset[int]:
 
 
 def of_record(record: Record, world_size: int | None) -> Collective | None:
-    """Return the collective that one record alone describes; None without operation, size or dtype."""
+    """Return the collective that one record describes; None if operation, size or dtype is missing."""
     return collective_of(Records(names=[record.name], record=record), world_size)[0]
 
 
 def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
-    """Return (collective, what is missing, what was assumed).
+    """Return (collective, missing facts, assumptions).
 
-    The collective is None if something is missing; the second value is "" as well if the records are not a collective.
+    The collective is None if a fact is missing; the missing facts are "" as well if the records are not a collective.
     """
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
@@ -138,7 +138,7 @@ def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_r
 
 
 def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:
-    """Return the sender and receiver, or the root; for other operations the recording rank."""
+    """Return the fields for sender and receiver, or for the root; for other operations, the recording rank."""
     if kind in ROOTED:
         return {"root": _root(records, record)}
     if kind not in POINT_TO_POINT:
@@ -148,7 +148,7 @@ def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]
 
 
 def kind_of_records(records: Records) -> Kind | None:
-    """Return the operation given by the first name that determines one."""
+    """Return the operation: the first that a name in the records determines."""
     record = records.record
     kind = kind_of(record.name) if record is not None and record.name else None
     for name in (*records.names, *(note.name for note in records.notes), *records.kernels):
@@ -157,7 +157,7 @@ def kind_of_records(records: Records) -> Kind | None:
 
 
 def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
-    """Return the recorded (elements in, elements out, dtype, elements of each tensor); None if nothing is recorded."""
+    """Return the recorded (input elements, output elements, dtype, elements of each tensor); None if not recorded."""
     if kind == "barrier":
         return 0, 0, "uint8", ()
     dtype = dtype_named(record.dtype or "")
@@ -200,7 +200,7 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 
 
 def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
-    """Return both sizes, deriving a missing one from the operation."""
+    """Return both sizes; a missing one is derived from the other, the operation and `n` ranks."""
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING
     alike = inside == outside and n > 1
@@ -224,7 +224,7 @@ def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | Non
 
 
 def _ranks_by_sizes(sizes: Sizes) -> int | None:
-    """Return the ratio of the larger to the smaller size as a number of ranks; None if it cannot be one."""
+    """Return the ratio of the larger to the smaller size, if it is a valid number of ranks; otherwise None."""
     if not sizes[0] or not sizes[1]:
         return None
     small, large = sorted((sizes[0], sizes[1]))
@@ -232,7 +232,7 @@ def _ranks_by_sizes(sizes: Sizes) -> int | None:
 
 
 def _recorded_splits(kind: Kind, records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the splits of input and output, in rows or elements."""
+    """Return the recorded input and output splits of an all-to-all, in rows or elements; otherwise empty ones."""
     if kind != "all_to_all":
         return (), ()
     if any(recorded := (record.in_split or (), record.out_split or ())):
@@ -251,7 +251,7 @@ def _lists_of(signature: OpSignature) -> list[tuple[int, ...]]:
 
 
 def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:
-    """Derive the unrecorded size of an all-to-all from both splits, because rows are equally long on both sides."""
+    """Derive a missing size of an all-to-all from both splits: rows have the same length on both sides."""
     inside, outside, dtype, parts = sizes
     rows = sum(in_splits), sum(out_splits)
     if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:

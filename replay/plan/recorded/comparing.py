@@ -1,5 +1,5 @@
 # pyright: strict
-"""Opens the inputs of `compare`, recognized by content (result files, traces, plans), and selects their times."""
+"""Opens the inputs of `compare` (result files, traces, plans; recognized by content), and selects times to compare."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def compare_operands(
             with itself on a device: "recorded:910b3".
         select: which ops of a trace to compare, as for a plan.
         threshold: minimum change, as a share; smaller changes count as equal.
-        method: how to compare two runs: by gauges, or by plain medians.
+        method: how to compare two runs: relative to reference workloads (gauges), or by plain medians.
         force: compare runs of different machines or measurement methods.
         simulate: predicts a trace or plan if `times` names a device.
 
-    Raises UsageError for times that a side does not have, and EnvironmentRefused like `judge.compare`.
+    Raises UsageError if a side lacks the requested times, and EnvironmentRefused like `judge.compare`.
     """
     if not after:
         after, times = before, times or _times_within_file(before)
@@ -89,7 +89,7 @@ def compare_operands(
 
 
 def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
-    """Return the steps of two traces to compare; None if a side is not a trace, or if nothing ran in it."""
+    """Return the steps of two traces to compare; None if an input is not a trace, or if nothing ran in it."""
     if len(pair) != 2 or not all(isinstance(operand, Trace) for operand in pair):
         return None
     before, after = (operand for operand in pair if isinstance(operand, Trace))
@@ -100,7 +100,7 @@ def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """Return the level of argument metadata that both traces record, if their levels differ; ids then use only that
+    """Return the lower of the traces' levels of argument metadata, if their levels differ; ids then use only that
     metadata.
     """
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
@@ -160,8 +160,8 @@ def _timed(times: Times) -> Times:
 def _simulated(
     operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
 ) -> Times:
-    """Predict a trace or plan on the named device. Raises UsageError if measured times are requested, which it does not
-    have.
+    """Predict a trace or plan on the device `which`. Raises UsageError for measured times, which a trace or plan does
+    not have.
     """
     source = file_name(operand.info.path) if isinstance(operand, Trace) else operand.source
     if which in WHATS or simulate is None:

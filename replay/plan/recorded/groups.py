@@ -1,5 +1,5 @@
 # pyright: strict
-"""Groups recorded calls into ops and collects the measurements of each. Resolves nothing and does not need torch."""
+"""Groups recorded calls into ops and collects the times of each op. Resolves nothing and does not need torch."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _ARITHMETIC = (
 )
 """Name prefixes of optimizer ops, whose scalar arguments change in each step."""
 _PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
-"""ATen ops that scale or add a number whose value does not affect their work."""
+"""ATen ops that scale by or add a number; its value does not affect their cost."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating-point number, or a list of them, as written in traces."""
 
 
 def is_arithmetic(name: str) -> bool:
-    """Check whether the floating-point arguments of an op are only factors or addends."""
+    """Check whether the floating-point arguments of an op are only factors or addends, which do not affect its cost."""
     return name in _PLAIN or name.startswith(_ARITHMETIC)
 
 
@@ -51,7 +51,7 @@ def signature_id(signature: OpSignature) -> str:
     """Return a stable hash of a recorded signature, 12 hex digits.
 
     Floating-point numbers that are only factors or addends are excluded: Adam's bias correction changes them in each
-    step, but the work is the same. The compiler's spelling of types does not matter either.
+    step, but not the work. How a compiler spells types does not matter either.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
@@ -75,7 +75,7 @@ class CallGroup:
     recorded: Recorded
     host_us: npt.NDArray[np.float64]
     device_us: npt.NDArray[np.float64]
-    """Device time of each call; 0 for a call without device work."""
+    """Device time of each call, in microseconds; 0 for a call without device work."""
     batch: DominantBatch | None = None
     on_host: bool = False
     """Whether all calls only update the step counters of an optimizer."""
@@ -124,7 +124,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
 def heaviest_rows(
     trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
 ) -> Rows:
-    """Return the `rows` whose ops pass the filters by name, `top` and `min_share`, using only sums per op."""
+    """Return the `rows` whose ops pass the filters by name, `top` and `min_share`, using only each op's total time."""
     same = _first_of_same_op(trace, rows)
     signature = same[trace.ops.signature[rows]]
     present, first = np.unique(signature, return_index=True)
@@ -174,7 +174,7 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
 
 
 def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float64]:
-    """Return the device time attributed to each row of `trace.ops`; 0 for rows that are not selected."""
+    """Return the device time in ns attributed to each row of `trace.ops`; 0 for rows that are not selected."""
     owner = owner_among(trace, rows, select)
     owned = owner >= 0
     weights = trace.kernels.dur_ns[owned].astype(np.float64)
@@ -199,7 +199,7 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
 
 
 def _kernel_types(trace: Trace) -> dict[int, str]:
-    """Map the index of a kernel's name to its CANN type if a kernel table was joined; one name has one type."""
+    """Map the index of a kernel name to the CANN type of its kernels; empty without a joined kernel table."""
     if trace.details is None:
         return {}
     described = np.flatnonzero(trace.details.kind >= 0)

@@ -43,7 +43,7 @@ class RecordedOps(NamedTuple):
     rows: Rows
     """The selected calls, including those that `top` and `min_share` leave out."""
     ops: tuple[tuple[CallGroup, ReplayOp], ...]
-    """Ops with their calls, heaviest first."""
+    """(calls, op) pairs, heaviest first."""
 
 
 class RecordedPlan(NamedTuple):
@@ -98,7 +98,7 @@ def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Row
 
 
 def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """Return the plan without its ops: totals, with the host time of these rows, and facts about the trace."""
+    """Return the plan without its ops: totals (host time is that of these rows) and facts about the trace."""
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
@@ -120,9 +120,9 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op of a group of calls.
+    """Return the op of a group of calls, not resolved yet.
 
-    `recorded` is the number of calls with device time, and the work of all these calls.
+    `recorded` is the number of calls with device time, and the total work of these calls.
     """
     calls, work = recorded or (1, work_of(group.signature))
     return ReplayOp(
@@ -155,8 +155,8 @@ COUNTER = (Assumption(argument="device", what="optimizer step counter, kept on t
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
-    """Return a note if the calls of one op had different batches: all are replayed with the batch that took the most
-    time.
+    """Return a note if calls of one op had different batches: all are replayed with the batch that took the
+    most time.
     """
     if batch is None or not batch.others:
         return ()

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTime:
-    """Return the times of all calls with one id."""
+    """Return the times of all calls with one id, which may be in several groups."""
     calls = np.concatenate([group.device_us if on_device else group.host_us for group in groups])
     args = unnamed_arguments(recorded_args(groups[0].signature), "")
     shell = ReplayOp(id=id_, name=groups[0].signature.name, count=len(calls), recorded=groups[0].recorded, args=args)
@@ -51,8 +51,8 @@ def times_of_trace(
 ) -> Times:
     """Return the times of a trace's ops; calls with the same id are combined.
 
-    These are device times if any op owns device time or if the device times are wrong, otherwise host times. `level`:
-    use only this level of metadata for ids, because the other side has no more. `steps` are the steps to compare with
+    Times are device times if any op has device time or if the device times are wrong, otherwise host times. `level`:
+    use only this level of metadata for ids, because the other trace has no more. `steps` are the steps to compare with
     those of another trace, and `paired` says how they correspond.
     """
     groups: dict[str, list[CallGroup]] = {}
@@ -162,7 +162,7 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
 
 
 def times_of_plan(plan: ReplayPlan) -> Times:
-    """Return the recorded times of a plan, which stores the median and the sum over calls."""
+    """Return the recorded times of a plan, which has only the median and the sum over the calls of each op."""
     kernels = sum(kernel.count for op in plan.ops for kernel in op.recorded.kernels)
     doubts = Doubts() if plan.device_us_total > 0 else Doubts(zero_durations=kernels)
     on_device = plan.device_us_total > 0 or kernels > 0

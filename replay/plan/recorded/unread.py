@@ -1,6 +1,6 @@
 # pyright: strict
-"""Finds ops whose result sizes do not occur in any later call of the trace: a guessed value that determines them is
-wrong.
+"""Finds ops whose result sizes do not occur in any later call of the trace, so that a guessed argument which determines
+the sizes must be wrong.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from opreplay.traces.model import OpSignature, Trace
 
 Shape = tuple[int, ...]
 _SHAPING = ("int", "int[]", "SymInt", "SymInt[]")
-"""Argument types whose values determine result sizes; one flag does so, too."""
+"""Argument types whose values determine result sizes; the flag `_KEEPS` does so, too."""
 _KEEPS = "keepdim"
 SHOWN = 2
 
 
 def mark_unread(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with an assumption on each op that has a guessed value and whose result sizes no later call
-    reads.
+    """Return the plan with an assumption on each op that has a guessed size and whose result sizes no later call reads.
 
-    Requires results (`with_outputs`). The last call of a trace is skipped, because nothing can read its results.
+    Needs the results that `with_outputs` adds. The last call of a trace is skipped: no call can read its results.
     """
     suspects = [op for op in plan.ops if op.outputs and _is_guessed(op)]
     if not suspects:
@@ -71,7 +70,7 @@ def _shapes(signature: OpSignature) -> Iterator[Shape]:
 
 
 def _last_rows(trace: Trace) -> list[int]:
-    """Return the row of the last call of each signature, or -1."""
+    """Return the row of each signature's last call; -1 if there is none."""
     last = np.full(len(trace.signatures), -1, np.int64)
     last[trace.ops.signature] = np.arange(len(trace.ops))  # the last write of an index stays
     rows: list[int] = last.tolist()
@@ -79,7 +78,7 @@ def _last_rows(trace: Trace) -> list[int]:
 
 
 def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
-    """Return the row of the first call of each of these ops."""
+    """Return the row of the first call of each of these ops, by id."""
     first = np.full(len(trace.signatures), -1, np.int64)
     first[trace.ops.signature[::-1]] = np.arange(len(trace.ops))[::-1]
     rows: list[int] = first.tolist()

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Where a trace spends its time, for the head of a report: device use, classes of work, labels.
+"""Computes where a trace spends its time, for results and the head of a report: device use, classes of work, labels.
 
-This module computes the sums in results and reports; `traces.times` defines the classes.
+`traces.times` defines the classes.
 """
 
 from __future__ import annotations
@@ -33,57 +33,57 @@ MOST_LABELS = 20
 
 
 class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one label: a compiled region, an autograd node, or a library's annotation."""
+    """All calls of one label: a compiled region, an autograd node, or an annotation by a library."""
 
     name: str
     calls: int
-    """Number of calls with device time; on the host, of all calls."""
+    """Number of calls with device time; of all calls if times are host times."""
     time_us: float
-    """Device time of its kernels; on the host, its time outside nested ops."""
+    """Device time of the label's kernels; for host times, the label's time outside nested ops."""
     share: float
-    """Share of all recorded time on this clock."""
+    """Share of the total recorded time."""
     classes: dict[str, float]
-    """Share of the label's kernel time by class of work; empty on the host."""
+    """Share of the label's kernel time by class of work; empty for host times."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a whole trace spends its time, independent of the selection."""
+    """Where a whole trace spends its time, whichever ops are selected."""
 
     clock: str
-    """The clock of the times: "device" or "host"."""
+    """Whether times are "device" or "host" times."""
     total_us: float
-    """Total device time; on the host, total time of the outermost events."""
+    """Total device time; for host times, the total time of the outermost events."""
     span_us: float | None = None
     """Time from the first to the last device work, summed over devices."""
     busy_share: float | None = None
     """Share of the span in which the device was busy."""
     coarse_unit_us: float | None = None
-    """Unit of all device durations, if it is too coarse for timings."""
+    """Unit of all device durations in microseconds, if it is too coarse for single kernels; otherwise None."""
     classes: dict[str, float]
     """Share of the total by class of work, largest first."""
     launched_before_us: float = 0.0
-    """Device time of work launched before the recording began, which therefore has no recorded owner."""
+    """Device time of work launched before the recording began, so that its op is not recorded."""
     unowned: dict[str, float] = {}
-    """Share of the total by class of work, for kernels without an op, largest first."""
+    """Share of the total in kernels without an op, by class of work, largest first."""
     beside_us: float = 0.0
-    """On the host: time of collectives on the back-end's own threads."""
+    """With host times: time of collectives on the threads of their back-end."""
     labels_us: float
     """Total time in labels."""
     labels: tuple[LabelWork, ...] = ()
     """The labels with the most time."""
     unread_annotations: dict[str, int] = {}
-    """Number of annotations that look like server iterations but cannot be parsed, by annotation."""
+    """By annotation that looks like a server iteration but cannot be parsed: number of occurrences."""
     cut: bool = False
-    """On a host: the file is truncated, so device work may be missing."""
+    """With host times: whether the file is truncated, so that device work may be missing."""
     processes: int = 1
     """Number of processes whose times are added up."""
     launches: int = 0
-    """On a host: number of kernel launches, although no kernel is recorded."""
+    """With host times: number of kernel launches, although no kernel is recorded."""
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
-    """Return where a trace spends its time; None for a plan, which contains only a part of it, and for a file without
-    times.
+    """Return where a trace spends its time; None for a file without times, and for a plan, which contains only part of
+    the trace.
     """
     if not isinstance(read, Trace):
         return None
@@ -145,8 +145,8 @@ def _is_label(signature: OpSignature) -> bool:
 
 
 def _on_host(trace: Trace) -> Where:
-    """Return where host time is spent; labels count with their time outside ops, which the profiler does not break
-    down.
+    """Return where host time is spent. Labels count with their time outside ops, which the profiler does not divide
+    further.
     """
     self_us = self_time_us(trace)
     parents = innermost_parent(trace.ops)
@@ -192,6 +192,6 @@ def _labels(
 
 
 def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
-    """Return the same facts for JSON and the head of results; empty if there are none."""
+    """Return the result of `where_of` for JSON and the head of results; empty if there is none."""
     where = where_of(read)
     return {} if where is None else {"where": msgspec.to_builtins(where)}

@@ -1,8 +1,8 @@
 # pyright: strict
 """Places the collectives of a recorded step among its calls: before which call each was requested and waited for.
 
-This is recorded for a blocking collective, and for one with its own wait (`wait_tensor`). For others it is inferred:
-the first call that began after the recorded end of the collective may have waited for it; earlier calls did not.
+The wait is recorded if the collective blocks or has its own wait (`wait_tensor`). Otherwise it is inferred: the first
+call that began after the recorded end of the collective may have waited for it; earlier calls did not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
 How = Literal["recorded", "order", "unknown"]
 Times = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
-"""Start of device work for a call that launched none."""
+"""Value for the start of the device work of a call that launched none."""
 
 
 class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,17 +31,17 @@ class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the op in the plan."""
     asked_ns: int
     ended_ns: int | None
-    """End of the collective; None if unknown."""
+    """End of the collective in ns; None if unknown."""
     on_device: bool
-    """Whether `ended_ns` is the end of its device work."""
+    """Whether `ended_ns` is the end of the collective's device work."""
     blocking: bool
     waited_ns: int | None
-    """Start of the call that waits for it; None if there is none."""
+    """Start in ns of the op that waits for the collective; None if there is none."""
     us: float
-    """Duration, including the wait for other ranks."""
+    """Duration in microseconds, including the wait for other ranks."""
     op_us: float
-    """The part of the duration that the step's times include: device time of the op that requested the collective, or
-    otherwise the op's host time.
+    """Part of `us` that the step's times include: device time of the op that requested the collective; without a
+    device, the op's host time.
     """
 
 
@@ -50,8 +50,7 @@ def place_collectives(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives requested in a step, placed among its calls.
 
-    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] has the start of its first device
-    work.
+    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] the start of its first device work.
     """
     starts: list[int] = starts_ns.tolist()
     out: list[CollectiveCall] = []
@@ -76,7 +75,7 @@ def place_collectives(
 
 
 def without_calls(sequence: RecordedSequence, known: Collection[str]) -> RecordedSequence:
-    """Return the sequence without calls and collectives of unknown ops; positions of the others are adjusted."""
+    """Return the sequence with only calls and collectives of `known` ops; positions are adjusted."""
     remaining = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
     ids = tuple(id_ for id_ in sequence.ids if id_ in known)
     number = {id_: i for i, id_ in enumerate(ids)}
@@ -101,7 +100,7 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
     """Return the sequence with calls of these ops turned into overlapping collectives, as in a captured step.
 
-    Each is waited for by the next call that reads its result if recorded memory shows that, otherwise immediately.
+    The wait is before the next call that reads the result, if memory is recorded; otherwise it is immediate.
     """
     among = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in collectives]
     if not among:
@@ -128,7 +127,7 @@ def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[in
 
 
 def _reader(sequence: RecordedSequence, place: int) -> tuple[int, How]:
-    """Return (position of the next call that reads memory written by this call, how this was determined)."""
+    """Return (position of the next call that reads memory written by the call at `place`, how this was determined)."""
     if not sequence.memories:
         return place, "unknown"
     arguments, results = sequence.memories[place]

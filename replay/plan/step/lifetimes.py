@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds the memory that holds each result of a step, and the last call that needs it; independent of sizes.
+"""Finds the memory that holds each result of a step, and the last call that needs this memory; independent of sizes.
 
-This module determines which ops return views; `linking` determines which argument is which result.
+This module determines which ops return views; `linking` determines which result each argument is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the results of a step."""
 
     until: dict[Value, int]
-    """The last call that needs the memory of a result, for results with their own memory."""
+    """By result with its own memory: position of the last call that needs the memory."""
     within: dict[Value, Value | int]
-    """For other results, the result that owns the memory, or the number of an outside tensor."""
+    """By result without its own memory: the result that owns the memory, or the number of an outside tensor."""
 
     def memory_of(self, source: Source) -> Value | int | None:
-        """Return the result or the number of the outside tensor whose memory holds an argument; None if unknown."""
+        """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""
         if source.value is not None:
             return self.within.get(source.value, source.value)
         return source.number if source.kind == "outside" else None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Pure, no torch.
+"""Finds the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Needs no torch.
 
 `lifetimes` determines how long tensors live and which memory they use.
 
@@ -27,13 +27,13 @@ from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
-"""Names of arguments that are model parameters. They come from outside even if a result of the same size is alive,
-unless an op has just created that result from a parameter.
+"""Names of arguments that are model parameters. They come from outside even if an earlier result has the same size,
+unless an op of `CASTS` has just created that result from a parameter.
 """
 CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
 """Ops that a model applies to a parameter before using it."""
 NO_VIEWS = PARAMETERS | {"mat2"}
-"""Names of arguments that are never views of a result: a parameter may have as many elements as a result by chance."""
+"""Names of arguments that are never views of a result: a parameter may happen to have as many elements as a result."""
 PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 """Matrix products of two activations."""
 VIEWS = names_in(
@@ -48,9 +48,9 @@ VIEWS = names_in(
 """Ops whose results share the memory of their first argument."""
 
 UNKNOWN = -1
-"""Number used for a memory that was not recorded."""
+"""Memory number of a tensor whose memory was not recorded."""
 Memories = tuple[tuple[int, ...], tuple[int, ...]]
-"""Memories of a call's arguments and results, without absent tensors."""
+"""(memory numbers of a call's arguments, memory numbers of its results), without absent tensors."""
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 """(shape, dtype, strides)."""
 Size = tuple[str, int]
@@ -63,7 +63,7 @@ class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     call: int
     """Position of the call in the sequence."""
     output: int
-    """Index of the result, with lists flattened."""
+    """Index among the call's results, with lists flattened."""
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -75,7 +75,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int = -1
     """Number of an outside tensor."""
     seen: bool = False
-    """Whether the outside tensor is viewed with the argument's shape and strides."""
+    """Whether the outside tensor is read through a view with the argument's shape and strides."""
 
 
 _ABSENT = Source("absent")
@@ -85,17 +85,17 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tensor that no call of the sequence creates."""
 
     op: int
-    """Index of the op whose initializer fills it."""
+    """Index of the op whose initializer fills the tensor."""
     argument: int
-    """Index among the op's tensor arguments, with lists flattened."""
+    """Index of the argument among the op's tensor arguments, with lists flattened."""
     occurrence: int
     """Index of the first call that uses the tensor, among the step's calls of that op."""
     memory: int = UNKNOWN
-    """Number of its recorded memory."""
+    """Number of the tensor's recorded memory; `UNKNOWN` if not recorded."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence with the source of every tensor argument."""
+    """The calls of a sequence, with the source of every tensor argument."""
 
     calls: tuple[int, ...]
     """Index of the op of each call."""
@@ -103,7 +103,7 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
     """For each call, one source per tensor argument, with lists flattened."""
     outside: tuple[Outside, ...]
     recorded: int = 0
-    """Number of arguments whose source follows from a recorded memory."""
+    """Number of arguments whose memory was recorded, so that their source is certain."""
 
 
 @collector_off()
@@ -121,9 +121,9 @@ def link(
     """Return the source of every tensor argument of `calls`, which are indices into `ops`.
 
     `memories` has the memories of each call's arguments and results if a trace records them: tensors in the same memory
-    are one tensor. `fixed_integers` are ids of ops whose integers must come from their initializer because they are
-    indices; `own` are ops that use no results of others; `unknown` are (id, output) of results that differ from the
-    plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a result as large as its span:
+    are one tensor. `fixed_integers`: ids of ops whose integer tensors must come from their initializer because they are
+    indices. `own`: ids of ops that use no results of other ops. `unknown`: (id, output) of results that differ from the
+    plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a result as large as its span;
     this determines its memory, but not its position there.
     """
     linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
@@ -149,7 +149,7 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """Return the memory of each tensor; unknown for all tensors if the file lists another number of memories."""
+    """Return the memory number of each tensor; `UNKNOWN` for all if the file lists another number of memories."""
     there = [place for place, meta in enumerate(metas) if meta is not None]
     aligned = [UNKNOWN] * len(metas)
     if len(there) == len(memories):
@@ -159,8 +159,8 @@ def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> lis
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
-    """Return (argument, written, metadata) of all tensor arguments in order, with lists flattened and None for an
-    absent tensor.
+    """Return (argument name, whether the op writes to it, metadata) of all tensor arguments in order, with lists
+    flattened and None for an absent tensor.
     """
     return [(arg.name, arg.mutated, meta) for arg in op.args for meta in arg.tensors]
 
@@ -171,32 +171,32 @@ def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
 
 
 class _Tensor(msgspec.Struct, frozen=True, gc=False):
-    """The properties that determine whether two tensors are the same."""
+    """The properties of an argument or result that determine whether two tensors may be the same."""
 
     name: str
     meta: TensorMeta | None
     key: int
     size: int
-    """Number that a tensor and its views have in common (`size`), whereas `key` is a number that only equal tensors
-    have in common; -1 without a size.
+    """Number shared by a tensor and its views, which have the same `Size`; -1 without a size. Only equal tensors share
+    the number in `key`.
     """
     linkable: bool
     viewable: bool
     saved: bool = False
-    """Whether the argument was saved in forward, so that it is never a gradient."""
+    """Whether the argument was saved by the forward pass, so that it is not a gradient."""
     made_by: Collection[str] | None = None
-    """Ops that may have created it; None for any op."""
+    """Ops that may have created the tensor; None for any op."""
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
-    """Numbers for the key and the size of metadata, -1 if it has no size; a cache, because most tensors repeat."""
+    """Maps metadata to its key number and its size number (-1 if it has no size); a cache, as most tensors repeat."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Key | Size, int] = {}
 
     def reach(self, meta: TensorMeta) -> int:
-        """Return the number for the size of a contiguous tensor that spans this tensor including its gaps."""
+        """Return the size number of a contiguous tensor that spans this tensor and its gaps; -1 if unknown."""
         if meta.strides is None or 0 in meta.strides or not meta.shape:
             return -1
         reach = max(size * step for size, step in zip(meta.shape, meta.strides, strict=True))
@@ -257,8 +257,8 @@ class _Form:
         ]
 
     def is_state_of(self, following: _Form) -> bool:
-        """Check whether a tensor scaled in place is a parameter or optimizer state, by the next call having an equal
-        first tensor.
+        """Check whether a tensor scaled in place is a parameter or optimizer state: the next call is in `DECAYED` and
+        has an equal first tensor.
         """
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
@@ -266,7 +266,7 @@ class _Form:
 
 
 def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, alone: bool, gaps: bool) -> _Tensor:
-    """Return the properties of an argument; an argument that is `alone` is never a result of another call."""
+    """Return the properties of an argument; with `alone`, it is never linked to a result of another call."""
     if meta is None:
         return _Tensor(name, None, -1, -1, False, False)
     key, size = looks[meta]
@@ -303,7 +303,7 @@ class _Linker:
         """Number of arguments whose memory was recorded."""
 
     def next(self, place: int, index: int, following: int | None, memories: Memories) -> tuple[Source, ...]:
-        """Return the sources of the next call's tensor arguments, and register its results."""
+        """Return the sources of the tensor arguments of the next call, and register the call's results."""
         form = self._form_of(index)
         decayed = form.scales and following is not None and form.is_state_of(self._form_of(following))
         lies_in = _aligned([tensor.meta for tensor in form.tensors], memories[0]) if memories[0] else None
@@ -334,7 +334,7 @@ class _Linker:
         return form
 
     def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
-        """Return the result that an argument is, judged by metadata and role; None if there is none.
+        """Return the result that an argument probably is, according to metadata and role; None if there is none.
 
         `before` are the sources of the preceding arguments; `gradient` says whether one of them is a gradient.
         """
@@ -369,7 +369,7 @@ class _Linker:
 
 
 class _Known:
-    """The tensor last found in each recorded memory, with the shapes in which it was used."""
+    """The source last found in each recorded memory, by the shape in which it was used."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[int, int], Source] = {}
@@ -383,7 +383,7 @@ class _Known:
             self._dense[memory, tensor.size] = source
 
     def find(self, memory: int, tensor: _Tensor) -> Source | None:
-        """Return the tensor in this memory, unchanged or as a view with the same number of elements."""
+        """Return the source of the tensor in this memory, unchanged or as a view with equal element count."""
         if memory < 0 or tensor.meta is None:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
@@ -395,7 +395,7 @@ class _Known:
 
 
 class _Taken:
-    """The results that the current call already uses, and how far each list of results has been searched for it."""
+    """The results that the current call already uses, and how far each list of results has been searched."""
 
     def __init__(self) -> None:
         self.values: set[Value] = set()
@@ -407,7 +407,7 @@ class _Taken:
         self._below.clear()
 
     def latest(self, look: tuple[bool, int], values: Sequence[Value]) -> Value | None:
-        """Return the last value that the call does not use yet; the list grows only between calls."""
+        """Return the last of `values` that the call does not use yet, if any; lists grow only between calls."""
         below = self._below.get(look, len(values))
         while below and values[below - 1] in self.values:
             below -= 1
@@ -416,23 +416,23 @@ class _Taken:
 
 
 class _Alive:
-    """Results so far, by their metadata, in the order of calls."""
+    """All results so far, in the order of calls, indexed by their metadata."""
 
     def __init__(self) -> None:
         self._exact: dict[int, list[Value]] = defaultdict(list)
         self._sizes: dict[int, list[Value]] = defaultdict(list)
         self._plain_exact: dict[int, list[Value]] = defaultdict(list)
         self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
-        """Results by size, without gradients."""
+        """Results that are not gradients, by size number."""
         self.gradients: set[Value] = set()
-        """Gradients, and results computed from gradients by ops other than layers."""
+        """Gradients, and results computed from gradients by ops without parameters."""
         self.outer: set[Value] = set()
-        """Views and casts of outside tensors. They are not read again through a missing view: of two transposed
+        """Views and casts of outside tensors. They are not assumed to be read through a missing view: of two transposed
         weights, neither is a view of the other.
         """
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
-        """Latest result by (op, key)."""
+        """Latest result by op name and key number."""
 
     def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
         if gradient:
@@ -451,8 +451,8 @@ class _Alive:
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
-        """Return the latest result that the argument may be; with `plain`, only non-gradients. A call uses no result
-        twice.
+        """Return the latest result that the argument may be; with `plain`, only results that are not gradients. A call
+        uses each result only once.
         """
         if not tensor.linkable or tensor.meta is None:
             return None
@@ -467,7 +467,7 @@ class _Alive:
 
 
 def key_of(meta: TensorMeta) -> Key:
-    """Return the metadata that equal tensors have in common; unknown strides count as contiguous."""
+    """Return the metadata that equal tensors share; unknown strides count as contiguous."""
     strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     # Strides of dimensions of one element mean nothing and differ from op to op.
     plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
@@ -475,8 +475,8 @@ def key_of(meta: TensorMeta) -> Key:
 
 
 def _size(meta: TensorMeta) -> Size | None:
-    """Return dtype and number of elements of a tensor without gaps or repeats, in any order of dimensions; None for
-    other tensors.
+    """Return (dtype, number of elements) of a tensor without gaps or repeated elements, in any order of dimensions;
+    None for other tensors.
     """
     if meta.strides is not None:
         expected = 1

@@ -14,7 +14,7 @@ from opreplay.traces.errors import UsageError
 
 
 def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
-    """Return the error for an option that needs the order of the ops, for a plan without it."""
+    """Return the error for a plan that lacks the order of its ops, which the option needs."""
     return UsageError(
         f"{plan.source} does not record the order of its ops",
         hint=f"{option} needs a trace, or a plan written by this version's `opreplay plan TRACE --output`.",
@@ -24,8 +24,8 @@ def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
     """Return the plan with only the ops of its step, and the step's counts, times and totals.
 
-    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which kernels belong to the
-    step. Raises UsageError for a plan without the order of its ops.
+    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which kernels belong to it.
+    Raises UsageError for a plan without the order of its ops.
     """
     sequence = plan.sequence
     if sequence is None:
@@ -49,7 +49,7 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
-    """Return the times of each op's calls; empty if none are recorded."""
+    """Return the times of each op's calls in the step, by op id; empty if no times are recorded."""
     by_op: dict[str, list[float]] = {}
     for index, time_us in zip(sequence.calls, times_us, strict=False):
         by_op.setdefault(sequence.ids[index], []).append(time_us)

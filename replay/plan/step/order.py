@@ -1,4 +1,4 @@
-"""Selects the recorded step that a sequence replays, and lists its calls in order. Reads only the trace, no torch.
+"""Selects the recorded step that a sequence replays, and lists its calls in order, without torch.
 
 `linking` determines which tensors of different calls are the same.
 """
@@ -37,10 +37,10 @@ def recorded_sequence(
 ) -> RecordedSequence:
     """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
-    `rows` are the selected rows, `owner` [kernels] is the selected row to which a kernel's time is attributed or -1,
-    `ids` has the op of each signature, and `planned_ids` are the ops in the plan. The step is the iteration of median
-    duration among torch.profiler's steps, or among the server's iterations if there are no steps or a phase is
-    requested; it is the whole trace if neither is marked.
+    `rows`: the selected rows; `owner` [kernels]: selected row to which a kernel's time is attributed, or -1; `ids`: op
+    id of each signature; `planned_ids`: ops in the plan. The step is the one of median duration among torch.profiler's
+    steps, or among the server's iterations if there are no steps or a phase is requested. If neither is marked, it is
+    the whole trace.
     """
     if select == "all":
         rows = outermost(trace, innermost_parent(trace.ops))
@@ -78,7 +78,7 @@ def recorded_sequence(
 
 
 def _begins(trace: Trace, owner: Rows) -> Rows:
-    """Return the start of each op's first device work."""
+    """Return the start of the first device work of each row of `trace.ops` in ns, or `NEVER`."""
     begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
     owned = owner >= 0
     np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])
@@ -86,14 +86,14 @@ def _begins(trace: Trace, owner: Rows) -> Rows:
 
 
 def _steps(trace: Trace) -> list[Window]:
-    """Return the profiler's marked steps that launch work."""
+    """Return torch.profiler's marked steps that launch work."""
     return [
         (step.name, step.start_ns, step.end_ns, step.track) for step in busy_steps(trace) if step.number is not None
     ]
 
 
 def _iterations(trace: Trace) -> list[Window]:
-    """Return the iterations of an inference server; iterations with equal batches differ by number."""
+    """Return the iterations of an inference server, named by number because batches may be equal."""
     iterations = BatchIndex(trace).iterations
     return [
         (f"iteration {i + 1} of {len(iterations)}", iteration.start_ns, iteration.end_ns, -1)
@@ -102,7 +102,7 @@ def _iterations(trace: Trace) -> list[Window]:
 
 
 def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]:
-    """Return the windows in which a selected call of the process that marked them starts."""
+    """Return the windows in which at least one selected call starts, in the process that marked the window."""
     if not windows:
         return []
     processes = {track: _of_process(trace, rows, track) for track in {window[3] for window in windows}}
@@ -111,7 +111,7 @@ def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]
 
 
 def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows that start in the window, in the process that marked it."""
+    """Return a mask of the rows that start in the window and belong to the process that marked it."""
     start = trace.ops.start_ns[rows]
     return (start >= begin) & (start < end) & _of_process(trace, rows, track)
 
@@ -128,9 +128,7 @@ def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: list[Window]) -> Window:
-    """Return the window of median duration: the shorter of the two middle ones, the earlier of two equally
-    long ones.
-    """
+    """Return the window of median duration: of two middle ones the shorter, of two equally long ones the earlier."""
     return sorted(windows, key=lambda window: (window[2] - window[1], window[1]))[(len(windows) - 1) // 2]
 
 
@@ -143,7 +141,7 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
 
 
 def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """Return the calls that are not nested in another one, and device time by row, including that of nested calls.
+    """Return the selected calls that are not nested in another one, and device time (ns) by row including nested calls.
 
     A replayed call also runs the calls that were recorded inside it.
     """
@@ -158,7 +156,7 @@ def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -
 
 
 def _unowned_us(trace: Trace, begin: int | None, end: int | None) -> float:
-    """Return the device time of kernels that start in the window and that no op launched."""
+    """Return the device time (µs) of kernels that start in the window and belong to no op."""
     kernels = trace.kernels
     unowned = kernels.owner < 0
     if begin is not None and end is not None:

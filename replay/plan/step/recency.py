@@ -1,9 +1,9 @@
 # pyright: strict
 """Computes reuse distances: bytes of other memory accessed since a call's tensors were last accessed.
 
-This is the distance in an exact LRU cache of any size. A step is assumed to repeat: a parameter was last accessed one
-step ago. A result gets the memory of the latest result of its size that is no longer needed, like in an allocator that
-keeps freed memory. `linking` determines which tensors are the same.
+An exact LRU cache of any size hits if the distance is smaller than the cache. A step is assumed to repeat: a parameter
+was last accessed one step ago. As in an allocator that keeps freed memory, a result gets the memory of the latest
+result of its size that is no longer needed. `linking` determines which tensors are the same.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, link
 
 
 class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The median reuse distance of one op over its calls in the step."""
+    """The reuse distances of one op, as medians over its calls in the step."""
 
     arguments: tuple[int, ...]
     """Reuse distance of each tensor argument in bytes, with lists flattened."""
     results: tuple[tuple[int, int], ...] = ()
-    """(size, reuse distance of the memory) in bytes, for each result with its own memory."""
+    """(size, reuse distance of its memory) in bytes, for each result with its own memory."""
     code: int = 1 << 62
-    """Bytes of memory accessed since an op of this name last ran."""
+    """Bytes of memory accessed since an op of this name last ran: the reuse distance of its code."""
 
 
 class Recent:
-    """Bytes of distinct memory accessed since each block of memory was: a tree of sums over the times of last
-    accesses.
+    """Counts the bytes of distinct memory accessed since each block of memory was last accessed, with a tree of sums
+    over access times.
     """
 
     def __init__(self, touches: int) -> None:
@@ -58,7 +58,7 @@ class Recent:
 
     @property
     def total(self) -> int:
-        """Return all bytes of memory accessed so far."""
+        """Total size in bytes of all distinct memory accessed so far."""
         return self._before(self._now)
 
     def _add(self, at: int, size: int) -> None:
@@ -75,7 +75,7 @@ class Recent:
 
 
 class _Distances(NamedTuple):
-    """The distances of one call, as in `Recency`; None for memory that was never accessed before."""
+    """The reuse distances of one call, as in `Recency`; None for memory that was never accessed before."""
 
     arguments: list[int | None]
     results: list[int | None]
@@ -83,7 +83,7 @@ class _Distances(NamedTuple):
 
 
 class _Walk:
-    """Goes through the calls of a step repeatedly."""
+    """Simulates the memory accesses of a step's calls, for repeated steps."""
 
     def __init__(self, ops: Sequence[ReplayOp], calls: Sequence[int], linked: Linked) -> None:
         self._ops, self._calls, self._linked = ops, calls, linked
@@ -117,7 +117,7 @@ class _Walk:
         return by_op
 
     def _call(self, at: int, index: int) -> _Distances:
-        """Return the distances of the next call, and record its accesses unless it is a view."""
+        """Return the reuse distances of a call, and record its memory accesses unless it is a view."""
         name = self._ops[index].name
         inputs = [
             (self._memory(source), size)
@@ -144,7 +144,7 @@ class _Walk:
         return ("block", self._block.get(lies_in)) if isinstance(lies_in, Value) else ("outside", lies_in)
 
     def _taken(self, value: Value, size: int) -> int:
-        """Assign a memory block to a new result and return its number."""
+        """Assign a free or new memory block of this size to a result, and return the block's number."""
         if not self._free[size]:
             self._blocks += 1
         self._block[value] = self._free[size].pop() if self._free[size] else self._blocks
@@ -161,7 +161,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     by_op, total = walk.step(), walk.recent.total
 
     def typical(distances: Iterable[int | None]) -> int:
-        """Return the median; memory that was never accessed counts as infinitely far."""
+        """Return the median distance; for memory that was never accessed, the distance is the total of all memory."""
         return int(median_high(total if distance is None else distance for distance in distances))
 
     return {

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The role of an argument according to the op that reads it: saved output, optimizer state, not a gradient.
+"""The role of an argument, known from the op that reads it: saved output, optimizer state, or not a gradient.
 
-Roles override the latest result of the same shape. This module has only tables and look-ups; `linking` does the
-inference.
+A role has priority over the latest result of the same shape. This module has only tables and look-ups; `linking` uses
+them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MADE_BY: dict[str, dict[str, frozenset[str]]] = {
     "aten::addcmul_": {"self": frozenset({"aten::mul_"})},
     "aten::addcdiv_": {"self": frozenset(), "tensor1": frozenset({"aten::lerp_"})},
 }
-"""Ops that may have created an argument, by op and argument; if none of them did, the argument comes from outside."""
+"""By op and argument: ops that may have created the argument. If none of them did, the argument comes from outside."""
 SQUARED = "aten::addcmul_"
 """The last two tensors of this op are the same gradient if their metadata are equal and `self` is optimizer state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
-"""A tensor scaled in place before one of the ops in `DECAYED` is a parameter or optimizer state."""
+"""A tensor scaled in place by `SCALED` directly before an op in `DECAYED` is a parameter or optimizer state."""
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
-"""Ops that have a gradient in at most one argument in a training step."""
+"""Ops that, in a training step, have a gradient in at most one argument."""
 
 
 def is_backward(op: str) -> bool:
@@ -35,12 +35,12 @@ def is_backward(op: str) -> bool:
 
 
 def is_saved(op: str, argument: str) -> bool:
-    """Check whether an argument was saved by the forward pass and is therefore not a gradient: in backward ops, all
-    arguments not named grad...
+    """Check whether an argument was saved by the forward pass, so that it is not a gradient: in backward ops, all
+    arguments whose names do not start with "grad".
 
-    The second factor of a product with a gradient (`FACTORS`) is also saved: a weight's gradient is the product of a
-    gradient and a saved tensor, even if gradients of the same shape came later. Linking it to those would square
-    gradients op by op.
+    Callers treat the second factor of a product with a gradient (`FACTORS`) as saved, too: a weight's gradient is the
+    product of a gradient and a saved tensor. If it were linked to a later gradient of the same shape, gradients would
+    be squared op by op.
     """
     return is_backward(op) and not argument.startswith("grad")
 

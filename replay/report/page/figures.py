@@ -1,5 +1,5 @@
 # pyright: strict
-"""Figures of a page as Bokeh documents, from the waterfall to the flame graph; without Python or text callbacks.
+"""Bokeh documents for the figures of a page, such as waterfalls and flame graphs, without Python or text callbacks.
 
 The script in this folder handles clicks on figures, and their colours in dark mode.
 """
@@ -52,7 +52,7 @@ MOST_TICKS = 6
 LANES_LEFT = 110
 """Left margin in pixels of timelines, and of line charts on the same axis."""
 STEPS_NAMED = 16
-"""Maximum number of steps for which there is room for names below the bars."""
+"""Maximum number of steps whose names fit below the bars."""
 NAME_WIDTH, LANE_WIDTH, BAR_NAME_WIDTH = 64, 16, 44
 _LANE_PIXELS, _BAR_PIXELS = 26, 34
 _GREY = "#76808e"
@@ -245,7 +245,7 @@ def _rate(point: Point) -> str:
 
 
 def waterfall(model: Waterfall, name: str) -> Drawn:
-    """Draw one bar per line with its name above it: the first time, the differences, and the last time."""
+    """Draw bars for the first time, each difference and the last time, each with its name above it."""
     models = _models()
     rows: list[tuple[str, float, float, str, int]] = [(*_whole(model.begin), 0)]
     at = model.begin[1]
@@ -364,7 +364,7 @@ def _plain(text: str) -> str:
 
 
 def timeline(strips: Sequence[Strip], name: str) -> Drawn:
-    """Draw all rows on one axis that starts at zero, with one colour per kind and the critical path outlined."""
+    """Draw all strips on one time axis from zero, coloured by kind of task, with the critical path outlined."""
     models = _models()
     rows: list[tuple[float, Stretch]] = []
     ticks: dict[float, str] = {}
@@ -434,7 +434,7 @@ def _until_us(strips: Sequence[Strip]) -> float:
 
 
 def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
-    """Draw a step line on the axis of the timeline; both figures pan and zoom together."""
+    """Draw a quantity as a staircase line on the axis of the timeline; both figures pan and zoom together."""
     models = _models()
     scale, unit = _unit(until_us)
     values = [value for _, value in model.points]

@@ -58,7 +58,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     series: tuple[str, ...]
     totals_us: tuple[float, ...]
-    """Totals of which the node values are parts."""
+    """Total of each series; the node values are parts of it."""
     roots: tuple[Node, ...]
 
 
@@ -100,7 +100,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     time_us: float
     flops: float
-    """Number of operations; 0 for an op that only moves data, as far as is known."""
+    """Number of operations; 0 for an op that only moves data, or whose operations are unknown."""
     moved_bytes: float
     share: float
     """Share of the total time, which sets the size of the mark."""
@@ -150,7 +150,7 @@ class OverTime(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     unit: str
     points: tuple[tuple[float, float], ...]
-    """(µs from the timeline's zero, value)."""
+    """(µs from the start of the timeline, value)."""
     note: str = ""
 
 
@@ -189,14 +189,14 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a strip."""
+    """One row of a strip: a host thread or a device stream."""
 
     name: str
     stretches: tuple[Stretch, ...]
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one timeline; all strips share the same zero."""
+    """Rows of one timeline, such as a rank's or a simulated device's; all strips share the same zero."""
 
     title: str
     lanes: tuple[Lane, ...]

@@ -175,7 +175,7 @@ def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:
-    """Return the page of one step of a job; it shows the recorded timelines, on the job's clock."""
+    """Return the page of one step of a job; it shows the recorded timelines of all ranks on one common clock."""
     timeline = study.timeline
     drawn = rank_processes(study)
     differing = spread_table({process.title: tasks_by_op(process) for process in drawn})
@@ -199,14 +199,14 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
 
 
 def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
-    """Return the strips of ranks, on the job's clock."""
+    """Return one strip per rank, on the common clock of the job."""
     return tuple(Strip(title=process.title, lanes=lanes(process)) for process in drawn[:limit])
 
 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
-    """Return the strips of a step, each starting at its first activity, and when that is in the first strip.
+    """Return the strips of a step, each starting at its first activity, and when the first strip's activity starts.
 
-    They do not start at the start of the step, because the time that the host waits before the first activity differs
+    Strips do not start at the start of the step, because the time that the host waits before the first activity differs
     between devices.
     """
     strips = _strips(drawn)
@@ -251,7 +251,7 @@ def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> s
 
 
 def lanes(process: Process) -> tuple[Lane, ...]:
-    """Return the busiest rows: time in ops for host threads, tasks for streams."""
+    """Return the busiest rows of a timeline; rows of host threads show ops, rows of streams show tasks."""
     graph, nodes = process.graph, process.graph.nodes
     spent = np.bincount(nodes.lane, weights=process.end_us - process.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())

@@ -63,7 +63,7 @@ def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: s
 
 
 def step_answers(step: StepReport) -> tuple[Answer, ...]:
-    """Return one answer per simulated device; without devices, the busy share of the recorded device."""
+    """Return one answer per simulated device; without simulated devices, the busy share of the recorded device."""
     base_us = step.window.step_us
     answers: list[Answer] = []
     for name, soc in step.socs.items():
@@ -197,7 +197,7 @@ def roof_of_device(device: DeviceProfile) -> Roof:
 
 
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
-    """Return the roofs of shipped devices, in the version that made the prediction ("910b3 2026.11.25").
+    """Return the roofs of shipped devices whose version made the prediction, as in `versions`: "910b3 2026.11.25".
 
     None for other devices, because results do not include their files.
     """
@@ -299,7 +299,7 @@ def opened_ops(table: AnyTable, source: str) -> Opened:
 
 
 def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
-    """Return the facts of an op that have no table column."""
+    """Return (name, text) for the facts of an op that have no table column."""
     rows = [("id", result.id), ("inputs", result.inputs)]
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
     rows += [("kernel classes", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
@@ -326,7 +326,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
 
 
 def module_trees(step: StepReport | None) -> tuple[Tree, ...]:
-    """Return nested modules, with layers of the same class folded; none if the step has no module names."""
+    """Return nested modules, with layers of the same class combined; none if the step has no module names."""
     if step is None or not step.modules:
         return ()
     device_us, step_us = step.device_sum_us, step.window.step_us

@@ -64,7 +64,7 @@ def _cell(column: Column[Any], row: Any) -> str:
 
 
 def _breaking(text: str) -> Any:
-    """Return a name that may wrap after underscores and colons."""
+    """Return a name as HTML that may wrap after underscores and colons."""
     from markupsafe import Markup, escape
 
     return Markup(_JOINT.sub(r"\1<wbr>", str(escape(safe(text)))))

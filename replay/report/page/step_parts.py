@@ -29,7 +29,7 @@ from opreplay.traces.times.steps import StepRow, launch_queue, launch_table, ste
 MOST_ROWS = 300
 MOST_KERNELS = 12
 MOST_POINTS = 4000
-"""Maximum number of points of a line over time; longer lines are split into intervals, drawn at their maximum."""
+"""Maximum number of points of a line over time; a longer line is cut into intervals, drawn at their maximum."""
 
 
 class Tasks(msgspec.Struct):
@@ -60,7 +60,7 @@ class StepOp(msgspec.Struct, frozen=True, kw_only=True):
     path_us: float
     """Time on the recorded critical path."""
     slack_us: float | None
-    """Smallest slack of the op's device tasks off the critical path; None if it has no such tasks."""
+    """Smallest slack among the op's device tasks that are not on the critical path; None if it has no such tasks."""
 
     @property
     def launches(self) -> int:
@@ -131,7 +131,7 @@ def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
 
 
 def weight(op: StepOp) -> float:
-    """Return the time by which an op is ranked: the longest of its times on the path, the host and each device."""
+    """Return the time by which an op is ranked: the longest of its critical-path, host and device times."""
     return max(op.path_us, op.host_us, *(tasks.us for tasks in op.device.values()), 0.0)
 
 
@@ -161,7 +161,7 @@ def _spread(row: tuple[str, dict[str, float]]) -> float:
 
 
 def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
-    """Return memory in use and queued device work over time, as far as recorded.
+    """Return memory in use and queued device work over time; a quantity that the trace lacks is omitted.
 
     Times start `zero_us` after the start of the step.
     """
@@ -229,7 +229,7 @@ def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
 
 
 def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
-    """Return a summary of how kernels were launched, and a table by kernel; neither if the trace lacks the data."""
+    """Return a summary of how kernels were launched, and a table by kernel; both empty if the trace lacks the data."""
     try:
         table = launch_table(study.names.trace)
     except NothingRan:

@@ -20,7 +20,7 @@ MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
 """Maximum number of truncated or damaged traces listed."""
 MIN_COVERED_SHARE = 0.98
-"""Minimum share of the recorded time in a sum; a line reports sums that cover less."""
+"""If a sum covers less than this share of the recorded time, a line says how much it covers."""
 MAX_ROWS = 40
 """Maximum number of rows printed per table; files have all rows."""
 _OfTrace = Column[TraceResult]
@@ -70,7 +70,7 @@ def short(source: str) -> str:
 
 
 def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]:
-    """Return notes on what the tables do not show: unreadable parts, disagreements, how collectives were matched."""
+    """Return notes on unreadable parts, incomplete sums, disagreements of ranks, and how collectives were matched."""
     return [*loss_lines(traces), *part_lines(traces), *disagreement_lines(jobs), *collective_notes(jobs)]
 
 
@@ -91,7 +91,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
 
 
 def times(traces: Sequence[TraceResult]) -> dict[str, dict[str, float]]:
-    """Return clock → trace → total time of all calls in µs."""
+    """Return "recorded", "measured" or SoC name → trace → total time of all calls in µs."""
     of_trace = {
         trace.source: {"recorded": trace.recorded_us, "measured": trace.measured_us, **trace.simulated_us}
         for trace in traces
@@ -108,7 +108,7 @@ def _simulated(soc: str) -> _OfTrace:
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
-    """Return the column of recorded times, with clocks if the rows have several: "3.1 ms device", "12 ms host"."""
+    """Return the column of recorded times; if rows use different clocks, each time names its clock: "3.1 ms device"."""
     clocks = {row.clock for row in rows} - {None}
 
     def text(row: TraceResult | JobResult) -> str:
@@ -119,7 +119,7 @@ def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
 
 
 def part_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Return the share of the recorded time that the sums cover, if it is known and not close to 100 %."""
+    """Return a line with the share of recorded time that the sums cover, if it is known and not close to 100 %."""
     timed = [trace for trace in traces if trace.recorded_us is not None and trace.total_us is not None]
     of = [
         f"{share_text(some / whole)} of {clock} time"
@@ -135,7 +135,7 @@ def part_lines(traces: Sequence[TraceResult]) -> list[str]:
 
 
 def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
-    """Return (clock, recorded time in the ops, total recorded time) of all traces with this clock."""
+    """Return (clock, recorded time of ops, total recorded time) for each clock, summed over the traces that use it."""
     return [
         (
             clock,

@@ -27,7 +27,7 @@ from opreplay.traces.losses import copies_text, without_copies
 DIFFERING = 3
 """Maximum number of differing ops listed by name."""
 LISTED = 4
-"""Maximum number of kinds listed in a note."""
+"""Maximum number of kinds (of warnings, assumptions, ...) listed in a note."""
 MOST_FILES = 10
 """Maximum number of unreadable files listed."""
 WORK_CHARS = 400
@@ -68,7 +68,7 @@ def is_untimed(result: OpResult) -> bool:
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
-    """Return the recorded time of one call on the clock that the run's shares use."""
+    """Return the recorded time of one call: device time if `device`, otherwise host time."""
     return result.recorded_device_us if device else result.recorded_host_us
 
 
@@ -81,7 +81,7 @@ def coverage_line(
     processes: int = 1,
     selection: str | None = None,
 ) -> str:
-    """Return the first line of a report: the share of the trace that was replayed, and why the rest was not.
+    """Return the first line of a report: the share of the trace that was replayed, and why other ops were not.
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed".
 
@@ -163,7 +163,7 @@ def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
 
 
 def clock_counts(header: Header | None) -> dict[str, int]:
-    """Return how many traces of a batch have times on each clock ("device", "host", "none"); {} without a batch."""
+    """Return how many traces of a batch have times on each clock ("device", "host", "none"); {} if not a batch."""
     counts = None if header is None else header.trace.get("clocks")
     return cast("dict[str, int]", counts) if isinstance(counts, dict) else {}
 
@@ -190,7 +190,7 @@ def totals(
     header: Header | None = None,
     sequence: SequenceResult | None = None,
 ) -> list[Totals]:
-    """Return totals over all calls: of replayed ops, whose three times are comparable, and of all ops if more.
+    """Return totals over all calls of replayed ops, whose three times are comparable, and of all ops if these are more.
 
     For a sequence, the measured time is the sum of its calls, instead of each op's median times its calls.
 
@@ -226,7 +226,7 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 
 
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
-    """Return notes needed to trust the numbers: losses, reference implementations, assumptions, confidence, noise."""
+    """Return notes to judge the numbers by: lost data, reference implementations, assumptions, confidence, noise."""
     lines = doubt_notes(header, results, device=has_device_time(header, results))
     lines += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     lines += initializer_notes(results)
@@ -406,7 +406,7 @@ def _ratios_text(ratios: Sequence[float]) -> str:
 
 
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return one line that compares kernels, child ops and times over all ops, and one that names differing ops."""
+    """Return a line comparing kernels, child ops and times with the recorded ones, and a line naming differing ops."""
     checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
     if not checked:
         return []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The columns of a run's ops, each with one title, key and unit in all formats, and details that distinguish ops."""
+"""Columns of a run's ops, with the same titles, keys and units in all formats, and text that distinguishes ops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORK = OpColumn(
 
 
 def recorded(*, device: bool) -> OpColumn:
-    """Return the column of the recorded time per call, on the clock that shares use."""
+    """Return the column of the recorded time per call: device time if `device`, otherwise host time."""
     key = "recorded_device_us" if device else "recorded_host_us"
     return OpColumn(recorded_title(device=device), lambda r: recorded_us(r, device=device), TIME, key=key)
 
@@ -68,7 +68,7 @@ def simulated(soc: str, drop: float = 0) -> OpColumn:
 
 
 def bound_of(soc: str) -> OpColumn:
-    """Return the column with the bound of a call on a simulated device, and the confidence."""
+    """Return a column that says what bounds a call on a simulated device, and the confidence of the prediction."""
 
     def text(result: OpResult) -> str:
         prediction = result.simulated.get(soc)
@@ -92,7 +92,7 @@ def ratio(column: OpColumn, *, device: bool) -> OpColumn:
 
 
 def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = False) -> list[OpColumn]:
-    """Return one time column per simulated device, with its ratio if requested, and a column for the bound.
+    """Return a time column per simulated device, each with a ratio column if requested, and one column for the bound.
 
     The column of the first device is never dropped.
     """
@@ -104,7 +104,7 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """Return columns of the id prefix that --include takes, share, number of calls and recorded time, if recorded."""
+    """Return the columns id prefix (for --include), share, calls and recorded time; only id and calls without times."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
@@ -143,12 +143,12 @@ def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
 
 
 def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
-    """Return op id → numeric arguments that distinguish its call from other calls on equal tensors."""
+    """Return op id → numeric arguments that distinguish the op from ops with the same name and tensor shapes."""
     return telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
 
 
 def inputs_and_numbers(results: Sequence[OpResult]) -> OpColumn:
-    """Return the column of inputs, with the numeric arguments that distinguish calls on equal tensors."""
+    """Return the column of inputs, with the numeric arguments that distinguish calls on tensors of the same shapes."""
     numbers = numbers_of(results)
     return INPUTS.with_text(lambda r: " · ".join(filter(None, (r.inputs, numbers[r.id]))))
 
@@ -173,9 +173,9 @@ def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell]
 
 
 def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
-    """Return a cell with short sizes and the numeric arguments that distinguish calls on equal tensors.
+    """Return a cell with short sizes and the numeric arguments that distinguish calls on tensors of the same shapes.
 
-    If room is short, the numbers come first, because the sizes are equal.
+    In the short text, the numbers come first, because the sizes are equal.
     """
     if not numbers:
         return msgspec.structs.replace(cell, short=sizes)
@@ -192,7 +192,7 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Return by op id the part of the inputs that distinguishes the op from others of the same name.
+    """Return op id → the part of its inputs that distinguishes the op from others of the same name.
 
     `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out, as is a common dtype.
     An op with a unique name gets its first input.
@@ -219,7 +219,7 @@ def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[s
 def _sizes(parts: Sequence[str], *, types: bool) -> str:
     """Join sizes, and omit a repeated dtype: "bf16[4,512]", "bf16[512,512]" → "bf16[4,512]·[512,512]".
 
-    Without `types`, the first part has no dtype either.
+    Without `types`, the dtype of the first part is omitted, too.
     """
     shown: list[str] = []
     before = "" if types else parts[0].partition("[")[0]

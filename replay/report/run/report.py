@@ -35,8 +35,8 @@ RATIOS_FROM = 110
 def render(run: Run, width: int, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
     """Render all but the first lines in `width` characters: traces and jobs, the sequence, ops, totals and notes.
 
-    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
-    show only the rows that account for most of the time.
+    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
+    `all_rows`, show only the rows that account for most of the time.
     """
     results, device, rows = run.results, run.by_device, None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = []

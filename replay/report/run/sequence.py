@@ -18,7 +18,7 @@ from opreplay.replay.results.records import SequenceResult, SharedStepResult, Te
 STEP_CHARS = 40
 """Maximum length of a step name in a line, in characters."""
 ALIKE = 0.02
-"""Minimum relative difference of two sums for a note that explains it."""
+"""Minimum relative difference between the sum of calls and the sum of op medians for a note that explains it."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
 """Range of the time to first touch a page in µs, including zeroing.
@@ -26,7 +26,7 @@ PAGE_US = (1.3, 1.8)
 Measured from the minor faults of a step on 2 shared cores.
 """
 FRESH_SHARE = 0.02
-"""Minimum cost of fresh memory for a note, as a share of the sum."""
+"""Minimum cost of fresh memory, as a share of the sum of calls, for a note on this cost."""
 ROUNDING = 1e-9
 """Shares below this may be rounding errors."""
 Row = tuple[str, float | None, float | None, str]
@@ -53,7 +53,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
 
 
 def _collective_rows(shared: SharedStepResult) -> list[Row]:
-    """Return rows for the time of collectives between ranks, and for the calls and the collectives run separately."""
+    """Return rows for collectives, for calls that wait for them, and for calls and collectives run separately."""
     hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
     hidden_text = f"{100 * hidden:.0f} % of this time hidden behind the calls{_scatter(shared)}"
     lines: list[Row] = []
@@ -69,13 +69,13 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
 
 
 FASTER = 0.9
-"""If calls take less than this share of their time without collectives, collectives are not the reason."""
+"""If calls next to collectives take less than this share of their time without them, the times are unreliable."""
 VARIES = 0.2
 """Minimum spread between the lowest and the highest decile of the hidden share for which the median is marked."""
 
 
 def _scatter(shared: SharedStepResult) -> str:
-    """Return the range of the hidden share over most passes, with a mark if the range is wide."""
+    """Return the range of the hidden share over passes (lowest to highest decile), with a mark if the range is wide."""
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is None or high is None or high - low < 0.01:
         return ""
@@ -162,7 +162,7 @@ def notes(sequence: SequenceResult) -> list[str]:
 
 
 def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
-    """Return notes on where collectives were waited for, and on how much collectives and calls slow each other down."""
+    """Return notes on where calls waited for collectives, and on how collectives and calls slow each other down."""
     ways = [
         (shared.waits_recorded, "where the wait is recorded"),
         (shared.waits_inferred, "before the first call that started after their recorded end (inferred)"),
@@ -208,7 +208,7 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
 
 
 def table(sequence: SequenceResult) -> Table[Row]:
-    """Return the recorded step and its calls next to their replay."""
+    """Return a table that compares the recorded step and its calls with the replay."""
     ratio = Column[Row](
         RATIO_TITLE,
         lambda row: quotient(row[1], row[2]),

@@ -158,11 +158,11 @@ def tables(run: Run) -> list[AnyTable]:
 
 
 _Clock = tuple[str, Callable[[facts.Totals], float | None]]
-"""(title of a clock, function that returns its time from totals)."""
+"""Row of the totals table: (title such as "measured" or a SoC, function that returns the row's time from totals)."""
 
 
 def file_tables(run: Run) -> dict[str, Callable[[], AnyTable]]:
-    """Return the tables of a run by name, with plain values; all but the table of ops."""
+    """Return the tables of a run by name, with plain values, except the table of ops."""
     times = ("recorded_us", "total_us", "measured_us")
     traces = {"source": TEXT, "job": TEXT, "rank": COUNT, "ops": COUNT, "shared": COUNT, "replayed": COUNT}
     jobs = {"job": TEXT, "world_size": COUNT, "ops": COUNT, "rank_ops": COUNT, "replayed": COUNT}
@@ -192,7 +192,7 @@ def reasons_file_table(summary: Summary) -> AnyTable:
 
 
 def totals_table(run: Run) -> Table[_Clock]:
-    """Return the totals of all calls, one row per clock, with ratios to the recorded time."""
+    """Return the totals of all calls, one row per kind of time or SoC, with ratios to the recorded time."""
     results, device = run.results, run.by_device
     title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
     columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
@@ -205,7 +205,7 @@ def totals_table(run: Run) -> Table[_Clock]:
 
 
 def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
-    """Return the columns of a total and, if the recorded clock is named, of its ratio to the recorded time."""
+    """Return a column of the total's times (`mark` after the measured one) and, if `recorded` is set, one of ratios."""
 
     def text(clock: _Clock) -> str:
         us = clock[1](total)

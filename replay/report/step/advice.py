@@ -18,7 +18,7 @@ from opreplay.replay.report.view import View
 
 SHOWN = 8
 ROOM = 40
-"""Minimum width of the column of changes, in characters; if it would be narrower, the gain's time is dropped.
+"""Minimum width of the column of changes, in characters; if it would be narrower, the column of gains is dropped.
 
 The share of the step still shows the gain.
 """
@@ -90,7 +90,7 @@ def table(advice: AdviceList) -> Table[Advice]:
 
 
 def place(item: Advice) -> str:
-    """Return where in the code a change applies: module and function, as far as the trace names them."""
+    """Return where in the code a change applies: module and function, if the trace names them."""
     return ", ".join(filter(None, (item.module, item.function)))
 
 

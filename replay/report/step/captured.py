@@ -1,5 +1,5 @@
 # pyright: strict
-"""Summary of a captured step: calls, operations and peak memory by phase, and the result of a check."""
+"""Summary of a captured step: calls, operations and peak memory by phase, and how results compare with the model's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def view(plan: ReplayPlan, check: Check | None = None) -> View:
 
 
 def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
-    """Return a captured step as JSON-safe values, including the fields of a check."""
+    """Return a captured step as JSON-safe values, including the comparison with the model, if there is one."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -89,7 +89,7 @@ def _refused(plan: ReplayPlan) -> list[tuple[str, float]]:
 
 
 def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
-    """Render the phases with operations and memory, what the plan cannot represent, and the check."""
+    """Render the phases with operations and memory, what the plan cannot represent, and the check of the results."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -114,7 +114,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
 
 
 def check_lines(check: Check) -> list[RenderableType]:
-    """Return the result of the comparison, and a line for each tensor that is not equal."""
+    """Return the result of the comparison with the model, and a line for each tensor that is not equal."""
     if check.reason is not None:
         return [Text(f"not checked: {safe(check.reason)}", style="red")]
     both = (*check.outputs, *check.parameters)
@@ -136,7 +136,7 @@ def check_lines(check: Check) -> list[RenderableType]:
 
 
 _Quantity = tuple[str, Callable[[PhasePeak], str]]
-"""(name, function that returns its text for a phase)."""
+"""Row of the phase table: (name, function that returns the row's text for a phase)."""
 
 
 def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:

@@ -63,7 +63,7 @@ def _changes_lines(timeline: CapturedTimeline) -> list[str]:
 
 
 def facts(timeline: CapturedTimeline) -> dict[str, Any]:
-    """Return the stable JSON representation; see docs/timeline.md."""
+    """Return the stable JSON representation of the timeline; see docs/timeline.md."""
     return {"captured": True, "verdict": verdict(timeline), **msgspec.to_builtins(timeline)}
 
 

@@ -49,7 +49,7 @@ NOTHING_MET = "unknown, because no collective of this step was found on two of t
 
 
 def facts(timeline: JobTimeline) -> dict[str, Any]:
-    """Return the stable JSON representation; see docs/timeline.md."""
+    """Return the stable JSON representation of the timeline; see docs/timeline.md."""
     return msgspec.to_builtins(timeline)
 
 
@@ -73,8 +73,8 @@ def first_lines(timeline: JobTimeline) -> list[str]:
 def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
     """Render changes, ranks, collectives, disagreements, and the critical path across ranks.
 
-    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
-    show only the rows that account for most of the time.
+    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
+    `all_rows`, show only the rows that account for most of the time.
     """
     changes = [(change.change, change) for change in timeline.what_if]
     table = changes_table("what if, on every rank", changes, timeline.retimed_step_us, timeline.socs)
@@ -131,7 +131,7 @@ _OfRank = Column[RankStep]
 
 
 def ranks_table(timeline: JobTimeline) -> Table[RankStep]:
-    """Return the step, waiting time and clock of each rank; waits are unknown without a common collective."""
+    """Return the step, waiting time and clock of each rank; no waiting times if the ranks share no collective."""
     met = bool(timeline.collectives)
     columns = [
         _OfRank("rank", lambda rank: str(rank.rank), right=True),
@@ -209,7 +209,7 @@ def _socs(timeline: JobTimeline) -> Table[tuple[str, JobSoc]]:
 
 
 def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
-    """Return what the step of all ranks waited for, most time first."""
+    """Return the parts of the critical path across ranks, most time first."""
     total = sum(part.us for part in timeline.critical_path)
     column = Column[RankPathPart]
     columns = [
@@ -233,7 +233,7 @@ def note_lines(timeline: JobTimeline) -> list[str]:
 
 
 def _decisive_lines(timeline: JobTimeline) -> list[str]:
-    """Return the notes that may change a decision, without unchanged clocks and facts common to all steps."""
+    """Return the notes that may change a decision, without notes on unchanged clocks and facts common to all steps."""
     notes = [
         line for line in timeline.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)
     ]

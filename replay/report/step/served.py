@@ -1,5 +1,5 @@
 # pyright: strict
-"""Steps of a model with several batch sizes and contexts on devices: ms per token, tokens per second, memory, limit."""
+"""Steps of a model in several batch sizes and contexts on devices: ms per token, tokens per second, memory, limit."""
 
 from __future__ import annotations
 

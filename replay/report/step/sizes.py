@@ -1,5 +1,5 @@
 # pyright: strict
-"""Captured steps of configs or the user's own functions, in several sizes on devices, in every output format."""
+"""Steps captured from configs or from the user's functions, in several sizes on devices, in every output format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fit_text(row: AnyStep) -> str:
 
 
 def memory_text(row: AnyStep) -> str:
-    """Return used and available memory in GB, "50.4 of 68.7"; only used memory if the other is unknown."""
+    """Return used and available memory in GB, "50.4 of 68.7"; only used memory if available memory is unknown."""
     memory = f"{row.memory_bytes / 1e9:.3g}" if row.memory_bytes >= 1e8 else "<0.1"
     return memory if not row.hbm_bytes else f"{memory} of {row.hbm_bytes / 1e9:.3g}"
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The tables of a step with all rows and plain values, for data frames; `text` has the tables for reading."""
+"""The tables of a step with all rows and plain values, for data frames; module `text` has those for terminals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MODULES = {"depth": COUNT, "label": TEXT, "count": COUNT, "device_us": TIME, "p
 
 
 def tables(study: Study) -> Tables:
-    """Return the tables of one step by name: ops, kernels, critical path, Python, modules, idle causes and others."""
+    """Return the tables of one step by name, such as ops, kernels, critical path, Python, modules and idle causes."""
     timeline, trace = study.timeline, study.names.trace
     tasks = cache(lambda: _tasks(study))
     return {
@@ -196,7 +196,7 @@ def _modules(modules: Sequence[ModuleTime]) -> AnyTable:
 
 
 def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]]:
-    """Return a table of categories; rows with `part` set belong to the category above and do not add to the step."""
+    """Return a table of categories; rows with `part` set are part of the category above and not added to the step."""
     column = Column[tuple[str, str, bool]]
     columns = [
         column("category", lambda row: row[0]),

@@ -54,9 +54,9 @@ from opreplay.traces.times.doubts import Doubts
 PATH_NAMED = 3
 """Number of parts of the critical path named in the first lines."""
 PATH_WIDTH = 40
-"""Maximum width of each of these names, in terminal columns."""
+"""Maximum width of each critical path part's name in the first lines, in terminal columns."""
 CHANGES_SHOWN = 3
-"""Maximum number of changes with their own line; the table has all of them."""
+"""Maximum number of what-if changes with their own line; the table has all changes."""
 MODULES_SHOWN = 16
 MODULE_LEVELS = 5
 LEAST_MODULE = 0.01
@@ -78,7 +78,7 @@ CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
-    """Return the stable JSON representation; see docs/timeline.md."""
+    """Return the stable JSON representation of the timeline; see docs/timeline.md."""
     step = step_facts(timeline.step)
     step_keys = {
         key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us", "modules")
@@ -89,8 +89,8 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 def render(timeline: Timeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
     """Render changes, categories, critical path, modules and slack; with `everything`, also how well the graph fits.
 
-    Without `everything`, show only notes that may change a decision, and the number of the others. Without `all_rows`,
-    show only the rows that account for most of the time.
+    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
+    `all_rows`, show only the rows that account for most of the time.
     """
     changes: list[_Change] = [(change.change, change) for change in timeline.what_if]
     changes += [("all of these", timeline.what_if_together)] if timeline.what_if_together is not None else []
@@ -134,7 +134,7 @@ def answer(timeline: Timeline) -> str:
 
 
 def change_texts(timeline: Timeline | JobTimeline) -> list[str]:
-    """Return a sentence on each of the first changes, after a sentence on all changes together if there is one."""
+    """Return a sentence on all changes together (if combined), then a sentence on each of the first changes."""
     together = timeline.what_if_together if isinstance(timeline, Timeline) else None
     changes = [*([] if together is None else [together]), *timeline.what_if]
     doubts = timeline.step.doubts if isinstance(timeline, Timeline) and timeline.step.is_untimed else Doubts()
@@ -249,7 +249,7 @@ def _categories(timeline: Timeline, width: int) -> Table[_Category]:
 
 
 def _of_clock(clock: _Clock, *, share: bool) -> list[Column[_Category]]:
-    """Return the time of a category on a clock and, if there is room, its share."""
+    """Return a column of one step's times by category and, if `share`, a column of their shares of the step."""
 
     def time_us(row: _Category) -> float:
         return getattr(clock.times, row[1]) if row[1] else clock.step_us
@@ -346,7 +346,7 @@ def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[s
 
 
 def slack_table(timeline: Timeline) -> Table[Slack]:
-    """Return the work off the critical path, with its slack."""
+    """Return a table of the work that is not on the critical path, with its slack."""
     column = Column[Slack]
     columns = [
         column("off the path", lambda slack: slack.name, form="name"),
@@ -382,7 +382,7 @@ def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Ite
 
 
 def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
-    """Return the step length, the gain and its share of the step; "no match" if the change matches nothing."""
+    """Return the step length, the gain and the gain's share of the step; "no match" if the change matches nothing."""
     if not change.matched:
         return "no match", DASH, DASH
     return (
@@ -405,7 +405,7 @@ def note_lines(timeline: Timeline) -> list[str]:
 
 
 def decisive_lines(timeline: Timeline) -> list[str]:
-    """Return the notes that may change a decision, without facts common to every step and notes on memory."""
+    """Return the notes that may change a decision, but no notes on memory and no facts common to every step."""
     return [
         *timeline.notes,
         *of_changes(timeline.what_if),
@@ -415,7 +415,7 @@ def decisive_lines(timeline: Timeline) -> list[str]:
 
 
 def _of_all_changes(timeline: Timeline) -> list[str]:
-    """Return the assumptions of all changes combined that no single change makes."""
+    """Return the assumptions that are made only for all changes together, not for any single change."""
     alone = {note for change in timeline.what_if for note in change.assumptions}
     together = timeline.what_if_together
     notes = () if together is None else dict.fromkeys(together.assumptions)

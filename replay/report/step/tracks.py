@@ -46,7 +46,7 @@ class Process:
 
 
 def processes(study: Study) -> list[Process]:
-    """Return the recording, the step with measured times if there are any, and each simulated device."""
+    """Return one timeline each for the recording, the step with measured times (if any), and each simulated device."""
     graph, names = study.graph, study.names
     out = [_recorded("recorded", graph, names, 0.0, _critical(graph, study.schedule))]
     if study.measured is not None:
@@ -68,7 +68,7 @@ def processes(study: Study) -> list[Process]:
 
 
 def rank_processes(study: JobStudy) -> list[Process]:
-    """Return the recording of each rank, on the job's clock."""
+    """Return the recording of each rank, on the common clock of the job."""
     return [
         _recorded(f"rank {rank.rank}", rank.graph, study_of_rank.names, rank.at_us)
         for rank, study_of_rank in zip(study.graph.ranks, study.ranks, strict=True)
@@ -169,7 +169,7 @@ def host_slices(process: Process, node: int, start: float, end: float) -> Iterat
 
 
 def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
-    """Return the prediction of one task: time by kernel family, and the band."""
+    """Return the prediction of one task: time by kernel family, and the limits of its uncertainty band."""
     families = {name: float(us[node]) for name, us in predicted.families.items() if us[node] > 0.0}
     if not families:
         return {"prediction": "none: as recorded"}

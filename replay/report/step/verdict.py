@@ -15,11 +15,11 @@ from opreplay.traces.losses import copies_text, without_copies
 _HOST_ALONE = "On the host alone"
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
-"""Minimum share of the step for a cause to be reported."""
+"""Minimum share of the step for idle time of one cause, or another part, to be reported."""
 _LEAST_NAMED = 0.2
-"""Minimum share of the idle time for a function to be named."""
+"""Minimum time of a Python function, as a share of the idle time, for the verdict to name the function."""
 _NAMED = 0.3
-"""Minimum share of the Python time for the verdict to name a function."""
+"""Minimum time of a Python function, as a share of all Python time, for the verdict to name the function."""
 _UNEVEN = 1.25
 """Minimum ratio of the longest to the shortest step of a trace for which both lengths are shown."""
 
@@ -88,7 +88,7 @@ def _us(named_time: tuple[str, float]) -> float:
 
 
 def named_function(step: StepReport) -> PythonTime | None:
-    """Return the Python function that the step waits for longest; None if it is short or others matter as much."""
+    """Return the Python function that the step waits for longest; None if it is short or not the main cause."""
     if step.bound not in ("host", "host alone") or not step.python or _lost_device_work(step) or step.is_untimed:
         return None
     (first, us), function = step.largest[0], step.python[0]
@@ -115,7 +115,7 @@ def _lost_device_work(step: StepReport) -> bool:
 
 
 def _lost(step: StepReport) -> str:
-    """Return a note on the events that a damaged trace lost or holds twice; "" if there are none."""
+    """Return a note on the events that a damaged trace lost or contains twice; "" if there are none."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
     lost = f" Unreadable events are left out: {reasons}." if reasons else ""
     copies = copies_text(step.losses)
@@ -150,7 +150,7 @@ def _largest(step: StepReport) -> str:
 
 
 NARROW = 0.1
-"""Width of a band, as a share of the step, below which most of the step must be copied from the recording.
+"""If the band of a step is narrower than this share of the step, most of the step must be copied from the recording.
 
 No kernel prediction has such a narrow band.
 """
@@ -200,7 +200,7 @@ def step_rows(step: StepReport) -> list[Fact]:
 
 
 def page_facts(step: StepReport, line: str) -> list[tuple[str, str]]:
-    """Return the step's rows for a page with the verdict as headline, after a row with the given coverage line."""
+    """Return (name, text) of the coverage `line` and of the step's rows, for a page whose headline is the verdict."""
     return [("coverage", line), *((name, text) for name, text, _ in step_rows(step))]
 
 

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Views of all other values of the library."""
+"""Views (all output formats) of calibrations, comparisons, devices, plans, traces, validations and other results."""

@@ -22,7 +22,7 @@ from opreplay.replay.report.views.validation import errors_facts
 
 _Row = tuple[str, Errors, Errors]
 MOST_CONTRADICTED = 5
-"""Maximum number of calls listed as contradicted by the others."""
+"""Maximum number of listed calls whose measured times contradict the other calls."""
 MIN_KERNELS_FOR_ERRORS = 12
 """Number of kernels below which errors are not meaningful."""
 
@@ -104,7 +104,7 @@ def view_of_calls(fit: OwnFit, *, output: str) -> View:
 
 
 def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
-    """Return the whole report; errors are fractions, and `held_out_error` is for calls predicted from the others."""
+    """Return the whole report; errors are fractions, `held_out_error` is for calls predicted from the other calls."""
     return {
         "output": output,
         "device": fit.before.name,
@@ -151,7 +151,7 @@ _WORSE = (
 
 
 def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
-    """Render a line per measured op: its factor, its errors before, and when predicted from other calls."""
+    """Render a line per measured op: factor, error before calibration, and error when predicted from other calls."""
     by_op: dict[str, list[OwnError]] = {}
     for error in fit.errors:
         by_op.setdefault(error.row.call.partition("(")[0], []).append(error)

@@ -46,11 +46,11 @@ from opreplay.traces.sums import summed
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
 """Verdicts that are listed; ops with no change and most unclear ops are only counted."""
 ALONE = 1 / 3
-"""Minimum share of ops on one side only for which possible causes are listed."""
+"""If more than this share of the ops is on one side only, possible causes are listed."""
 LARGE_RATIO, MOST_UNCLEAR = 2.0, 5
-"""Minimum ratio (or inverse ratio) and maximum number of unclear ops that are listed, most time first."""
+"""Minimum ratio (or inverse ratio) of unclear ops that are listed, and their maximum number; most time first."""
 WAYS = 4
-"""Maximum number of different notes on judged ops that are listed with counts."""
+"""Maximum number of different notes on judged ops that are listed, each with its number of ops."""
 LISTED_SHARE, MOST_ROWS = 0.95, 10
 """For two traces: share of all changes that the listed ops account for, and maximum number of listed ops."""
 LEAST_PART = 0.01
@@ -58,9 +58,9 @@ LEAST_PART = 0.01
 NAME_WIDTH = 30
 """Maximum length of a trace's name in the first line, in characters."""
 MORE_CALLS = 0.02
-"""Minimum relative change of a typical op's calls for which recordings without steps differ in length."""
+"""Minimum relative change of a typical op's number of calls for which recordings without steps differ in length."""
 MOSTLY_ALIKE = 0.5
-"""Share of a recording's time in ops that both sides have; a note reports a smaller share."""
+"""If the ops on both sides take less than this share of a recording's time, a note says so."""
 WORD_FROM = 0.005
 """Minimum relative change for which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
@@ -78,7 +78,7 @@ def view(
 ) -> View:
     """Return a comparison in every output format.
 
-    `steps` are the steps of the sides that are traces; `verdicts` holds additional values for JSON.
+    `steps` holds the steps of the sides that are traces; `verdicts` holds additional values for JSON.
     """
     return View(
         lines=head_lines(comparison, steps),
@@ -219,7 +219,7 @@ def _shared_text(shared: float | None) -> str:
 
 
 def _total(comparison: Comparison) -> str:
-    """Return the ratio of total recorded times if both sides are recorded, otherwise of the ops on both sides."""
+    """Return the ratio of total recorded times if both sides are recordings, otherwise of the ops on both sides."""
     if any(not side.is_total_known for side in comparison.sides or ()):
         return "; no total, because device time is unknown"
     if comparison.whole is None or comparison.sides is None:
@@ -300,7 +300,7 @@ def detail_of(comparison: Comparison, op: OpComparison) -> str:
 
 
 def against_times(comparison: Comparison, op: OpComparison) -> str:
-    """Return a note if a row's two times contradict its verdict, which is relative to the gauges; otherwise ""."""
+    """Return a note if a row's two times contradict its verdict, which is relative to a fixed workload; else ""."""
     if comparison.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
         return ""
     alone = op.after_us / op.before_us
@@ -509,7 +509,7 @@ _STEP_CALLS = _OfRow("calls", _calls_text, key="calls", right=True, style="dim",
 
 
 def parts_table(steps: StepChange) -> Table[tuple[str, float, float]]:
-    """Return the step, its host time and its device time before and after, then the device's activities."""
+    """Return the step, its host and device times and the device's activities, each before and after."""
     column = Column[tuple[str, float, float]]
     columns = [
         column("one step", lambda part: part[0]),
@@ -582,7 +582,7 @@ def page_table(comparison: Comparison) -> Table[OpGroup]:
 
 
 def replaced_table(comparison: Comparison, limit: int | None = None) -> Table[Replaced]:
-    """Return a table of calls of the step before that were replaced by other calls in the step after."""
+    """Return a table of calls in the step before that other calls replaced in the step after."""
     column = Column[Replaced]
     columns = [
         column("in place of others", lambda one: f"{_called(one.before)} → {_called(one.after)}", form="fold"),
@@ -737,7 +737,7 @@ def _fact(line: str) -> tuple[str, str]:
 
 
 def _answers(comparison: Comparison, steps: StepChange) -> tuple[Answer, ...]:
-    """Return the ratio of the steps, or of all recorded time, or of the ops on both sides with its interval."""
+    """Return the ratio of the steps, of all recorded time, or of the ops on both sides; the last has an interval."""
     if comparison.paired is not None:
         if steps.is_known:
             name, (was, now) = "step, after ÷ before", steps.step_us
@@ -767,7 +767,7 @@ def _totals_us(sides: tuple[Side, Side]) -> tuple[float, float]:
 
 
 def _bars_of_steps(steps: StepChange) -> tuple[Bars, ...]:
-    """Return the device's activities in a step on both sides as bars; nothing if the steps are unknown."""
+    """Return bars of the device's activities in the steps before and after; nothing if the steps are unknown."""
     if not steps.is_known:
         return ()
     lengths = ("step", "host, the marked range", "device, tasks added up")

@@ -78,7 +78,7 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 
 def held_lines() -> list[str]:
-    """Return how often the 80 % bands were correct for calls that were predicted before anything was fitted to them."""
+    """Return how often measurements were in the 80 % bands of predictions made before anything was fitted to them."""
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
         f"measurements inside the 80 % band in blind tests, {titles[evidence]}: "
@@ -138,7 +138,7 @@ def file_text(name_or_path: str) -> str:
 
 
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:
-    """Return rates with their sources: the shipped device's own if it has them, otherwise the shared model's."""
+    """Return rates with their sources: the shipped device's own rates if it has any, otherwise the shared model's."""
     known = canonical_name(device.name)
     of_device = load_file(known).rates if known else {}
     shared = {**load_model().rates, **of_device}

@@ -39,7 +39,7 @@ HOW: dict[str, str] = {
     "reference": "replayed by opreplay's reference implementation, because the vendor library is not installed",
     "executor": "run by a user's executor",
 }
-"""Resolution method → text."""
+"""Resolution method → text on how the op was found."""
 SHARES = (
     "percentages: contribution of each pipe to the time, not its busy time, because pipes overlap and the longest "
     "hides most of the others"

@@ -93,7 +93,7 @@ def _purpose(rule: _Facts) -> list[str]:
 
 
 def built_in_view(ops: Iterable[Row]) -> View:
-    """Return one row per family: its initializers, its ops, and how many have a cost; JSON lists each op."""
+    """Return one row per family of ops: initializers, number of ops, how many have a cost; JSON lists each op."""
     from opreplay.replay.ops.table import cost_of
 
     facts: list[_Facts] = [
@@ -127,7 +127,7 @@ def built_in_view(ops: Iterable[Row]) -> View:
 
 
 def registrations_view(registrations: Iterable[Registration]) -> View:
-    """Return one row per registration."""
+    """Return one row per plugin registration."""
     facts = [asdict(registration) for registration in registrations]
     if not facts:
         nothing = Text("No plugin has registered anything; --plugin FILE loads one.")

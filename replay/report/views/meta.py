@@ -18,7 +18,7 @@ from opreplay.replay.results.records import OpResult
 
 STYLES: dict[str, str] = {"differs": "red", "failed": "red", "no meta kernel": "yellow", "data-dependent": "yellow"}
 SHORT: dict[str, str] = {"no meta kernel": "no kernel", "data-dependent": "data-dep."}
-"""Status → short text for the narrow column."""
+"""Status of an op on meta tensors → short text for the narrow column."""
 
 
 def counts(results: Sequence[OpResult]) -> dict[MetaStatus, int]:
@@ -51,7 +51,7 @@ COLUMN = OpColumn(
     style=lambda r: STYLES.get(_status(r), ""),
     drop=1,
 )
-"""Column with the status of each op."""
+"""Column with the status of each op on meta tensors."""
 
 
 def op_cell(result: OpResult) -> OpCell:
@@ -69,7 +69,7 @@ def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:
-    """Return the op's name, with the detail only if the verdict alone does not say it.
+    """Return the op's name, with the detail only if the status alone does not explain it.
 
     Without details, ops of one name are counted together.
     """

@@ -64,7 +64,7 @@ MOST_DOUBTS = 3
 MOST_OPS = 40
 DEVICE_CHARS = 18
 SHARES_SHOWN = 5
-"""Maximum number of bounds or kernel families listed per device on the first screen."""
+"""Maximum number of bounds (such as "vector") or kernel families listed per device on the first screen."""
 _OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
 """Minimum predicted share of the recorded time for which a total is called the total of the step."""
@@ -101,7 +101,7 @@ def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | No
 
 
 def _step_text(plan: ReplayPlan, step: Step, report: StepReport | None) -> str:
-    """Return the time of the step with its gaps on a device; without a marked step, the sum of all calls."""
+    """Return a device's time for the step, including gaps; without a marked step, the sum of all calls."""
     on_device = report.socs.get(step.device) if report is not None and report.marked else None
     if report is not None and on_device is not None:
         return f"{safe(step.device)} {soc_text(on_device, report)}"
@@ -143,7 +143,7 @@ def facts(
     where: Where | None = None,
     report: StepReport | None = None,
 ) -> dict[str, Any]:
-    """Return everything as JSON-safe values; in microseconds, over all calls unless the name says otherwise."""
+    """Return all results as JSON-safe values; times in µs, over all calls unless the name says otherwise."""
     coverage = coverage_by_method(plan, steps[0])
     return {
         "schema_version": SCHEMA_VERSION,
@@ -244,7 +244,7 @@ def view(
 
 
 def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[tuple[str, str, float]]:
-    """Return one row per device and part of its total."""
+    """Return one row per device and part of its total time; `what` is the title of the column of parts."""
     rows = [(device, name, us) for device, parts in sums_us.items() for name, us in parts.items()]
     column = Column[tuple[str, str, float]]
     columns = [
@@ -297,7 +297,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
-    """Return the column of each part's time on a device and, if there is room, of its share."""
+    """Return a column of each part's time on a device and, if `share`, a column of its share of the total."""
     of = Column[str]("", lambda name: us[name] / step.total_us if name in us and step.total_us else None, SHARE)
     return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
 

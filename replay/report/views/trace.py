@@ -67,7 +67,7 @@ def view(summary: TraceSummary, step: StepReport | None, *, everything: bool = T
 
 
 def first_lines(summary: TraceSummary, step: StepReport | None) -> list[str]:
-    """Return what bounds the step, or how busy the device was if none is marked; classes of work; metadata level."""
+    """Return what bounds the step (without a step, how busy the device was), classes of work, and metadata level."""
     name, work = trace_name(summary.path), _work(summary, LEAST_NAMED)
     if step is not None:
         lines = [named(name, verdict(step)), idle_line(step)]
@@ -152,7 +152,7 @@ PROCESSES_SHOWN = 8
 
 
 def _processes(merged: MergedProcesses | None) -> str:
-    """Return the processes of a merged file: "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one"."""
+    """Return a merged file's processes: "2: [TP00] 1 (1 op, 10 µs on device 0), ...; select one with --process"."""
     if merged is None:
         return ""
     shown = [
@@ -200,7 +200,7 @@ def _device_work(summary: TraceSummary) -> str:
 
 
 def _busy(device: DeviceBusy, devices: int) -> str:
-    """Return "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..."."""
+    """Return "52.6 % of 4.05 ms from first to last work; 12.0 % of the busy time on several streams; ..."."""
     which = f"device {device.device}: " if devices > 1 else ""
     parts = [f"{which}{share_text(device.busy_share)} of {time_text(device.span_us)} from first to last work"]
     if device.overlapped_us and device.busy_us:

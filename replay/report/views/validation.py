@@ -30,7 +30,7 @@ def errors_facts(errors: Errors) -> dict[str, float | int | None]:
 
 
 def figures_facts(figures: Figures) -> dict[str, Any]:
-    """Return the errors as `overall` and `families`."""
+    """Return the errors over all kernels as `overall` and by kernel family as `families`."""
     return {
         "overall": errors_facts(figures.overall),
         "families": {name: errors_facts(errors) for name, errors in figures.families.items()},

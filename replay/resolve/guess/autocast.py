@@ -1,10 +1,10 @@
 # pyright: strict
-"""Completes calls that were recorded before autocast cast their arguments, with the dtypes that autocast chose.
+"""Completes calls that were recorded before autocast cast their arguments, using the dtypes that autocast chose.
 
 The profiler sees a call before autocast casts its arguments, so a linear layer may show a float32 weight with a
-bfloat16 input. Owns which ops autocast lowers. Plans contain the casts and the inner call in place of the recorded
-call, so this applies to `--select all` and to files without the inner call. The casts are separate calls and not
-repeated here.
+bfloat16 input. This module knows which ops autocast lowers. Plans contain the casts and the inner call in place of the
+recorded call, so this matters only for `--select all` and for files without the inner call. The casts are separate
+calls and not repeated here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOWERED: frozenset[str] = frozenset(
         "lstm gru rnn_tanh rnn_relu scaled_dot_product_attention _native_multi_head_attention"
     )
 )
-"""Ops that autocast runs in its lower precision (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and recurrent
-networks, for which autocast has a separate function).
+"""Ops that autocast runs in lower precision: AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and recurrent
+networks, for which autocast has a separate function.
 """
 NARROW = ("bfloat16", "float16")
 CAST = "autocast had cast it from float32; the recorded time includes the cast, replay and prediction do not"
@@ -37,7 +37,7 @@ CAST = "autocast had cast it from float32; the recorded time includes the cast, 
 def apply_autocast(
     name: str, args: tuple[ReplayArg, ...], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Return the arguments as autocast passed them on, with a note on each cast; unchanged without autocast.
+    """Return the arguments after autocast's casts, with a note on each cast; unchanged if autocast was off.
 
     Autocast was on if arguments that must have one dtype differ, or if a nested call has a narrower dtype.
     """
@@ -50,7 +50,7 @@ def apply_autocast(
 
 
 def _narrow_type(args: tuple[ReplayArg, ...], context: Context) -> str | None:
-    """Return the dtype to which autocast lowered float32 arguments; None if nothing shows that it was on."""
+    """Return the dtype to which autocast lowered float32 arguments; None if nothing shows that autocast was on."""
     dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
     if "float32" not in dtypes:
         return None

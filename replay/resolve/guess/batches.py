@@ -1,9 +1,9 @@
 # pyright: strict
-"""Guesses arguments of the batched call that `torch.vmap` makes inside the call for one sample.
+"""Guesses arguments of the batched call that `torch.vmap` makes within the call for one sample.
 
-Owns how dimensions and sizes of the call for one sample become those of the batched call, whose tensors have the batch
-dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Hints from later calls exist only for the call for one
-sample, so all other arguments are taken from that call.
+Converts dimensions and sizes of the call for one sample to those of the batched call, whose tensors have the batch
+dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Only the call for one sample is followed by calls that give
+hints, so all arguments are taken from it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usu
 
 
 def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
-    """Return the argument of the call for one sample, after filling in the arguments before it."""
+    """Guess an argument of the call for one sample, after filling in the arguments that precede it."""
     for arg in spec.args:
         if arg.name in known:
             if arg.name == wanted.name:
@@ -71,7 +71,7 @@ def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usu
 
 
 def recorded_by_name(match: Match) -> Call:
-    """Return the recorded tensors and numbers of a call by the argument names of the schema."""
+    """Return the recorded tensors and numbers of a call, with the argument names of its schema."""
     known = Call()
     for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
         if recorded.tensor is not None:
@@ -82,8 +82,8 @@ def recorded_by_name(match: Match) -> Call:
 
 
 def _with_batch(op: str, arg: ArgSpec, value: Any, sample: Shape, batch: int) -> Any:
-    """Return the argument value for the batch, given the value for one sample; MISSING if a 0-dim sample leaves it
-    open.
+    """Convert an argument's value for one sample to its value for the batch; MISSING if it is unknown, e.g. for a 0-dim
+    sample.
     """
     rank = len(sample) + (op in _NEW_DIMS)
     if arg.name in _DIMS and arg.kind in ("int", "int[]"):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Guesses arguments of ops that copy a tensor piece by piece: the views that `repeat` and `roll` make reveal them.
+"""Guesses arguments of ops that copy a tensor piece by piece, from the views that `repeat` and `roll` make.
 
-Other views are handled in `views` and `inside`.
+`views` and `inside` handle other views.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHY_REPEATED = "as in aten::repeat"
 
 
 def _repeated(around: Relatives) -> Shape | None:
-    """Return the input size of the enclosing `repeat`; None if the enclosing op is another one."""
+    """Return the input shape of the enclosing `repeat`; None if the enclosing op is another one."""
     return recorded_shape(around.parent) if around.parent and around.parent_name == "aten::repeat" else None
 
 
@@ -27,9 +27,9 @@ def _widened(source: Shape, rank: int) -> Shape | None:
 
 
 def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
-    """Return (dimension, size, step) of one of the windows in which `repeat` views its result.
+    """Return (dimension, size, step) of an `unfold` that `repeat` calls; None for another caller.
 
-    `repeat` views each dimension in turn, in windows as wide as the repeated tensor, and puts the window last.
+    `repeat` unfolds one dimension of its result after another, into windows as wide as the repeated tensor.
     """
     source, place = _repeated(around), around.places[0] if around.places else 0
     sizes = None if source is None else _widened(source, len(shape) - place)
@@ -39,7 +39,7 @@ def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
 
 
 def expanded(around: Relatives) -> Shape | None:
-    """Return the input size of `repeat`, with leading dimensions of size 1 added up to the rank of its result."""
+    """Return the input shape of `repeat`, with leading dimensions of size 1 added up to the rank of its result."""
     source = _repeated(around)
     views = (call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
     whole = next((recorded_shape(call) for call in views if call.name == "aten::unfold"), None)
@@ -47,7 +47,7 @@ def expanded(around: Relatives) -> Shape | None:
 
 
 def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
-    """Return the permutation in which `repeat` interleaves counts and sizes."""
+    """Return the permutation with which `repeat` interleaves repeat counts and sizes; None outside a `repeat`."""
     half = len(shape) // 2
     if _repeated(around) is None or 2 * half != len(shape):
         return None
@@ -55,7 +55,7 @@ def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
-    """Return (dimension, shift) of each roll: a `cat` of the end, which comes first, and the beginning."""
+    """Return (dimension, shift) of each roll: a `cat` of the tensor's end with its beginning."""
     turns: list[tuple[int, int]] = []
     for call in calls:
         parts = listed_tensors(call) if call.name == "aten::cat" else ()
@@ -70,7 +70,7 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
 
 
 def _rolled(which: str) -> Rule:
-    """Return the rule for the shifts or the dimensions of a `roll`; there are no dimensions if the tensor is flattened
+    """Return the rule that guesses the `shifts` or `dims` of a `roll`; there are no dims if the tensor is flattened
     first.
     """
 
@@ -91,4 +91,4 @@ def _rolled(which: str) -> Rule:
 
 
 COPY_RULES: dict[tuple[str, str], Rule] = {("roll", name): _rolled(name) for name in ("dims", "shifts")}
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""

@@ -1,7 +1,8 @@
-"""Guesses the equation of an einsum from the nested calls; equations are strings, which are never recorded.
+"""Guesses the equation of an einsum from the nested calls, because strings are never recorded.
 
-torch unsqueezes each operand to all labels and permutes it to one common order, with the result's labels first
-(ATen/native/Linear.cpp). The permutations, by their numbers or by the resulting sizes, give the equation.
+torch unsqueezes each operand to all labels and permutes it to a common order that starts with the result's labels
+(ATen/native/Linear.cpp). The equation follows from the permutations: from their numbers or, if these are not recorded,
+from the resulting sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def equation(known: Call, context: Context) -> Guess | None:
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
-    """Return the equation from the permuted order of each operand and the labels that are summed afterwards."""
+    """Return the equation, given by each operand's permutation and by the labels that are summed afterwards."""
     operands, rest = _split(len(shapes), calls)
     permuted = [meta for meta, _ in first_tensors(group[-1] for group in operands)]
     widths = {len(meta.shape) for meta in permuted}
@@ -58,8 +59,8 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Return the target position of each dimension of each operand, from recorded numbers or, if there are none, from
-    sizes; None if unknown.
+    """Return the position of each operand's dimensions in the common order; None if unknown. They are taken from
+    recorded numbers or, if there are none, from sizes.
     """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
@@ -73,8 +74,8 @@ def _placed(
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
-    """Return the calls that bring each operand to the common order, ending with its permutation, and all
-    later calls.
+    """Return, for each operand, the calls that bring it to the common order, which end with a permutation; also return
+    all later calls.
     """
     ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
     groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -82,7 +83,7 @@ def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSi
 
 
 def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int, ...] | None:
-    """Return the target position of each dimension of an operand, from the recorded numbers; None if not recorded."""
+    """Return an operand's dimensions as positions in the common order, from recorded numbers; None if not recorded."""
     order = recorded_numbers(group[-1], 1)
     if order is None or sorted(order) != list(range(width)):
         return None
@@ -106,7 +107,7 @@ def _by_dim(dims: Sequence[tuple[int, ...]], places: Sequence[int]) -> tuple[int
 
 
 def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[int, ...] | None:
-    """Return the target position of each dimension, from its size in the common order; equal sizes keep their order."""
+    """Return an operand's dimensions as positions in the common order, from sizes; equal sizes keep their order."""
     dims: list[tuple[int, ...]] = [(d,) for d in range(len(shape))]
     for _ in (call for call in group if call.name == "aten::diagonal"):
         pairs = ((i, j) for i, j in combinations(range(len(dims)), 2) if shape[dims[i][0]] == shape[dims[j][0]])
@@ -125,8 +126,8 @@ def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[
 
 
 def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Sequence[Shape]) -> list[Shape]:
-    """Return the size of a single operand in the common order, from the sum that follows or a later read with the same
-    sizes.
+    """Return the shape of a single operand in the common order, from the sum that follows or a later input with the
+    same sizes.
     """
     if calls:
         return [meta.shape for meta, _ in first_tensors(calls[:1], ("aten::sum",))]
@@ -134,9 +135,9 @@ def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Seque
 
 
 def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape]:
-    """Return the size of each operand in the common order, derived from the products that follow.
+    """Return the shape of each operand in the common order, derived from the products that follow.
 
-    Each product takes the result so far and the next operand, which is permuted once more or multiplied at once,
+    Each product takes the result so far and the next operand. The operand is permuted once more or multiplied directly,
     possibly after a sum.
     """
     aligned: list[Shape] = []
@@ -164,12 +165,12 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
 
 
 def _before_summing(side: Shape, shape: Shape, summed: Sequence[Shape]) -> Shape:
-    """Return the input size of a product before a possible sum over a dimension that only this input has."""
+    """Return the shape of a product's input before a possible sum over a dimension that only this input has."""
     return next((size for size in (side, *summed) if _alike(size, shape)), side)
 
 
 def _alike(first: Shape, second: Shape) -> bool:
-    """Check whether two sizes are equal, ignoring the order of dimensions and dimensions of size 1."""
+    """Check whether two shapes have the same sizes, ignoring their order and sizes of 1."""
     return sorted(n for n in first if n != 1) == sorted(n for n in second if n != 1)
 
 
@@ -187,7 +188,7 @@ def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape
 
 
 def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
-    """Return how many of the last labels are summed; None if the nested calls do not show it."""
+    """Return how many of the last labels are summed, for several operands; None if the nested calls do not show it."""
     last = calls[-1] if calls else None
     if last is None or last.name != "aten::view":  # which takes away what the products have summed
         return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
+"""Guesses for the embedding ops of recommendation models: widths of tables, and sizes that older traces do not record.
 
-The semantics of these ops are in `ops.tables`.
+`ops.tables` describes these ops.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from opreplay.replay.resolve.guess.values import Context, Guess, Rule, Shape, fi
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Usual widths of embedding rows, tried from the widest."""
+"""Usual widths of embedding rows, tried in this order."""
 ROW_BYTES = 4
-"""Number of elements of which fbgemm's table rows are a multiple."""
+"""The width of fbgemm's table rows is a multiple of this number of elements."""
 _WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
 
 
 def _elements(known: Call, names: tuple[str, ...]) -> int:
-    """Return the number of elements of the largest of these tensors; 0 if there is none."""
+    """Return the number of elements of the largest of the named tensors; 0 if there is none."""
     return max((math.prod(m.shape) for name in names if (m := known.tensor(name)) is not None), default=0)
 
 
 def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
-    """Return the width of the first 2-d tensor with `rows` rows that is written inside the call or read after it, and
-    its reader.
-    """
+    """Return (width, op) for the first 2-d tensor with `rows` rows that a nested call or a following call takes."""
     around = context.relatives()
     tensors = ((meta.shape, name) for meta, name in first_tensors((*around.inside, *around.following)))
     return next(
@@ -37,7 +35,7 @@ def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
 
 
 def _total_width(known: Call, context: Context) -> Guess | None:
-    """Guess the total width of all tables from what the next call reads, or from the sizes of the tables."""
+    """Guess the total width of all tables from the tensor that the next call reads, or from the sizes of the tables."""
     starts, offsets = known.shape("D_offsets") or (), known.shape("offsets") or ()
     if len(starts) != 1 or starts[0] < 2:
         return None
@@ -49,7 +47,7 @@ def _total_width(known: Call, context: Context) -> Guess | None:
 
 
 def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
-    """Guess the width per batch that the next call reads.
+    """Guess the total width of all tables as the width of the next tensor read that has one row per sample.
 
     Each table has at least one row; a single table consists of rows of that width.
     """
@@ -62,7 +60,7 @@ def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> 
 
 
 def _width_by_state(weights: int, rows: int, tables: int) -> Guess | None:
-    """Guess the widths of tables whose optimizer stores one number per row."""
+    """Guess the total width of tables whose optimizer stores one number per row."""
     if not 0 < rows < weights <= 4096 * rows or weights % rows:
         return None
     return Guess(value=weights // rows * tables, why=f"rows of {weights // rows}: from the sizes of weights and state")
@@ -83,7 +81,7 @@ def _widest(known: Call, context: Context) -> Guess | None:
 
 
 def _dense_width(first: str, fallback: int) -> Rule:
-    """Return the rule for the columns of a result with one row per element of the argument `first`."""
+    """Return the rule that guesses the columns of a result with one row per element of the argument `first`."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         rows = known.tensor(first)
@@ -98,7 +96,7 @@ def _dense_width(first: str, fallback: int) -> Rule:
 
 
 def _truncation(known: Call, context: Context) -> Guess | None:
-    """Guess the maximum length to keep as the mean length, if the next call reads the result."""
+    """Guess the maximum length to keep as the mean length if a following call reads the result; otherwise 64."""
     lengths = known.tensor("lengths")
     if lengths is None or not lengths.shape or not lengths.shape[0]:
         return None
@@ -117,6 +115,6 @@ TABLE_RULES: dict[tuple[str, str], Rule] = {
     ("sparse_label_to_bool", "size"): _dense_width("lengths", 128),
     ("lengths_range_w_truncation_size", "truncation_size"): _truncation,
 }
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""
 WIDTH_RULES: dict[tuple[str, str], Rule] = {("int", "total_D"): _total_width, ("int", "max_D"): _widest}
-"""(type, argument) → rule."""
+"""(type, argument) → rule that guesses the argument."""

@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses arguments whose values a trace does not record: strings, unrecorded scalars, index lists, dtypes.
 
-Each guess gives a reason, which becomes an assumption of the plan. Rules for one op take precedence over rules for an
-argument name, then the schema's default, and finally a table of plain constants. Owns no shapes beyond `shapes`.
+Each guess gives a reason, which becomes an assumption of the plan. Rules for one op take precedence, then rules for an
+argument name, the schema's default, and a table of plain constants. Rules about shapes are in `shapes`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STRINGS: dict[str, str] = {
     "norm_type": "rms", "prefix": "", "api_name": "", "assert_msg": "", "reduce": "sum", "padding": "valid",
     "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
 }  # fmt: skip
-"""Values of string arguments without a schema default, by name; strings are never recorded."""
+"""Name of a string argument without a schema default → value; strings are never recorded."""
 
 CONSTANTS: dict[str, Value] = {
     "alpha": 1, "beta": 1, "other": 1, "value": 0, "exponent": 2, "min": 0, "max": 1, "threshold": 0, "p": 0.5,
@@ -56,7 +56,7 @@ CONSTANTS: dict[str, Value] = {
     "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
     "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01, "count_include_pad": True,
 }  # fmt: skip
-"""Values of plain arguments by name: the value that most models use, or one that makes the op do its work."""
+"""Argument name → value guessed last: the one that most models use, or one that makes the op do its work."""
 
 _DTYPE_IN_KERNEL = {
     "c10::BFloat16": "bfloat16",
@@ -74,16 +74,16 @@ _TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(
 _INDEXES = re.compile(
     r"(?:^|_)(?:ids?|idx|index(?:es)?|indices|offsets?|lengths?|lens?|counts?|positions?|seqlens?|slots?|block_tables?)$"
 )
-"""Names of arguments that hold integers."""
+"""Matches names of arguments that hold integers."""
 _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
 def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
-    """Return a value for `arg` with the reason, or None if no sensible value is known.
+    """Guess a value for `arg`, with the reason; None if no sensible value is known.
 
     A call that vmap makes for a batch gets its value from the call for one sample. Other values come from a search on
-    meta tensors or, failing that, from a rule. `known` holds the arguments already determined, by name; lists of index
-    tensors count as one argument.
+    meta tensors or, failing that, from a rule. `known` holds the arguments already determined, by name; a list of index
+    tensors counts as one argument.
     """
     mapped = of_one_sample(spec, arg, known, context, guess)
     if mapped is not None:
@@ -95,7 +95,7 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | 
 
 
 def by_rules(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
-    """Return a value for `arg` by the rules for its op, its name, or its type."""
+    """Guess a value for `arg` by the rules for its op, its name, or its type."""
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
         if op.startswith("_foreach_"):
@@ -115,7 +115,7 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess
 
 
 def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
-    """Return the guess of a string that nothing in the trace shows, with a note on the effect of other values."""
+    """Add a note on the effect of other values to the guess of a string about which the trace says nothing."""
     return replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
 
 
@@ -177,9 +177,9 @@ def _string(arg: ArgSpec) -> Guess | None:
 
 
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
-    """Guess a device, which is never recorded.
+    """Guess a device, because devices are never recorded.
 
-    A copy to the host is visible from its kernel; an op without tensors needs a device.
+    The name of its kernel shows a copy to the host; an op without tensors needs a device.
     """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")
@@ -196,10 +196,10 @@ def _dtype(known: Call, context: Context) -> Guess:
 
 
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
-    """Return the dtype of the tensors in a list `name` whose dtypes were not recorded, and the reason.
+    """Return the dtype of the tensors in the list `name`, whose dtypes were not recorded, and the reason.
 
-    The dtype comes from floating-point siblings, then the list's name, then the kernel, then the trace. Integer
-    siblings may be indices into the list's tensors.
+    The dtype comes from other floating-point tensor arguments; without these, from the list's name, the kernel, or the
+    trace. Integer arguments do not count, because they may be indices into the list's tensors.
     """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "dtype of the other tensor arguments"

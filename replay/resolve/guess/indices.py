@@ -1,10 +1,10 @@
 # pyright: strict
-"""Guesses the index tensors of `x[i, :, mask]`, a list that profilers do not record, from nested calls and the next
-reads.
+"""Guesses the index tensors of `x[i, :, mask]` from nested and following calls, because profilers do not record this
+list.
 
 torch turns a mask into indices with `nonzero`, brings all indices to one size with `expand`, moves the indexed
 dimensions to the front with `permute` if they are not adjacent, and reshapes each index
-(ATen/native/TensorAdvancedIndexing). Owns the list and the flag `accumulate`, not the numbers in the list.
+(ATen/native/TensorAdvancedIndexing). Guesses the list and the flag `accumulate`, but not the numbers in the list.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_MASK_ELEMENTS = 1 << 26
-"""Maximum elements of a tensor that is taken for a mask of the same size; larger masks are unlikely."""
+"""Maximum number of elements for which a tensor is assumed to be a mask; larger masks are unlikely."""
 MAX_RANK = 8
-"""Maximum rank of tensors whose indexed dimensions are searched for."""
+"""Maximum rank of a tensor for which all combinations of indexed dimensions are tried."""
 NEXT_READERS = 8
 _INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
-"""Bytes per microsecond (8 TB/s) that no memory exceeds; a call with less recorded time moved fewer rows."""
+"""Bytes per microsecond (8 TB/s) that no memory exceeds; limits the rows moved in a call's recorded time."""
 _TRUE = re.compile(r"\], (\d+) true: inferred")
-"""Number of true elements in the note that `_shown_list` writes for a list with masks."""
+"""Matches the number of true elements in the note that `_shown_list` writes for a list with masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShownIndices:
-    """Information about the index tensors of an index or index_put call."""
+    """What nested calls show about the index tensors of an index or index_put call."""
 
     tensors: tuple[TensorMeta, ...]
-    """Tensors of the list in order, without the empty entries."""
+    """Index tensors in list order, without the empty entries."""
     width: int
     """Number of dimensions that the tensors index together; a mask indexes as many as its rank."""
     broadcast: Shape
-    """Common broadcast size of the indices."""
+    """Shape to which the indices are broadcast."""
     before: int | None
     """Number of dimensions in front of the indexed ones; None if unknown."""
     dims: tuple[int, ...] | None
@@ -67,9 +67,9 @@ class _ShownIndices:
 
 
 def with_numbers(op: ReplayOp) -> ReplayOp:
-    """Return the call with each mask replaced by integer indices of the selected elements, if their count is known.
+    """Replace each mask of an indexing call by integer indices of the selected elements, if their number is known.
 
-    The result has the same size, which then follows from sizes alone.
+    The result keeps its shape, which then does not depend on values.
     """
     matches = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
     count = next((int(match[1]) for match in matches if match), None)
@@ -77,9 +77,7 @@ def with_numbers(op: ReplayOp) -> ReplayOp:
 
 
 def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
-    """Return the list of index tensors with each mask replaced by one tensor of `count` integers per dimension of the
-    mask.
-    """
+    """Replace each mask in a list of index tensors by one tensor of `count` integers per dimension of the mask."""
     if arg.name != "indices":
         return arg
     numbers = TensorMeta(shape=(count,), dtype="int64")
@@ -112,16 +110,16 @@ def index_tensors(known: Call, context: Context) -> Guess | None:
 
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
-    """Return the calls of the implementation; index_put delegates everything to `_index_put_impl_`."""
+    """Return the nested calls that do the work; index_put delegates everything to `_index_put_impl_`."""
     names = {call.name for call in around.children}
     return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
 
 
 def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) -> Guess | None:
-    """Guess the indices of one sample from the batched call that `vmap` makes inside it.
+    """Guess the indices of one sample from the batched call that `vmap` makes within the call for one sample.
 
     The batched call has a range for the batch in front of its indices, or no index there if all samples have the same
-    indices. Indices that differ between samples have as many dimensions as the range, others fewer.
+    indices. Indices that differ between samples have as many dimensions as the range; common indices have fewer.
     """
     inside = around.batched() if around.batched is not None else None
     metas = tuple(metas_of(inside[0])) if inside is not None else ()
@@ -148,7 +146,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
-    """Guess one mask and one number from the mask that torch fills under, which it unsqueezes to the rank of self."""
+    """Guess one mask from the nested `masked_fill_`, whose mask torch unsqueezes to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
     if mask is None:
@@ -165,12 +163,12 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
 
 
 def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
-    """Return the first tensors with integer dtypes in the calls of one op."""
+    """Return the first argument of each call of `op` if it is an integer tensor."""
     return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
 
 
 def _shown_indices(shape: Shape, calls: Sequence[OpSignature], around: Relatives) -> _ShownIndices | None:
-    """Return what the calls show in the order in which torch makes them; None if the indices are not among them."""
+    """Return what the nested calls, in torch's order, show about the indices; None if they do not handle indices."""
     reshaped = _integers(calls, "aten::reshape")
     if not 0 < len(reshaped) <= len(shape):
         return None
@@ -219,7 +217,7 @@ def _before_expanding(
 
 
 def _is_batch_with_range(around: Relatives) -> bool:
-    """Check whether vmap makes the call for a batch, with a range in front of the indices."""
+    """Check whether vmap makes this call for a batch, with a range in front of the indices."""
     levels = [] if around.above is None else [around.above(number) for number in range(min(2, len(around.ancestors)))]
     return any(
         level.name.removesuffix("_") == around.name.removesuffix("_").replace("_index_put_impl", "index_put")
@@ -229,8 +227,8 @@ def _is_batch_with_range(around: Relatives) -> bool:
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
-    """Return the number of size-1 dimensions in front of an index's own; torch adds one per unindexed dimension before
-    and after it.
+    """Return the number of size-1 dimensions in front of an index's own dimensions; None if unknown. torch adds one for
+    each unindexed dimension before and after the indexed ones.
     """
     size, rank = recorded_numbers(reshape, 1), len(broadcast)
     if size is None:
@@ -241,7 +239,7 @@ def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
 
 
 def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
-    """Guess the list from the nested calls, with empty entries for dimensions taken in full."""
+    """Guess the list of index tensors from the nested calls, with an empty entry for each unindexed dimension."""
     shown = _shown_indices(shape, calls, around)
     if shown is None or (indexed := _indexed_dims(shape, shown, values, around)) is None:
         return None
@@ -261,8 +259,8 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
-    """Yield (position among the indexed dimensions, number of dimensions, index tensor); a mask indexes as many as its
-    rank.
+    """Yield (position among the indexed dimensions, number of dimensions, index tensor) for each tensor. A mask indexes
+    as many dimensions as its rank.
     """
     at = 0
     for meta in tensors:
@@ -274,7 +272,7 @@ def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, Tensor
 def _indexed_dims(
     shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
-    """Return the indexed dimensions of self, with a note on the evidence if it is outside the call; None if no
+    """Return the indexed dimensions of self, and a note on the evidence if it is outside the call; None if no
     dimensions fit.
     """
     results = {
@@ -291,10 +289,10 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """Return the dimensions for which indexing gives a tensor that a following call reads, with a note on that call.
+    """Return the indexed dimensions for which a following call reads the result, with a note on that call.
 
-    If no following call reads one, return the first possible dimensions with an empty note, preferably some that leave
-    the batch in front.
+    `results` maps possible dimensions to the result's shape. If no following call reads such a result, return the first
+    possible dimensions with an empty note, preferably some that leave the batch in front.
     """
     following = around.following[:NEXT_READERS]
     for call in following:
@@ -333,9 +331,7 @@ def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> 
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess without nested calls: one index over the first dimension, if one of the next calls first reads a matching
-    result.
-    """
+    """Guess without nested calls: one index over the first dimension, if a following call reads a matching result."""
     for meta, reader in first_tensors(around.following[:NEXT_READERS]):
         index = meta.shape[: len(meta.shape) - len(shape) + 1]
         if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
@@ -345,7 +341,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
-    """Guess as many rows as self has, or as many as could be moved in the recorded time if that is fewer."""
+    """Guess as many rows as self has, or fewer if memory cannot move that many in the recorded time."""
     rows, why = source.shape[0], "the trace does not show the value"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
@@ -377,7 +373,7 @@ def indices_for(shape: Shape, values: Shape) -> Guess | None:
 
 
 def _accumulate(known: Call, context: Context) -> Guess | None:
-    """Guess True in the gradient of an indexing op, which adds up contributions to the same element."""
+    """Guess True inside the backward of an indexing op, which adds up contributions to the same element."""
     parent = context.relatives().parent
     if parent is not None and "IndexBackward" in parent.name:
         return Guess(value=True, why=f"True: inside {parent.name}")
@@ -390,4 +386,4 @@ INDEX_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "indices"): index_tensors for op in (*_PUTS, "index", "_unsafe_index", "_unsafe_masked_index")},
     **{(op, "accumulate"): _accumulate for op in _PUTS},
 }
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""

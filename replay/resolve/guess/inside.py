@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses arguments of the calls that a composite op makes, from the composite's arguments.
 
-Owns the sizes of the views of arguments that products, indexing, joins, reductions and transforms make, and the sizes
-of the memory that they allocate. A rule returns None if another op makes the call.
+Covers the sizes of the views that products, indexing, joins, reductions and transforms make of their arguments, and the
+sizes of the memory that they allocate. A rule returns None if another op makes the call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VIEW_NAMES = (
     "permute movedim numpy_T mT swapaxes slice narrow select squeeze unsqueeze view_as as_strided"
 )
 VIEWS = frozenset(f"aten::{name}" for name in _VIEW_NAMES.split())
-"""Ops that consist of views: calls inside them count as calls of the enclosing op."""
+"""Ops that consist of views; calls within them count as calls of the op that calls the view."""
 _PRODUCTS = frozenset(
     {"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::_euclidean_dist"}
 )
@@ -56,17 +56,17 @@ _EMPTY: Shape = (0,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """The composite op that makes a view; enclosing views are skipped."""
+    """The composite op that makes a view; views between the two are skipped."""
 
     call: OpSignature
     number: int
-    """Index of the composite among the ancestors."""
+    """Index of the composite among the view's ancestors."""
     place: int
-    """Number of earlier calls with the same name as `name` inside the composite."""
+    """Number of earlier calls of `name` that the composite makes."""
     name: str
-    """Name of the view itself, or of the outermost view around it."""
+    """Name of the view, or of the outermost view between it and the composite."""
     after: tuple[OpSignature, ...]
-    """The next calls inside the composite."""
+    """The following calls within the composite."""
     around: Relatives
 
     @property
@@ -76,12 +76,12 @@ class Composite:
 
     @property
     def siblings(self) -> int:
-        """Return the number of known calls inside the composite with the same name as the outermost view."""
+        """Return the number of calls of `name` that the composite is known to make."""
         return self.place + 1 + sum(call.name == self.name for call in self.after)
 
 
 def composite_of(around: Relatives) -> Composite | None:
-    """Return the composite that makes a call; None if it is enclosed only by views, or by a label."""
+    """Return the composite that makes a call; None if only views, or a label, enclose the call."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), None)
     if number is None or not around.ancestors[number].name.startswith("aten::") or number >= len(around.places):
         return None
@@ -97,8 +97,8 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield possible sizes of a view inside a composite, from the composite's arguments, with reasons; most certain
-    first.
+    """Yield possible shapes of a view inside a composite, each with a reason; most certain first. They are derived from
+    the composite's arguments.
     """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
@@ -120,13 +120,13 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
 
 
 def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the image size with which a 1-d convolution computes its input."""
+    """Return the 2-d image shape as which a 1-d convolution views its input."""
     return (*shape[:2], 1, shape[2]) if "convolution" in call.name and len(shape) == 3 else None
 
 
 def _picked(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size of an `index_select` slice, which has one dimension less, or the indices of one dimension for
-    `nonzero_numpy`.
+    """Return the shape of a slice in `index_select`, which has one dimension less, or of the indices of one dimension
+    in `nonzero_numpy`.
     """
     call = composite.call
     if call.name == "aten::nonzero_numpy":
@@ -142,9 +142,8 @@ def _picked(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield the sizes in which the product inside a `matmul`, `linear` or `einsum` reads its arguments.
-
-    After the product of a `matmul`, yield the size of the `matmul`'s result.
+    """Yield the shapes that the product inside a `matmul`, `linear` or `einsum` reads; after that product, a `matmul`'s
+    result shape.
     """
     if composite.call.name not in _MULTIPLYING:
         return
@@ -162,7 +161,7 @@ def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shap
 
 
 def _product(call: OpSignature) -> Shape | None:
-    """Return the size of the result of a recorded `matmul`."""
+    """Return the shape of the result of a recorded `matmul`."""
     shapes = tensor_shapes(call, slice(2))
     if len(shapes) < 2 or not all(shapes):
         return None
@@ -171,7 +170,7 @@ def _product(call: OpSignature) -> Shape | None:
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of the view of self that an `index_copy_` or `index_add_` writes to: the size of the written
+    """Return the shape of the view of self that an `index_copy_` or `index_add_` writes to: the shape of the written
     tensor.
 
     For the index of an `index_copy_`, return its size with 1 in all other dimensions.
@@ -190,7 +189,7 @@ def written_over(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def operands(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the common size to which a composite expands all its arguments."""
+    """Return the common shape to which a composite expands all its arguments."""
     if call.name == "aten::meshgrid":
         sizes = tuple(math.prod(meta.shape) for meta in metas_of(call))
         # "xy" swaps the first two; a vector of the second one's size comes first then.
@@ -200,7 +199,7 @@ def operands(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def statistics(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of a layer norm's view of its mean or deviation: 1 in each normalised dimension."""
+    """Return the shape of a layer norm's view of its mean or deviation: 1 in each normalised dimension."""
     source = first_tensor_of(call)
     if call.name != "aten::native_layer_norm" or source is None or len(shape) != 1:
         return None
@@ -210,7 +209,7 @@ def statistics(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def filters(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of a convolution's filters when it is computed as a matrix product: one row per filter."""
+    """Return the shape of a convolution's filters if it is computed as a matrix product: one row per filter."""
     if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
     weights = tensor_shapes(call, slice(1, 3))
@@ -218,10 +217,10 @@ def filters(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | None:
-    """Return (size of an index's view, size of the view of the indexed tensor) inside an `index` or `index_put`.
+    """Return (shape of an index's view, shape of the indexed tensor's view) inside an `index` or `index_put`.
 
-    torch gives each index a size-1 dimension for each unindexed dimension before and after it, and views self as it
-    will be read: with the index's size in place of the indexed dimensions.
+    torch gives each index a size-1 dimension for each unindexed dimension before and after it. It views self with the
+    index's shape in place of the indexed dimensions.
     """
     if composite.call.name not in _INDEXING:
         return None
@@ -244,8 +243,8 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
 
 
 def joined_forward(around: Relatives) -> Shape | None:
-    """Return the size of the part of the forward `cat` that this gradient belongs to; the node handles the parts in
-    order.
+    """Return the shape of the part of the forward `cat` to which this gradient belongs; the backward handles the parts
+    in order.
     """
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
@@ -255,13 +254,13 @@ def joined_forward(around: Relatives) -> Shape | None:
 
 
 def joined_part(composite: Composite) -> Shape | None:
-    """Return the size of the part of a `cat` that is written through a view."""
+    """Return the shape of the part of a `cat` that is written through a view."""
     parts = listed_tensors(composite.call)[composite.place :] if composite.call.name in _JOINING else ()
     return parts[0].shape if parts and parts[0] is not None else None
 
 
 def even_piece(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size of a piece into which a composite splits a tensor evenly, along the first dimension that fits."""
+    """Return the shape of a piece if a composite splits a tensor evenly, along the first dimension that fits."""
     name, count = composite.name, composite.siblings
     if name not in ("aten::narrow", "aten::slice") or count < 2 or composite.call.name.startswith("aten::_pad"):
         return None
@@ -273,7 +272,7 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the size of `stack`'s view of the `cat` of its tensors, with one more dimension: the number of tensors."""
+    """Return the shape of `stack`'s view of the `cat` of its tensors; its extra dimension is their number."""
     parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
@@ -283,7 +282,7 @@ def stacked(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def reduced_view(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size of the view of a reduction's result: 1 in each reduced dimension."""
+    """Return the shape of the view of a reduction's result that has size 1 in each reduced dimension."""
     source = first_tensor_of(composite.call)
     if source is None or len(source.shape) < len(shape):
         return None
@@ -302,9 +301,7 @@ WRITERS = frozenset(
 
 
 def allocated_meta(around: Relatives) -> TensorMeta | None:
-    """Return the tensor passed to a nested `out=` variant of the composite, for which the composite allocates
-    memory.
-    """
+    """Return the result tensor for which a composite allocates memory before it calls its own `out=` variant."""
     composite = composite_of(around)
     if composite is None or composite.number:
         return None
@@ -312,16 +309,16 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """Yield the result tensors passed to nested variants of a composite, which are their last tensors."""
+    """Yield the result tensors, always the last ones, of nested calls with the composite's own name."""
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 
 
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
-    """Return the size of the memory that a composite allocates, with the reason.
+    """Return the shape of the memory that a composite allocates, with the reason.
 
-    Memory passed to the composite's own `out=` variant, which resizes it, is empty; otherwise the size is what the next
-    nested calls write, view or resize.
+    Memory passed to the composite's own `out=` variant, which resizes it, is empty. Otherwise the shape is what the
+    next nested calls write, view or resize.
     """
     composite = composite_of(around)
     if composite is None or composite.number:
@@ -342,8 +339,8 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
 def _read_after(
     after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
 ) -> tuple[Shape, str] | None:
-    """Return the size of an argument of the next calls that the composite did not have, skipping `more` calls that also
-    allocate.
+    """Return the shape of the first tensor of the next calls that is not an argument of the composite, and the reason.
+    Skips `more` calls that also allocate memory.
     """
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
@@ -354,7 +351,7 @@ def _read_after(
 
 
 def literal(around: Relatives) -> TensorMeta | None:
-    """Return the tensor that `torch.tensor` creates from numbers, if it is the caller: it lifts its copy."""
+    """Return the tensor that the enclosing `torch.tensor` creates from numbers; None for another caller."""
     calls = of_the_same_parent(around)[:2]
     return first_tensor_of(calls[0]) if [call.name for call in calls] == ["aten::to", "aten::lift_fresh"] else None
 
@@ -365,7 +362,7 @@ def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
 
 
 def transformed(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the size in which a Fourier transform views its argument: one batch dimension before the transformed
+    """Return the shape as which a Fourier transform views its argument: one batch dimension before the transformed
     ones.
     """
     if not composite.call.name.startswith("aten::_fft_"):

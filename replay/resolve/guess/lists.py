@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements) and sizes of pieces.
 
-Nested calls are the best evidence, because they handle the list element by element; next come the calls that read the
+The best evidence are nested calls, because they handle the list element by element, then the calls that read the
 result. An unknown dtype is left empty.
 """
 
@@ -34,7 +34,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_ELEMENTS = 1 << 30
-"""Maximum elements of a result that only a following call shows; larger results are unlikely."""
+"""Maximum number of elements of a result that is derived only from a following call; larger results are unlikely."""
 MAX_RECORDED = 30
 """Length of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
@@ -42,17 +42,17 @@ _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
 _STACKS = ("hstack", "vstack", "dstack", "column_stack", "row_stack")
 _PLACES = 4
-"""Number of leading arguments of a nested call that may be an element of the list."""
+"""Number of leading arguments of a nested call that are searched for an element of the list."""
 
 
 def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
-    """Return the first tensors of the calls of one op, if every call has one."""
+    """Return the first argument of each call of `op`; empty if one of them is not a tensor."""
     metas = tuple(meta for meta, _ in first_tensors(calls, (op,)))
     return metas if len(metas) == sum(call.name == op for call in calls) else ()
 
 
 def _joined(known: Call, context: Context) -> Guess | None:
-    """Guess the parts of cat and concat; equal parts if nothing shows the size of each."""
+    """Guess the tensors joined by cat and concat: equal parts of the result, because nothing shows their sizes."""
     around, dim, out = context.relatives(), _dim(known), known.tensor("out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
@@ -71,8 +71,8 @@ def _dim(known: Call) -> int:
 
 
 def _stacked_inside(around: Relatives) -> Guess | None:
-    """Guess the tensors that `stack` joins along its first dimension; their number is the first size of its view of the
-    result.
+    """Guess the tensors of a `cat` that `stack` calls; the first size of `stack`'s view of the result is
+    their number.
     """
     whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
     if around.parent_name != "aten::stack" or whole is None:
@@ -88,8 +88,8 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Guess parts of the tensor that the next call reads, assumed to be the result: two, or the minimum length of an
-    unrecorded list.
+    """Guess equal parts of the tensor that the next call reads, assumed to be the result. They are two parts or, if
+    lists are recorded, at least the minimum length of a list that is too long to be recorded.
     """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
@@ -120,7 +120,7 @@ def _even(size: int, count: int) -> Shape:
 
 
 def _stacked(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of `stack` from the `unsqueeze` of each element before its `cat`."""
+    """Guess the tensors of `stack` from nested `unsqueeze` calls, or as slices of a tensor that is read next."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
         return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside reads")
@@ -137,10 +137,10 @@ def _stacked(known: Call, context: Context) -> Guess | None:
 
 
 def each(known: Call, context: Context, place: int = 0) -> Guess | None:
-    """Guess list number `place` of a `_foreach_*` op.
+    """Guess the list at position `place` among the lists of a `_foreach_*` op.
 
-    If the op makes one nested call per list element, the elements are the arguments number `place` of these calls.
-    Without such calls, guess the other list, or one tensor per gradient.
+    If the op makes one nested call per list element, the elements are the arguments at position `place` of these calls.
+    Otherwise, guess a copy of the other list, or one tensor per gradient.
     """
     children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))
@@ -153,9 +153,9 @@ def each(known: Call, context: Context, place: int = 0) -> Guess | None:
 
 
 def read_inside(known: Call, context: Context) -> Guess | None:
-    """Guess a list whose elements may be None, of which torch's profiler records nothing.
+    """Guess a list whose elements may be None; torch's profiler does not record them.
 
-    The tensors are those of the most frequent nested op whose sizes no other argument has.
+    The guess is the tensors of the most frequent nested op, without tensors that have the shape of another argument.
     """
     others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
     read = first_tensors(context.relatives().children)
@@ -169,9 +169,9 @@ def read_inside(known: Call, context: Context) -> Guess | None:
 
 
 def parameters(known: Call, context: Context) -> Guess | None:
-    """Guess a list of a fused optimizer from the gradients.
+    """Guess a tensor list of a fused optimizer: a copy of another known list, or one tensor per gradient.
 
-    Nested calls read only its step counters. Gradients come in reverse order in a backward pass.
+    Nested calls read only the optimizer's step counters. Gradients come in reverse order in a backward pass.
     """
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="as the other list of tensors")
@@ -180,17 +180,16 @@ def parameters(known: Call, context: Context) -> Guess | None:
 
 
 ElementTypes = tuple[tuple[str, ...], str]
-"""Dtypes of the tensors of a list, and the reason."""
+"""(dtypes of the tensors of a list, reason)."""
 
 
 def element_types(
     shapes: Sequence[Shape], spec: OpSpec, name: str, known: Call, context: Context
 ) -> ElementTypes | None:
-    """Return the dtypes of the list `name`, whose sizes are recorded and whose dtypes are not; None if nothing shows
-    them.
+    """Return the dtypes of the list `name`, of which only the sizes are recorded; None if nothing shows them.
 
-    The dtypes come from one nested call per element, then from any nested calls that read tensors of these sizes, then
-    from the result that one of the next calls reads.
+    They come from one nested call per element, then from any nested calls that read tensors of these sizes, then from
+    the result that one of the next calls reads.
     """
     around, op = context.relatives(), spec.name.partition("::")[2]
     if op.startswith("_fused_"):
@@ -209,8 +208,8 @@ def element_types(
 
 
 def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
-    """Return how many lists precede the list `name`: all of them for a `_foreach_*` op, only lists of the same sizes
-    for other ops.
+    """Return how many lists precede the list `name`; for ops other than `_foreach_*`, only lists of the same sizes
+    count.
     """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
     if spec.name.partition("::")[2].startswith("_foreach_"):
@@ -219,8 +218,8 @@ def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
 
 
 def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of joined tensors, from nested conversions or, if there are none, from the pieces or the
-    result.
+    """Return the dtypes of joined tensors from nested conversions or, if there are none, from the pieces or
+    the result.
     """
     for calls in (around.children, around.inner):
         if (converted := _converted_types(len(shapes), calls)) is not None:
@@ -239,9 +238,8 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
 
 
 def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of joined tensors with mixed dtypes: each tensor with another dtype is copied into its piece.
-
-    Returns None if no piece is converted.
+    """Return the dtypes of joined tensors with mixed dtypes, from the `copy_` that converts a tensor into its piece of
+    the result. Returns None if no piece is converted.
     """
     types: list[str] = []
     is_converted = False
@@ -260,11 +258,11 @@ def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes |
 def _types_in_each_call(
     shapes: Sequence[Shape], op: str, place: int, calls: Sequence[OpSignature]
 ) -> ElementTypes | None:
-    """Return the dtypes of the elements if each is an argument of one nested call.
+    """Return the dtypes of a list's elements if each element is an argument of one nested call.
 
-    `place` is the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the argument
-    position in the calls; for other ops this position is tried first, and otherwise each list must have an argument of
-    its own.
+    `place` is the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the position of
+    the element among a nested call's arguments. For other ops this position is tried first; failing that, the lists are
+    assigned in order to the positions that fit.
     """
     by_name: dict[str, list[OpSignature]] = {}
     for call in calls:
@@ -282,11 +280,11 @@ def _types_in_each_call(
 
 
 def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of the tensors of these sizes that nested calls read, however often; the first dtype if there
+    """Return the dtypes of the tensors of these shapes that nested calls read, in any number; the first dtype if there
     are several.
 
-    A tensor argument of the same size and dtype may be what was read, so it is no evidence. Elements that no call reads
-    get the dtype of the others.
+    A tensor argument of the same shape and dtype may be what was read, so it is no evidence. Elements that no call
+    reads get the dtype of the other elements.
     """
     others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
     found: dict[Shape, str] = {}
@@ -316,7 +314,7 @@ def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) 
 
 
 def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
-    """Return the first tensors of calls with recorded dtypes, by the calls' names."""
+    """Return the first tensors of calls, if their dtypes are recorded, by op name."""
     by_name: dict[str, list[TensorMeta]] = {}
     for meta, name in first_tensors(calls):
         if meta.dtype:
@@ -325,7 +323,7 @@ def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
 
 
 def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tuple[str, ...] | None:
-    """Return the dtypes of tensors with these shapes, in any order; None if the shapes do not match."""
+    """Return the dtypes of `metas` in the order of `shapes`; None if they do not match or are ambiguous."""
     if [meta.shape for meta in metas] == list(shapes):
         return tuple(meta.dtype for meta in metas)
     if sorted(meta.shape for meta in metas) != sorted(shapes):
@@ -339,8 +337,8 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
 def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
-    """Return the dtypes of joined tensors from the `unsqueeze` calls of an enclosing `stack`, or from the result
-    written by nested calls.
+    """Return the dtypes of joined tensors from an enclosing `stack`'s calls of `unsqueeze`, or from the result written
+    by nested calls.
     """
     inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
@@ -367,8 +365,8 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of broadcast tensors: tensors smaller than the result are expanded, the others are
-    read next.
+    """Return the dtypes of broadcast tensors: a nested call expands each smaller tensor, and a following call reads the
+    others.
     """
     result = broadcast(shapes)
     if result is None or not shapes:
@@ -386,8 +384,8 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
-    """Return the possible sizes of a join's result, each with the first dimension along which the tensors can be joined
-    to it.
+    """Return the possible shapes of a join's result → first dimension along which joining the tensors gives
+    this shape.
     """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
@@ -403,7 +401,7 @@ def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, 
 
 
 def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> tuple[int, str, str] | None:
-    """Return (dimension, dtype, reader) from the first of the next calls that reads the result of a join."""
+    """Return (dimension, dtype, op) from the first of the next calls that reads the result of a join."""
     results = _join_results(shapes, op, known) if op in _JOINS and shapes else {}
     for call in around.following if results else ():
         for meta in filter(None, (arg.tensor for arg in recorded_args(call))):
@@ -413,8 +411,8 @@ def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> 
 
 
 def _joined_dim(op: str) -> Rule:
-    """Return the rule for the joined dimension: the only one in which the tensors differ, or one whose joined size is
-    read next.
+    """Return the rule that guesses the joined dimension. It is the only dimension in which the tensors differ, or the
+    one for which a following call reads the joined shape.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -432,7 +430,7 @@ def _joined_dim(op: str) -> Rule:
 
 
 def _other_list(known: Call) -> tuple[TensorMeta | None, ...] | None:
-    """Return another list of the call that is known and not empty."""
+    """Return a known, non-empty tensor list of the call, for guessing another list."""
     return next((arg.tensors for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
 
 
@@ -450,7 +448,7 @@ def _no_tensors(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess sizes of pieces from nested views, if they add up to the whole; otherwise equal sizes."""
+    """Guess the sizes of pieces from nested views, if they add up to the whole; otherwise guess equal sizes."""
     around, recorded = context.relatives(), known.value("dim") is not None
     dim = known.dim(len(shape)) if recorded else 0
     by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
@@ -490,7 +488,7 @@ def _split_dim(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _piece(call: OpSignature, dim: int) -> int | None:
-    """Return the size along `dim` of the view that a recorded call makes."""
+    """Return the size along `dim` of the view that a recorded call makes; None if not recorded."""
     if call.name == "aten::as_strided":
         size = recorded_numbers(call, 1)
         return size[dim] if size is not None and dim < len(size) else None
@@ -501,7 +499,7 @@ def _piece(call: OpSignature, dim: int) -> int | None:
 
 
 def _flattened(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of flatten_dense_tensors: each is viewed as one dimension before they are joined."""
+    """Guess the tensors of flatten_dense_tensors: nested calls view each as one dimension before joining them."""
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
         if metas := _each(context.relatives().children, name):
             return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside")
@@ -509,7 +507,7 @@ def _flattened(known: Call, context: Context) -> Guess | None:
 
 
 def _unflattened(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of unflatten_dense_tensors from the views of the pieces."""
+    """Guess the tensors of unflatten_dense_tensors from the nested views of the pieces."""
     flat, views = known.tensor("flat"), [c for c in context.relatives().children if c.name == "aten::view"]
     sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
     shapes = [size for size in sizes if size is not None and min(size, default=0) >= 0]
@@ -529,6 +527,6 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
     ("split_with_sizes_copy", "split_sizes"): _sizes,
     ("split_with_sizes", "dim"): _split_dim,
 }
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
-"""Arguments of `_fused_*` optimizers whose length or sizes differ from the parameters'."""
+"""Argument of a `_fused_*` optimizer that is not a list of tensors like the parameters → rule."""

@@ -2,7 +2,7 @@
 """Guesses for network layers: groups of a normalisation, layers of a recurrent network, heads, windows of a spectrum,
 rows of an embedding, and small settings common to most calls.
 
-Convolutions and poolings are in `windows`, tables of recommendation models in `embedding_tables`.
+`windows` handles convolutions and poolings, `embedding_tables` the tables of recommendation models.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from opreplay.replay.resolve.guess.values import (
 )
 
 GROUPS = (32, 16, 8, 4, 2, 1)
-"""Numbers of groups of a group normalisation, tried in this order."""
+"""Numbers of groups of a group normalisation; the first one that divides the channels is guessed."""
 HEADS = (8, 12, 16, 4, 2, 1)
 EMBEDDINGS = 1000
 READERS = 4
-"""Number of next calls that may read the result of a transform."""
+"""Number of following calls that are searched for the result of a transform."""
 
 
 def _common(constant: Value, why: str = "a common value") -> Rule:
@@ -58,8 +58,8 @@ def _of_input(which: str) -> Rule:
 
 
 def _recurrent(which: str) -> Rule:
-    """Return the rule for a setting derived from the weight list; a layer has two matrices and two biases per
-    direction.
+    """Return the rule that guesses a setting of a recurrent network from the weight list. A layer has two matrices and
+    two biases per direction.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -109,8 +109,8 @@ def _inverse_width(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _table_rows(known: Call, context: Context) -> Guess | None:
-    """Guess the number of rows of the embedding that a gradient belongs to, from the forward call or a parameter of the
-    same width.
+    """Guess the number of rows of the embedding to which a gradient belongs, from the forward call or a parameter of
+    the same width.
     """
     grad, around = known.shape("grad_output", "grad"), context.relatives()
     if not grad:
@@ -125,7 +125,7 @@ def _table_rows(known: Call, context: Context) -> Guess | None:
 
 
 def _one_each(known: Call, context: Context) -> Guess | None:
-    """Guess one number per tensor of a list: 1."""
+    """Guess a list of ones, one for each tensor of a list."""
     count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
     return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
 
@@ -141,14 +141,14 @@ def _real_length(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _transform(context: Context) -> str:
-    """Return the name of the Fourier transform that makes a call, without its namespace; "" if there is none."""
+    """Return the name of the enclosing `fft_*` op, without its namespace; "" if there is none."""
     around = context.relatives()
     names = [call.name.partition("::")[2] for call in around.ancestors]
     return next((name for name in names if name.startswith("fft_")), "")
 
 
 def _scaling(known: Call, context: Context) -> Guess | None:
-    """Guess the code of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): inverse transforms divide by the number of
+    """Guess the `fft_norm_mode` code (ATen/native/SpectralOpsUtils.h): inverse transforms divide by the number of
     elements.
     """
     name = _transform(context)
@@ -158,8 +158,8 @@ def _scaling(known: Call, context: Context) -> Guess | None:
 
 
 def _one_sided(known: Call, context: Context) -> Guess | None:
-    """Guess whether a transform computes only one half: `fft` and `ifft` compute both halves, real-input transforms
-    one.
+    """Guess whether a transform computes only one half of the spectrum: `fft` and `ifft` do not, real-input transforms
+    do.
     """
     name = _transform(context)
     both = name.startswith(("fft_fft", "fft_ifft"))
@@ -170,7 +170,7 @@ def _one_sided(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _transformed_dims(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the last dimension, the last two, or all of them, by the name of the transform."""
+    """Guess the transformed dimensions from the transform's name: the last one, the last two, or all."""
     name, rank = _transform(context), len(shape)
     count = min(rank, rank if name.endswith("n") else 2 if name.endswith("2") else 1)
     if context.relatives().name == "aten::_fft_c2c" and name[4:5] == "i":
@@ -180,7 +180,7 @@ def _transformed_dims(shape: Shape, known: Call, context: Context) -> Guess | No
 
 @by_shape
 def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the length to which a transform pads its input, from the nested transform or from what is read next."""
+    """Guess the length to which a transform pads its input, from the nested transform or from a following call."""
     around = context.relatives()
     if not shape or known.value("dim") not in (None, -1, len(shape) - 1):
         return None
@@ -198,8 +198,8 @@ def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _halved(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of a gated unit: the dimension whose size is halved in its gradient or in what is
-    read next.
+    """Guess the dimension of a gated unit: the one whose size is half as large in its gradient, or in the tensor read
+    next.
     """
     if not shape:
         return None
@@ -231,7 +231,7 @@ def _drops(known: Call, context: Context) -> Guess | None:
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
-    """Return the rule for the sequence lengths of a batch: the maximum that the shapes allow, because lists over 30
+    """Return the rule that guesses the sequence lengths of a batch: the maximum that the shapes allow. Lists over 30
     elements are not recorded.
     """
 
@@ -253,9 +253,7 @@ def _sparsely(known: Call, context: Context) -> Guess | None:
 
 
 def _counts_the_end(known: Call, context: Context) -> Guess | None:
-    """Guess whether the offsets include the number of indices as their last element: then there is one bag fewer than
-    offsets.
-    """
+    """Guess whether the last offset is the number of indices, which is true if there is one bag fewer than offsets."""
     around, offsets = context.relatives(), known.shape("offsets")
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:
@@ -336,6 +334,6 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "source"): _common((0,)) for op in ("movedim", "moveaxis")},
     **{(op, "destination"): _common((-1,)) for op in ("movedim", "moveaxis")},
 }  # fmt: skip
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""
 PER_TENSOR: dict[tuple[str, str], Rule] = {("Scalar[]", name): _one_each for name in ("scalars", "weight", "exponent")}
-"""(type, argument) → rule."""
+"""(type, argument) → rule that guesses the argument."""

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Guesses arguments from the size of the result: an `out=` argument, its gradient, or what is written or read next.
+"""Guesses arguments from the shape of the result: of an `out=` argument, its gradient, or a tensor that is written or
+read next.
 
-Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
+Covers reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
 plain fallback is used, and the reason says so.
 """
 
@@ -33,11 +34,11 @@ _WRITERS = ("aten::fill_", "aten::copy_", "aten::zero_", "aten::constant_pad_nd"
 _NEXT_READERS = 4
 NEXT_READERS_OF_SUMS = 6
 MAX_RANK = 8
-"""Maximum rank of tensors whose reduced dimensions are searched for."""
+"""Maximum rank of a tensor for which all combinations of reduced dimensions are tried."""
 
 
 def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
-    """Yield possible shapes of the result, with the evidence, most certain first."""
+    """Yield possible shapes of the result, each with its evidence; most certain first."""
     for name in _RESULTS:
         meta = known.tensor(name)
         if meta is not None:
@@ -50,11 +51,11 @@ def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
 
 
 Reduction = tuple[tuple[int, ...], bool]
-"""(dimensions, keepdim)"""
+"""(reduced dimensions, keepdim)"""
 
 
 def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, str] | None:
-    """Return the reduction of the input that gives the recorded output or what is read next, with the reason."""
+    """Return the reduction of the input that gives the recorded output or a tensor read next, with the reason."""
     if len(shape) > MAX_RANK:
         return None
     out = known.shape("out", "values")
@@ -90,7 +91,7 @@ def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) 
 
 
 def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction | None:
-    """Return the reduction shown by its view of the result and by the zeros that it writes there."""
+    """Return the reduction shown by the nested view of its result and the zeros written to it."""
     view = next((meta.shape for meta, _ in first_tensors(children, ("aten::as_strided",))), None)
     filled = (meta.shape for meta, _ in first_tensors(children, ("aten::fill_",)))
     if not shape:
@@ -102,7 +103,7 @@ def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction 
 
 
 def reduction_to(shape: Shape, out: Shape) -> Reduction | None:
-    """Return the reduction from `shape` to `out`."""
+    """Return the reduction that turns `shape` into `out`; None if there is none."""
     if len(out) == len(shape):
         dims = tuple(d for d, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
@@ -133,7 +134,7 @@ def _reduced_dim(known: Call, context: Context) -> Guess | None:
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
-    """Return the gradient of the result of a forward call, or of the composite whose last call it is; None if
+    """Return the gradient of a forward call's result, or of the composite's if the call is its last one; None if
     unknown.
     """
     node = around.following[0] if around.following else None
@@ -150,7 +151,7 @@ def _summed_type(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess 0 for no reduction, 1 for a mean, 2 for a sum, from the nested calls or the gradient of the result."""
+    """Guess the reduction code from the nested calls or the gradient of the result: 1 for a mean, 0 for none."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
         return Guess(value=1, why="1: the op calls aten::mean inside")
@@ -161,7 +162,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
 
 
 def _loss_back(known: Call, context: Context) -> Guess | None:
-    """Guess the reduction in the backward of a loss: its gradient is a scalar or has one value per element."""
+    """Guess the reduction in the backward of a loss: 0 if the gradient has one value per element."""
     grad = known.tensor("grad_output")
     return Guess(value=0, why="0: the gradient has one value per element") if grad is not None and grad.shape else None
 
@@ -173,12 +174,12 @@ def _keepdim(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
-    """Return the first possible shape of the result that fits, with the evidence."""
+    """Return the first possible shape of the result for which `fits` is true, with the evidence."""
     return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Return the rule for padding: pairs (before, after), last dimension first.
+    """Return the rule that guesses padding: pairs (before, after), last dimension first.
 
     The last `spatial` dimensions are padded. None means all from the first whose size differs between the unpadded and
     the padded tensor.
@@ -211,7 +212,7 @@ def _is_padded(padded: Shape, shape: Shape, same: int) -> bool:
 
 
 def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
-    """Return the input size of the forward padding whose backward this is, with the evidence."""
+    """Return the input shape of the forward padding to which this backward belongs, with the evidence."""
     if around.forward is None or "pad" not in around.forward.name:
         return None
     source = first_tensor_of(around.forward)
@@ -226,7 +227,7 @@ def _sides(more: int) -> tuple[int, int]:
 
 
 def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
-    """Return the rule for the last sizes of a result that keeps all other dimensions."""
+    """Return the rule that guesses the last `spatial` sizes of a result whose other sizes equal the input's."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         shape, grad = known.shape("self", "input"), known.shape("grad_output")
@@ -248,7 +249,7 @@ def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
 
 
 def _scale_factors(spatial: int) -> Rule:
-    """Return the rule for the scale factors of a resampling that was called without an output size."""
+    """Return the rule that guesses the scale factors of a resampling that was called without an output size."""
 
     @by_shape
     def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
@@ -262,8 +263,8 @@ def _scale_factors(spatial: int) -> Rule:
 
 
 def _input_size(spatial: int) -> Rule:
-    """Return the rule for the input size of a resampling whose backward reads only the gradient; the fallback is half
-    the size.
+    """Return the rule that guesses the input shape of a resampling whose backward reads only the gradient. If the
+    forward call is unknown, the guess is half the gradient's size.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -293,7 +294,7 @@ def _length(known: Call, context: Context) -> Guess | None:
 
 
 def _side_of_matrix(side: int) -> Rule:
-    """Return the rule for the rows or columns of an identity matrix."""
+    """Return the rule that guesses the rows (`side` 0) or columns (1) of an identity matrix."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         matrix = _first_fit(known, context, lambda shape: len(shape) == 2)
@@ -305,7 +306,7 @@ def _side_of_matrix(side: int) -> Rule:
 
 
 def _resized(known: Call, context: Context) -> Guess | None:
-    """Guess the size to which an op resizes its result, from the next call of the same op or a later call."""
+    """Guess the shape to which an op resizes its result, from the calls that read it, in the same op or later."""
     source, around = known.tensor("self"), context.relatives()
     parent = around.parent_name
     if parent == "aten::resize_as_" and around.parent is not None:
@@ -322,8 +323,8 @@ def _resized(known: Call, context: Context) -> Guess | None:
 
 
 def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess the final size of a result that first had another size: the unreduced losses, all elements, or
-    the input.
+    """Guess the final shape of a result that first has another one: unreduced losses, the input (`im2col`, `col2im`),
+    or all elements (`unique_consecutive`).
     """
     parent = around.parent_name
     levels = list(zip(around.following, around.levels, strict=False))
@@ -344,8 +345,8 @@ _CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolutio
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
-    """Guess from the argument of one of the next calls (with `copies_only`, of copies: a slow convolution copies its
-    bias to the result).
+    """Guess the shape of the first argument of a following call. With `copies_only`, only copies count, because a slow
+    convolution copies its bias to the result.
     """
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):
@@ -357,7 +358,7 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:
-    """Guess from the first vector that is read next, preferring `dtype`, or an integer dtype if `dtype` is empty."""
+    """Guess the shape of the first vector that is read next, preferring `dtype`, or integers if `dtype` is ""."""
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
@@ -369,7 +370,7 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 @by_shape
 def _largest_count(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the `k` of topk from the last dimension of the result, the only one that may be smaller than the
+    """Guess the `k` of topk: the size of the result's last dimension, the only one that may be smaller than the
     input's.
     """
 
@@ -444,4 +445,4 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Finds arguments of views by trial: calls each choice on a meta tensor until a result matches evidence in the trace.
+"""Finds arguments of views by trial: calls the view on a meta tensor with each choice until a result matches evidence
+in the trace.
 
-Owns the choices for an argument, by its type and name, and where results are searched for. Does not own default values
-for views without evidence (`views`).
+Determines the choices for an argument, by its type and name, and where results are searched for. `views` has the
+default values for views without evidence.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     import torch
 
 MAX_RANK = 12
-"""Maximum rank of tensors whose dimensions are tried."""
+"""Maximum rank of a viewed tensor for which arguments are tried."""
 MAX_TARGETS = 64
-"""Maximum number of sizes read by the next calls that are considered; lists may have thousands."""
+"""Maximum number of possible result shapes that are considered; lists read by the next calls may have thousands."""
 MAX_PIECES = 4096
 SOON = 4
-"""Number of next calls in which the result of a slice is searched for; it may be as large as the sliced tensor."""
+"""Number of following calls that are searched for the result of a slice, which may be as large as the sliced tensor."""
 _CUTS = frozenset({"aten::slice", "aten::narrow"})
 _RESHAPES = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
@@ -51,11 +52,11 @@ SEARCHED = _aten(
     "moveaxis unsqueeze unsqueeze_ squeeze squeeze_ select unbind flatten unflatten slice narrow chunk unsafe_chunk "
     "split unsafe_split tensor_split"
 )
-"""Views whose arguments are tried; a call on a meta tensor costs almost nothing."""
+"""Views whose arguments are found by trial; a call on a meta tensor costs almost nothing."""
 _GRADIENTS = _aten("slice_backward select_backward")
 _STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
-"""Views whose result is that of a nested view."""
+"""Views that get their result from a nested view."""
 _REVERSED = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Expand|Sum|Mean|T|Transpose|Permute|Squeeze|Unsqueeze|Alias)Backward\d*"
 )
@@ -64,24 +65,24 @@ _REVERSED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A choice of arguments with the result of the call."""
+    """Arguments that were tried, with the shape and strides of the result."""
 
     values: Mapping[str, Any]
     shape: Shape
     strides: Shape
     why: str = ""
     shown: bool = True
-    """Whether something in the trace shows the result; otherwise it follows from default arguments."""
+    """Whether something in the trace shows the result; otherwise it follows from guessed arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A possible size of the result, with its evidence."""
+    """A possible shape of the result, with its evidence."""
 
     shape: Shape
     why: str
     sure: bool = False
-    """Whether the size is accepted even if it equals that of the viewed tensor."""
+    """Whether the shape is accepted even if it equals that of the viewed tensor."""
 
 
 Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
@@ -90,7 +91,7 @@ Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried | None:
     """Return the first choice of the unknown arguments whose result appears in the trace; None if there is none.
 
-    `usual` guesses the arguments of an enclosing view whose result does not appear either.
+    `usual` guesses arguments of an enclosing view if no choice for it gives a result in the trace.
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
@@ -109,7 +110,7 @@ def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried |
 
 
 def _forward(name: str, known: Call, context: Context) -> Tried | None:
-    """Return the view whose result has the size of the gradient passed to its backward."""
+    """Return the arguments for which the view `name` gives the shape of the gradient passed to its backward."""
     sizes, grad = known.value("input_sizes"), known.first_tensor()
     spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
     if spec is None or grad is None or not is_whole_numbers(sizes) or len(sizes) > MAX_RANK:
@@ -121,8 +122,8 @@ def _forward(name: str, known: Call, context: Context) -> Tried | None:
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
-    """Return the result of the view that makes a call, with the view's own arguments guessed; None if no view makes the
-    call.
+    """Return the result of the view that makes a call, after guessing the view's own arguments; None if no view makes
+    the call.
     """
     around = context.relatives()
     call, above = around.parent, around.above
@@ -142,7 +143,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
 def _usual_result(
     match: Match, source: TensorMeta, known: Call, caller: Context, usual: Usual, *, place: int
 ) -> Tried | None:
-    """Return the result of a view, with default values for its unrecorded arguments."""
+    """Return the result of a view, with unrecorded arguments guessed by `usual`."""
     why, shown = "recorded", True
     for arg in _positional(match.spec):
         guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None
@@ -155,7 +156,7 @@ def _usual_result(
 
 
 def _positional(spec: OpSpec) -> list[ArgSpec]:
-    """Return the arguments that determine the view."""
+    """Return the positional arguments after the tensor, which determine the view."""
     return [arg for arg in spec.args[1:] if not arg.keyword_only]
 
 
@@ -174,8 +175,8 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 def _called(
     spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
-    """Return one of the `count` results of an overload on a meta tensor; None if the call fails or returns another
-    number of results.
+    """Call an overload on a meta tensor and return its result number `place` of `count`. None if the call fails or
+    returns another number of results.
     """
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
@@ -196,7 +197,7 @@ def _called(
 def _results(
     spec: OpSpec, source: TensorMeta, known: Call, around: Relatives, targets: Sequence[Shape]
 ) -> dict[Shape, Tried]:
-    """Return the first choice of arguments for each possible size of the result."""
+    """Return each possible result shape → first choice of arguments that gives it."""
     choices = [
         [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, source.shape, around, targets)
         for arg in _positional(spec)
@@ -211,14 +212,14 @@ def _results(
 
 
 def _pieces_inside(around: Relatives) -> int | None:
-    """Return how many nested views a call makes; None if no view is recorded."""
+    """Return the number of nested views that a call makes; None if no view is recorded."""
     names = [call.name for call in around.inside]
     counts = (names.count(f"aten::{name}") for name in ("narrow", "slice", "select", "as_strided"))
     return next((count for count in counts if count), None)
 
 
 def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
-    """Return the values to try for an argument; if several give the same result, the first one is used."""
+    """Return the values to try for an argument; if several give the same result shape, the first one is used."""
     rank = len(shape)
     if op in ("aten::squeeze", "aten::squeeze_"):
         return _squeezed(arg, shape, around)
@@ -245,7 +246,7 @@ def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Se
 
 
 def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
-    """Return dimensions of size 1 to try, last first; several at once only inside a composite."""
+    """Return the values to try as `dim` of a squeeze, last first; several dimensions only inside a composite."""
     ones = [d for d in reversed(range(len(shape))) if shape[d] == 1]
     max_dims = len(ones) if inside.composite_of(around) is not None else 1
     several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
@@ -253,10 +254,10 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
-    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size, the first comes first.
+    """Return the permutation that turns `shape` into `target`; dimensions of equal size keep their order.
 
-    Exceptions: a dimension that is unbound next was not the first before, `repeat` has its own order, and a backward
-    permutation is the inverse of the forward one.
+    Exceptions: if an `unbind` follows, the first dimension is assumed to have been another one; `repeat` has its own
+    order; and a backward permutation is the inverse of the forward one.
     """
     repeated = copies.interleaved(shape, around)
     if repeated is not None and tuple(shape[d] for d in repeated) == target:
@@ -271,7 +272,7 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
 
 
 def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
-    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size, the first comes first.
+    """Return the permutation that turns `shape` into `target`; dimensions of equal size keep their order.
 
     With `apart`, the first dimension does not stay first if another one has the same size.
     """
@@ -286,7 +287,7 @@ def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
 
 
 def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
-    """Yield possible sizes of a view's result, most certain first."""
+    """Yield possible shapes of a view's result, most certain first."""
     around = context.relatives()
     composite = inside.composite_of(around)
     outer = _result_of_parent(source, context, usual)
@@ -304,7 +305,7 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
 
 
 def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Target]:
-    """Yield sizes that the next calls read; for slices, only until another call reads the whole tensor."""
+    """Yield shapes that the next calls read; for slices, stop at a call that reads the whole tensor."""
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
         yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
@@ -323,7 +324,7 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
 
 
 def _batch_targets(shape: Shape, around: Relatives) -> Iterator[Target]:
-    """Yield batched sizes of the tensors read after the call for one sample in which vmap makes this call."""
+    """Yield batched shapes of tensors read later, if vmap makes this view inside the call for one sample."""
     for call, level in zip(around.following, around.levels, strict=True):
         if level == 0:
             continue
@@ -346,7 +347,7 @@ def _makes_batch(around: Relatives, count: int) -> bool:
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
-    """Yield the forward call's argument sizes for a view in its backward node, which restores them."""
+    """Yield the shape of the forward call's argument for a view in its backward node, which restores that shape."""
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
     forward = around.forward_shape
     if node.startswith("Cat"):
@@ -361,8 +362,8 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the size without leading dimensions of size 1: as many are removed as give a size that is read next; if
-    none does, all are removed.
+    """Return the shape without leading dimensions of size 1. The number removed is the one that gives a shape read
+    next; if none does, all are removed.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

@@ -2,7 +2,7 @@
 """Guesses based on shapes: sizes of views and factories, dimensions, windows of convolutions, index tensors.
 
 Consists of two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None if it has no
-evidence. Owns no constants (`guess`).
+evidence; constants are in `guess`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _first_strides(known: Call, context: Context) -> Guess | None:
 
 
 def _factory_size(known: Call, context: Context) -> Guess | None:
-    """Guess the size of a new tensor from what is written into it next, or from an argument of its caller."""
+    """Guess the size of a new tensor from the call that writes it next, or from an argument of the calling op."""
     around, like = context.relatives(), _first_shape(known, context)
     if (sample := _size_without_batch(known, context)) is not None:
         return sample
@@ -75,8 +75,8 @@ def _factory_size(known: Call, context: Context) -> Guess | None:
 
 
 def _size_without_batch(known: Call, context: Context) -> Guess | None:
-    """Guess the size for one sample under vmap from the batched call that it makes, whose size has the batch dimension
-    first.
+    """Guess the size for one sample under vmap from the nested batched call, whose size has the batch
+    dimension first.
     """
     around, own = context.relatives(), known.first_tensor()
     inside = around.batched() if around.batched is not None else None
@@ -104,7 +104,7 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 
 def _empty_size(known: Call, context: Context) -> Guess | None:
-    """Guess a size for `empty`; allocation without writing takes the same time for all but the largest sizes."""
+    """Guess a size for `empty`, [1] without evidence; allocating takes the same time for all but the largest sizes."""
     return _factory_size(known, context) or Guess(value=(1,), why="[1]: the trace does not show the size")
 
 
@@ -135,7 +135,7 @@ def _normalized_shape(known: Call, context: Context) -> Guess | None:
 
 
 def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
-    """Guess which gradients of a normalisation are required: the input's always, those of weights only if there are
+    """Guess which gradients of a normalisation are required: always the input's; the weights' only if there are
     weights.
     """
     weighted = known.tensor("weight") is not None
@@ -155,8 +155,8 @@ def _half(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _reduced_shape(known: Call, context: Context) -> Guess | None:
-    """Guess the input size of a max or min whose gradient goes to one position of dimension 0; 2 is the minimum for
-    that dimension.
+    """Guess the input shape of a max or min whose gradient goes to one position of dimension 0; this dimension gets
+    size 2, the minimum.
     """
     grad = known.shape("grad")
     if grad is None:
@@ -166,7 +166,7 @@ def _reduced_shape(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of gather and scatter, the only one in which the index may be larger than self."""
+    """Guess the dimension of gather and scatter: where the index is larger than self, or else differs from it."""
     index = known.shape("index")
     if not shape or index is None or len(shape) != len(index):
         return None
@@ -185,8 +185,8 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
-    """Guess `stable`: True, because programs reach this overload by passing the argument, except that `aten::sort`
-    passes False.
+    """Guess True for `stable`, because this overload is called only if the argument is passed; but `aten::sort` passes
+    False.
     """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:

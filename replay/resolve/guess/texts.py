@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses string arguments, which no profile records, from nested calls and kernel names.
 
-Without evidence a string is the schema's default, with an assumption. Owns no equations (`einsum`).
+Without evidence a string is the schema's default, with an assumption. `einsum` guesses equations.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PADDINGS = {
     "_pad_circular": "circular",
     "constant_pad_nd": "constant",
 }
-"""Op called by aten::pad, or the start of its name → mode."""
+"""Start of the name of the op that aten::pad calls → mode."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
-"""Kernel name of gelu; the first lambda in the kernel's source is the approximation
+"""Matches the kernel name of gelu; the first lambda in the kernel's source is the approximation
 (ATen/native/cuda/ActivationGeluKernel.cu).
 """
 _DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
@@ -46,13 +46,13 @@ _TIMES_US: dict[tuple[str, str], dict[str | None, int]] = {
     ("linalg_lstsq", "driver"): {None: 123, "gels": 101, "gelsd": 446, "gelss": 709},
     ("linalg_qr", "mode"): {"reduced": 96, "complete": 162, "r": 61},
 }
-"""(op, argument) → time of one call on one CPU thread in microseconds, by string (`benchmarks/untold_texts.py`)."""
+"""(op, argument) → string → microseconds of one call on one CPU thread (`benchmarks/untold_texts.py`)."""
 _EQUAL_TIMES = 1.15
-"""Maximum ratio of two times that count as equal."""
+"""Maximum ratio of two times that are treated as equal."""
 
 
 def what_others_take(op: str, argument: str, text: object) -> str:
-    """Return a note with the relative time of a call with the string that differs most.
+    """Return a note on how long a call takes with the string whose time differs most from that of `text`.
 
     Returns "" if all strings take the same time, or if no times were measured.
     """
@@ -69,7 +69,7 @@ def _by_calls(text: str | None) -> Guess | None:
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
-    """Guess the string that belongs to a word in the name of a recorded kernel."""
+    """Guess the string that `texts` gives for a word that `pattern` finds in the name of a recorded kernel."""
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
     return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
@@ -95,16 +95,14 @@ def _gelu(known: Call, context: Context) -> Guess | None:
 
 
 def _rounding_mode(known: Call, context: Context) -> Guess | None:
-    """Guess the rounding mode from the kernel; integers divided in place must be rounded, because they cannot hold a
-    quotient.
-    """
+    """Guess the rounding mode from the kernel's name or, failing that, as `_rounded` does."""
     around, dividend = context.relatives(), known.tensor("self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
     return named if named is not None or dividend is None else _rounded(dividend, known, around)
 
 
 def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
-    """Guess the rounding of a quotient from its gradient, its dtypes and the calls that read it."""
+    """Guess the rounding mode of a quotient from its gradient, its dtypes and the calls that read it."""
     if any(call.name == "aten::div" for call in around.backward):
         return Guess(value=None, why=f"None: {_BY_GRADIENT}")
     if around.backward:  # a step has no gradient
@@ -123,7 +121,7 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
     """Return the reduction of `scatter_reduce` or `index_reduce`, from the calls of its backward.
 
     Source: torch/csrc/autograd/FunctionsManual.cpp. "prod" calls the op again. "mean" counts elements with ones, "amax"
-    and "amin" search for equal elements; all three count by adding. "sum" only gathers.
+    and "amin" search for equal elements; all three add up counts with `scatter_add` or `index_add`. "sum" only gathers.
     """
     names = {call.name for call in calls}
     if names & {"aten::scatter_reduce", "aten::index_reduce"}:
@@ -134,8 +132,8 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
 
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
-    """Return the rule for how an op combines values at the same position; `names` maps words in kernel names to its
-    strings.
+    """Return the rule that guesses how an op combines values at the same position. `names` maps words in kernel names
+    to the op's strings; `otherwise` is the usual string.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -156,7 +154,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
 
 
 def _named_norm(known: Call, context: Context) -> Guess | None:
-    """Guess the norm: "nuc" computes singular values, "fro" a norm over all elements."""
+    """Guess the norm from the nested calls: "nuc" computes singular values, "fro" a norm over all elements."""
     names = {call.name for call in context.relatives().inside}
     if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
         return _by_calls("nuc")
@@ -167,7 +165,7 @@ _TEXT_OVERLOADS = {
     "aten::linalg_norm": ("ord_str", frozenset({"aten::linalg_matrix_norm"})),
     "aten::linalg_cond": ("p_str", frozenset({"aten::linalg_inv_ex", "aten::reciprocal"})),
 }
-"""Op → the overload that takes a string where others take a number, and nested calls that only this overload makes."""
+"""Op → (overload that takes a string where others take a number, nested calls that only this overload makes)."""
 
 
 def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
@@ -197,7 +195,7 @@ def _fft_norm(*, inverse: bool) -> Rule:
 
 
 def _meshgrid_order(known: Call, context: Context) -> Guess | None:
-    """Guess the indexing order; "xy" swaps the first two vectors before they are viewed."""
+    """Guess the indexing order of a meshgrid; "xy" swaps the first two vectors before they are viewed."""
     shapes = known.shapes("tensors")
     view = next((meta.shape for meta, _ in first_tensors(context.relatives().children, ("aten::view",))), None)
     if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
@@ -207,10 +205,10 @@ def _meshgrid_order(known: Call, context: Context) -> Guess | None:
 
 
 def _qr_mode(known: Call, context: Context) -> Guess | None:
-    """Guess the mode of a QR decomposition.
+    """Guess the mode of a QR decomposition from the nested calls.
 
-    For a tall matrix, only "complete" makes its own R triangular (`triu_`), and only "r" makes the matrix itself
-    triangular first. For other matrices "r" does not slice, and "reduced" and "complete" are the same.
+    For a tall matrix, only "complete" calls `triu_` on its R, and only "r" makes the matrix itself triangular first.
+    For other matrices "r" does not slice, and "reduced" and "complete" are the same.
     """
     shape, names = known.shape("A") or (), {call.name for call in context.relatives().children}
     if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
@@ -221,10 +219,10 @@ def _qr_mode(known: Call, context: Context) -> Guess | None:
 
 
 def _least_squares_driver(known: Call, context: Context) -> Guess | None:
-    """Guess LAPACK's routine from the memory allocated for it (ATen/native/BatchLinearAlgebra.cpp).
+    """Guess the LAPACK routine from the memory allocated for it (ATen/native/BatchLinearAlgebra.cpp).
 
-    All but "gels" allocate a rank, and two of them singular values; of these two, "gelsd" needs integers in addition to
-    its workspace.
+    All routines but "gels" allocate memory for a rank, and two of them for singular values. Of these two, "gelsd" needs
+    integers in addition to its workspace.
     """
     calls, matrix = context.relatives().inside, known.tensor("self")
     names = [call.name for call in calls]
@@ -246,9 +244,9 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
 
 
 def _interpolation(known: Call, context: Context) -> Guess | None:
-    """Guess the interpolation of a quantile between two elements (ATen/native/Sorting.cpp, quantile_compute).
+    """Guess how a quantile between two elements is computed (ATen/native/Sorting.cpp, quantile_compute).
 
-    The result is a weighted mean of both elements, or one of them, selected by a rounded rank.
+    It is a weighted mean of both elements, or one of them, selected by a rounded rank.
     """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:
@@ -260,12 +258,12 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 
 def _side(known: Call, context: Context) -> Guess | None:
-    """Guess None for the side of a search: the flag `right` has the same meaning."""
+    """Guess None for the string `side` of a search, because the flag `right` has the same meaning."""
     return Guess(value=None, why=f"None: `right` gives the side unless a text does; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Call, context: Context) -> Guess | None:
-    """Guess "same" if a nested convolution, or its input, is padded; otherwise "valid"."""
+    """Guess "same" if a nested convolution or its input is padded, otherwise "valid"."""
     for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":
             return Guess(value="same", why=f"'same': padded by {call.name} inside")
@@ -298,4 +296,4 @@ TEXTS: dict[tuple[str, str], Rule] = {
     ("searchsorted", "side"): _side,
     **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
 }  # fmt: skip
-"""(op without namespace, argument) → rule; an argument may be a string in one overload and a number in another."""
+"""(op without namespace, argument) → rule; the argument may be a number in another overload."""

@@ -14,15 +14,15 @@ from opreplay.traces.model import OpSignature, TensorMeta
 
 Shape = tuple[int, ...]
 NOT_INSIDE = 99
-"""Level of a backward node that comes first in `following` and belongs to the result of the call itself."""
+"""Level of the backward node of the call itself, if it comes first in `following`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relatives:
-    """Recorded calls around one call, which show sizes that the call itself does not show."""
+    """Recorded calls around one call, which show shapes that the call itself does not show."""
 
     name: str = ""
-    """Name of the call itself."""
+    """Op name of the call itself."""
     parent: OpSignature | None = None
     children: tuple[OpSignature, ...] = ()
     inner: tuple[OpSignature, ...] = ()
@@ -30,20 +30,18 @@ class Relatives:
     following: tuple[OpSignature, ...] = ()
     """The next few calls in order: those with the same parent, then those after the parent.
 
-    The node of the backward pass, whose gradient is as large as the result, is inserted before them, and before those
-    after the parent. A label without sizes, as autograd writes them, is replaced by the first nested call that has
-    sizes.
+    The backward node of a result, whose gradient is as large as the result, is inserted before the calls that follow
+    the call or its parent. A label without sizes, as autograd writes them, is replaced by the first nested call that
+    has sizes.
     """
     levels: tuple[int, ...] = ()
-    """Level of each of `following`: 0 has the same parent, 1 the parent's parent, and so on; NOT_INSIDE is the backward
-    node of the call itself.
+    """Level of each call in `following`: 0 if it has the same parent, 1 if it has the parent's parent, and so on.
+    NOT_INSIDE is the backward node of the call itself.
     """
     ancestors: tuple[OpSignature, ...] = ()
-    """The parent, its parent, and so on, up to a few levels."""
+    """The parent, the parent's parent, and so on, up to a few levels."""
     places: tuple[int, ...] = ()
-    """Number of earlier calls of the same name: before the call under its parent, before the parent under its own
-    parent, and so on.
-    """
+    """Number of earlier calls of the same name with the same parent, for the call itself, for its parent, and so on."""
     labels: tuple[str, ...] = ()
     """Names of the next labels without sizes, in order."""
     above: Callable[[int], Relatives] | None = None
@@ -51,7 +49,7 @@ class Relatives:
     forward: OpSignature | None = None
     """The forward call whose backward contains this call, found by autograd's sequence number."""
     before: Callable[[], Relatives] | None = None
-    """Returns the calls around that forward call."""
+    """Returns the calls around the `forward` call."""
     backward: tuple[OpSignature, ...] = ()
     """The calls inside the backward node of this call."""
     gradients: tuple[OpSignature, ...] = ()
@@ -61,23 +59,23 @@ class Relatives:
 
     @property
     def parent_name(self) -> str:
-        """Name of the calling op; "" if there is none."""
+        """Return the name of the calling op; "" if there is none."""
         return "" if self.parent is None else self.parent.name
 
     @property
     def forward_shape(self) -> Shape | None:
-        """Shape of the first tensor of the forward call."""
+        """Return the shape of the first tensor of the forward call."""
         return None if self.forward is None else recorded_shape(self.forward)
 
     @property
     def inside(self) -> tuple[OpSignature, ...]:
-        """The nested calls, outer levels first."""
+        """Return the nested calls, outer levels first."""
         return (*self.children, *self.inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Evidence about a call beyond its own arguments."""
+    """What is known about a call besides its own arguments, as evidence for guesses."""
 
     device: str = "cpu"
     """Device on which the plan will be replayed."""
@@ -86,11 +84,11 @@ class Context:
     kernels: tuple[str, ...] = ()
     """Names of the device kernels launched by the recorded calls."""
     lists_recorded: bool = False
-    """Whether the trace holds sizes of tensor lists; then a list without sizes was longer than profilers record."""
+    """Whether the trace records sizes of tensor lists; if so, a list without sizes was longer than profilers record."""
     number_lists_told: bool = True
-    """Whether lists of numbers have their own type in the trace; otherwise they look like absent arguments."""
+    """Whether the trace marks lists of numbers by a type; otherwise they look like absent arguments."""
     calls: int = 1
-    """Number of recorded calls that count as this op."""
+    """Number of recorded calls that are merged into this op."""
     recorded_us: float | None = None
     """Recorded time of one call in microseconds; its device time if it launched device work."""
     relatives: Callable[[], Relatives] = Relatives
@@ -113,7 +111,7 @@ ShapeRule = Callable[[Shape, Call, Context], "Guess | None"]
 
 
 def by_shape(rule: ShapeRule) -> Rule:
-    """Return a rule that applies `rule` to the shape of the op's tensor; None if the shape is unknown."""
+    """Return a rule that passes the shape of the op's tensor to `rule`; it guesses None if the shape is unknown."""
 
     def guess(known: Call, context: Context) -> Guess | None:
         source = known.subject
@@ -136,8 +134,8 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """Return the tensor at a position of another recorded call, or the only tensor of a list at that position; None if
-    there is neither.
+    """Return the tensor at a position of a recorded call, or the only tensor of a list there; None if there
+    is neither.
     """
     args = recorded_args(call)
     if position >= len(args):
@@ -160,7 +158,7 @@ def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """Return the broadcast size of tensors of these sizes; None if they do not broadcast."""
+    """Return the broadcast shape of tensors of these shapes; None if they do not broadcast."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
@@ -168,7 +166,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:
-    """Return a list of integers at a position of another call's recorded arguments; None if there is none."""
+    """Return the list of integers at a position of a recorded call's arguments; None if there is none."""
     args = recorded_args(call)
     numbers = args[position].value if position < len(args) else None
     return numbers if is_whole_numbers(numbers) else None
@@ -186,7 +184,7 @@ def tensor_shapes(call: OpSignature, places: slice = slice(None)) -> list[Shape]
 
 
 def recorded_shape(signature: OpSignature) -> Shape | None:
-    """Return the shape of the first argument of another recorded call if it is a tensor; otherwise None."""
+    """Return the shape of a recorded call's first argument; None if it is not a tensor."""
     if not signature.dims or not signature.types or signature.types[0] in ("", "Scalar", "ScalarList", "TensorList"):
         return None
     first: Any = signature.dims[0]

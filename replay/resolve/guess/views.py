@@ -1,7 +1,7 @@
-"""Guesses for views, conversions and new tensors from what is read next, because most results are used at once.
+"""Guesses for views, conversions and new tensors from the tensors read next, because most results are used at once.
 
-Owns sizes and dimensions of views, and dtypes and memory formats whose values are not recorded. If no nearby call has a
-size that the view could have, a default is used.
+Covers sizes and dimensions of views, and dtypes and memory formats that are not recorded. If no nearby call has a size
+that the view could have, a default is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 SOON = 4
-"""Number of next calls in which the result of a conversion or factory is searched for."""
+"""Number of following calls that are searched for the result of a conversion or factory."""
 TO_THE_END = 2**63 - 1
 _WINDOW = ("dimension", "size", "step")
 _WRITERS = names(
@@ -51,7 +51,7 @@ _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like
 
 
 def _read_next(context: Context, count: int = 12) -> Iterator[tuple[TensorMeta, str]]:
-    """Yield the tensors passed to the next calls, with the name of the call."""
+    """Yield each tensor passed to the next calls, with the name of the call."""
     for call in context.relatives().following[:count]:
         if call.name in _NO_READERS:
             continue
@@ -63,7 +63,7 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """Guess the strides of new memory: those of the result, or those of the batch dimensions for a Fourier
+    """Guess the size that `as_strided_` gives new memory: its shape, but with all batch dimensions in a Fourier
     transform.
     """
     source = first_tensor_of(composite.call)
@@ -75,7 +75,7 @@ def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
 
 
 def _strided_size(known: Call, context: Context) -> Guess | None:
-    """Guess the size of a view that a composite makes of its argument."""
+    """Guess the size of a strided view that a composite makes of its argument; the argument's shape by default."""
     source = known.subject
     return source and (_strided_inside(source, context) or Guess(value=source.shape, why="as it is"))
 
@@ -100,12 +100,12 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
 
 
 def _repeats(view: Shape, shape: Shape) -> bool:
-    """Check whether a view equals a size, apart from repetition or dimensions of size 1."""
+    """Check whether a view has a given shape, except for repetition or dimensions of size 1."""
     return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
 def _strides(known: Call, context: Context) -> Guess | None:
-    """Guess strides for a view of the guessed size that stay within the memory."""
+    """Guess strides for a view of the guessed size that do not exceed the memory."""
     source, size = known.subject, known.value("size")
     if source is None or not is_whole_numbers(size):
         return None
@@ -142,7 +142,7 @@ def _view_size(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _swapped(which: int) -> Rule:
-    """Return the rule for one of the two dimensions that a transposition swaps."""
+    """Return the rule that guesses one of the two dimensions swapped by a transposition."""
 
     @by_shape
     def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
@@ -169,7 +169,7 @@ def _squeezed_dim(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _sliced(which: str) -> Rule:
-    """Return the rule for dimension, start or end of a slice without evidence: all of dimension 0."""
+    """Return the rule that guesses the dimension, start or end of a slice without evidence: all of dimension 0."""
 
     @by_shape
     def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
@@ -188,7 +188,7 @@ def _unflattened_sizes(shape: Shape, known: Call, context: Context) -> Guess | N
 
 
 def _diagonal_of(which: str) -> Rule:
-    """Return the rule for the dimensions or the offset of a diagonal.
+    """Return the rule that guesses the dimensions or the offset of a diagonal.
 
     The dimensions are the last two of a batch; a call that writes to the diagonal shows its length.
     """
@@ -211,18 +211,16 @@ def _diagonal_of(which: str) -> Rule:
 
 
 def _step(n: int, size: int, count: int) -> int:
-    """Return the distance between the starts of `count` windows of `size` elements in `n` elements; 0 if they do not
-    fit.
-    """
+    """Return the step between `count` windows of `size` elements in `n` elements; 0 if they do not fit."""
     step = (n - size) // (count - 1) if count > 1 else size
     return step if step and (n - size) // step + 1 == count else 0
 
 
 def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
-    """Return the dimension, size and step of windows, with the reason.
+    """Return the dimension, size and step of an unfold's windows, with the reason.
 
-    The tensor that is read next has the number of windows in place of the dimension, and the window size as its last
-    dimension.
+    The tensor that is read next has the number of windows in place of the unfolded dimension, and the window size as
+    its last dimension.
     """
     shape = source.shape
     if (repeated := copies.window(shape, context.relatives())) is not None:
@@ -240,7 +238,7 @@ def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str]
 
 
 def _unfolded(which: str) -> Rule:
-    """Return the rule for the dimension, size or step of windows."""
+    """Return the rule that guesses the dimension, size or step of an unfold."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         source = known.subject
@@ -258,8 +256,8 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a conversion: the dtype that nested copies write or, failing that, the one read next; its own
-    dtype if neither shows one.
+    """Guess the dtype of a conversion: of the tensor that a nested copy writes, else of a following call's tensor, else
+    of the source.
     """
     source, calls = known.subject, context.relatives().inside
     if source is None:
@@ -274,7 +272,7 @@ def _converted(known: Call, context: Context) -> Guess | None:
 
 
 def _new_dtype(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a new tensor from what is written into it or read next."""
+    """Guess the dtype of a new tensor from the tensor that is written or read next."""
     if (result := _result_dtype(context.relatives())) is not None:
         return result
     size = known.value("size")
@@ -298,7 +296,7 @@ def _result_dtype(around: Relatives) -> Guess | None:
 
 
 def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[TensorMeta, str]]:
-    """Yield tensors that may be the new tensor, each with its use; most certain first."""
+    """Yield recorded tensors that may be the new tensor, each with its use; most certain first."""
     around = context.relatives()
     if (allocated := literal(around) or allocated_meta(around)) is not None:
         yield allocated, "the next op that reads it"
@@ -326,7 +324,7 @@ def _clones_plainly(call: OpSignature) -> bool:
 
 
 def _gradient_size(known: Call, context: Context) -> Guess | None:
-    """Guess the input size of a view's backward, which writes into zeros of this size through the same view."""
+    """Guess the input shape in a view's backward, which writes into zeros of this shape through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)
     return next((Guess(value=m.shape, why=f"the tensor that {name} inside reads") for m, name in inside), None)
@@ -358,6 +356,6 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dtype"): _new_dtype for op in _FACTORIES},
     **{(op, "input_sizes"): _gradient_size for op in ("select_backward", "slice_backward", "diagonal_backward")},
 }  # fmt: skip
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""
 VIEW_ARGUMENTS: dict[tuple[str, str], Rule] = {("MemoryFormat", "memory_format"): _contiguous_format}
-"""(type, argument) → rule."""
+"""(type, argument) → rule that guesses the argument."""

@@ -26,11 +26,11 @@ def _spatial(known: Call, *names: str) -> Shape | None:
 
 
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
-    """Return (stride, padding, dilation) with which this kernel gives `out` from `size`; 1 and "same" padding if `out`
-    is unknown.
+    """Return (stride, padding, dilation) with which a kernel of this size gives `out` from `size`.
 
-    Of several solutions, takes the smallest dilation and stride, then the padding that leaves the fewest elements at
-    the end unused. Only a window without padding may be dilated: its input was padded before, or its output is smaller.
+    Among several solutions, prefers the smallest dilation, then the smallest stride, then the padding that leaves the
+    fewest elements at the end unused. Only a window without padding may be dilated: its input was padded before, or its
+    output is smaller. Stride 1 and "same" padding if `out` is unknown.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -49,8 +49,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
 def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
     """Return (stride, padding, output padding) of a transposed convolution.
 
-    The solution satisfies `out` = (size - 1) stride - 2 padding + kernel + output padding, with the smallest possible
-    output padding, then stride.
+    They satisfy `out` = (size - 1) stride - 2 padding + kernel + output padding, with the smallest possible output
+    padding, then stride.
     """
     if out is not None:
         for more in (0, 1):
@@ -62,7 +62,7 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
 
 
 def _is_transposed(known: Call, context: Context) -> bool:
-    """Check whether a convolution is transposed: by the name of a caller, or because its filters fit no plain one."""
+    """Check whether a convolution is transposed: by a caller's name, or because its filters fit no plain one."""
     around = context.relatives()
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
@@ -103,7 +103,7 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Call, weight: Shape) -> int:
-    """Return the result channels of a transposed convolution, from its gradient, its bias, or the channels of one
+    """Return the number of result channels of a transposed convolution: its gradient's or its bias's, or those of one
     group.
     """
     grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
@@ -135,12 +135,12 @@ def _convolution(which: str) -> Rule:
 
 
 def _padded(values: Sequence[T], fill: T, sizes: Shape) -> tuple[T, ...]:
-    """Return one value for each of `sizes`, with `fill` for missing values."""
+    """Return one value for each of `sizes`: those in `values`, then `fill`."""
     return (*values, *(fill,) * len(sizes))[: len(sizes)]
 
 
 def _pooled(known: Call, context: Context) -> Shape | None:
-    """Return the spatial sizes of a pooling's result, from its gradient or what is read next."""
+    """Return the spatial sizes of a pooling's result, from its gradient or a tensor that is read next."""
     outs, source = _spatial(known, "grad_output", "indices"), known.shape("self")
     if outs is not None or source is None or len(source) < 3:
         return outs
@@ -161,7 +161,7 @@ def _same_rank(fill: int, why: str) -> Rule:
 
 
 def _groups(known: Call, context: Context) -> Guess | None:
-    """Guess the number of groups: input channels divided by the channels of one filter."""
+    """Guess the number of groups: the input channels divided by the channels of one filter."""
     known = _completed(known, context)
     source, weight = known.shape("input", "self"), known.shape("weight")
     if source is None or weight is None or len(source) < 3 or len(weight) < 2 or not weight[1]:
@@ -183,8 +183,8 @@ def _pool_kernel(known: Call, context: Context) -> Guess | None:
 
 
 def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
-    """Return window widths that give `outs` from `sizes`; windows that halve a size usually overlap and have
-    width 3.
+    """Return window widths that give `outs` from `sizes`; a window that halves a size usually has width 3, with
+    overlap.
     """
     pairs = list(zip(sizes, outs, strict=True))
     widths = [max(1, round(size / out)) for size, out in pairs] if all(outs) else [2] * len(sizes)
@@ -230,8 +230,8 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
-    """Return (number of parameters whose gradients follow immediately, whether a gradient is passed on); None without
-    autograd's labels.
+    """Return (number of parameters whose gradients autograd accumulates next, whether it passes a gradient on). None if
+    the trace has no autograd labels.
     """
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
@@ -279,12 +279,12 @@ def _convolution_mask(known: Call, context: Context) -> Guess | None:
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
-"""Positions of the tensors in the arguments of a library's convolution backward in torch up to 1.10."""
+"""Size argument of a library's convolution backward (torch up to 1.10) → position of its tensor in the parent."""
 
 
 def _size_of(name: str) -> Rule:
-    """Return the rule for the size of a tensor that only the enclosing call, which computes all gradients, has as an
-    argument.
+    """Return the rule that guesses the size of a tensor from the enclosing call, which computes all gradients. Only the
+    enclosing call has this tensor as an argument.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -296,7 +296,7 @@ def _size_of(name: str) -> Rule:
 
 
 def _completed(known: Call, context: Context) -> Call:
-    """Return the arguments with tensors created from sizes that are passed instead of the tensors."""
+    """Return the arguments, with a tensor for each one that was passed as a size only."""
     completed = Call()
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
         if is_whole_numbers(shape := known.value(size)):
@@ -305,7 +305,7 @@ def _completed(known: Call, context: Context) -> Call:
 
 
 def _wanted(count: int) -> Rule:
-    """Return the rule for which gradients are computed, from the nested calls; all of them if there are none."""
+    """Return the rule that guesses which gradients are computed, from the nested calls; all if there are none."""
 
     def rule(known: Call, context: Context) -> Guess | None:
         inside = [call.name for call in context.relatives().children]
@@ -363,4 +363,4 @@ WINDOW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, name): _pool(name) for op in _POOLS for name in ("stride", "padding")},
     **{(op, "dilation"): _same_rank(1, "no dilation") for op in _POOLS},
 }
-"""(op without namespace, argument) → rule."""
+"""(op without namespace, argument) → rule that guesses the argument."""

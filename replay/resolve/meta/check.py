@@ -1,7 +1,7 @@
 # pyright: strict
 """Dry run of ops on meta tensors: checks that each call is accepted and that its results match the recording.
 
-Nothing is computed and no memory for tensors is allocated. Owns the verdict; `outputs` owns the call itself.
+Nothing is computed and no memory for tensors is allocated. Compares the results; `outputs` makes the calls.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
 }
-"""Aten op → numbers of results that hold data for its backward, whose size depends on the device's kernel.
-
-Results with quantized dtypes are left out, too, because meta tensors do not have them.
+"""ATen op → indices of results that hold data for the backward, whose size depends on the device's kernel; not
+compared. Results with quantized dtypes are not compared either, because meta tensors do not have these dtypes.
 """
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 
 
 def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, MetaCheck]:
-    """Return the verdict on each resolved op of the plan, by id; ops with a reason are left out."""
+    """Check each resolved op of the plan on meta tensors; return verdicts by op id. Ops with a reason are left out."""
     chosen = Policy() if policy is None else policy
     ops = [op for op in plan.ops if op.reason is None and op.resolved_by is not None]
     return {op.id: check for op, check in zip(ops, check_ops(ops, chosen), strict=True)}
 
 
 def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
-    """Return the verdict on each op; the calls are isolated, so an op that hangs or crashes does not affect others."""
+    """Check each op on meta tensors; the calls are isolated, so an op that hangs or crashes does not affect others."""
     answers = forked.each(_encoded_check, ops, policy)
     return [
         MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
@@ -76,7 +75,7 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
 
 
 def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[TensorMeta | None]:
-    """Return the recorded results, with None for results that differ on meta tensors: scratch memory and quantized
+    """Return the recorded results, with None for results that differ on meta tensors: those in `_SCRATCH` and quantized
     dtypes.
     """
     scratch = _SCRATCH.get(op.name.removeprefix("aten::"), frozenset())
@@ -87,9 +86,9 @@ def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[Ten
 
 
 def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
-    """Compare sizes and dtypes of results with the recorded ones; None is a result that is not a tensor.
+    """Compare shapes and dtypes of results with the recorded ones; None is a result that is not a tensor.
 
-    A tensor that is missing on the other side is not compared: an undefined gradient is not recorded, and a portable
+    Only results that are tensors in both lists are compared: an undefined gradient is not recorded, and a portable
     equivalent may return fewer results than the vendor's op.
     """
     if len(results) != len(recorded):
@@ -106,7 +105,7 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
 
 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
-    """Return the error text for an `out=` argument whose required size differs from the recorded one; an empty argument
+    """Return an error text if the required size of an `out=` argument differs from the recorded one; an empty argument
     may grow.
     """
     for arg in op.args:

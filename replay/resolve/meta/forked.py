@@ -2,7 +2,7 @@
 """Calls functions on ops in a forked copy of this process, so that a hang or crash affects only the op that caused it.
 
 For calls on meta tensors, which compute nothing but run torch's code on arguments from a trace: a number among the
-arguments may set the loop count of a composite op. Owns the fork and its limits; ops that compute run in a worker
+arguments may set the loop count of a composite op. Handles the fork and its limits; ops that compute run in a worker
 (`isolation`).
 """
 
@@ -31,19 +31,19 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
 Function = Callable[[ReplayOp, Policy], bytes]
-"""A function at module level that does not raise; its side effects and output are lost."""
+"""Function at module level that does not raise; its side effects and output stay in the child and are lost."""
 CPU_S = 10.0
 """CPU time limit per op in seconds; the first op may have to import torch's decompositions."""
 WALL_S = 120.0
-"""Wall-clock limit in seconds for one op that waits without computing."""
+"""Wall-clock limit in seconds for an op that waits without computing."""
 MOST_LOST = 6
-"""Maximum number of ops that may hang or crash before the remaining ops are skipped; a file could hold any number of
+"""Number of ops that hang or crash after which the remaining ops are skipped, because a file could hold any number of
 them.
 """
 MEMORY_BYTES = 512 << 20
-"""Memory limit of the child, see `worker.limit_memory`; meta tensors have no memory."""
+"""Memory limit of the child in bytes, see `worker.limit_memory`; meta tensors have no memory."""
 TOGETHER = 64
-"""Number of ops sent at once."""
+"""Number of ops sent to the child at once."""
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 FUNCTIONS: dict[str, Function] = {}
 _lock = Lock()
 _lost: dict[bytes, Reason] = {}
-"""Calls that never returned; no function repeats them. The number of entries bounds the time they cost."""
+"""Key of a call that never returned → reason; it is not repeated. Their number bounds the time they cost."""
 
 
 def function(wanted: Function) -> Function:
@@ -83,7 +83,7 @@ def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[byte
 
 
 def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: int) -> list[bytes | Reason]:
-    """Return the child's reply for each op; `lost` is the number of ops that did not return before."""
+    """Return the child's reply for each op; `lost` is the number of ops that failed to return in earlier calls."""
     answers: list[bytes | Reason] = []
     retried: int | None = None
     while len(answers) < len(ops):
@@ -103,14 +103,12 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
 
 
 def any_lost() -> bool:
-    """Check whether any call of this process did not return; whether a call exceeds its time limit depends on the
-    machine's load.
-    """
+    """Check whether any call of this process did not return, which may depend on the machine's load."""
     return bool(_lost)
 
 
 def _call_of(op: ReplayOp) -> bytes:
-    """Return a key that ops with identical calls on meta tensors share."""
+    """Return a key that is equal for ops with identical calls on meta tensors."""
     return msgspec.msgpack.encode((op.called, op.overload, op.resolved_by, op.via, op.args))
 
 
@@ -133,9 +131,9 @@ class _Copy:
 
     @classmethod
     def current(cls) -> _Copy:
-        """Return the child, or a new one if it has ended or lacks ops or functions registered since the fork.
+        """Return the child, or fork a new one if it has ended or if ops or functions were registered since the fork.
 
-        The child registers reference implementations by itself.
+        The child registers reference implementations itself.
         """
         state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()) - overloads_defined())
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
@@ -164,7 +162,7 @@ class _Copy:
         return None
 
     def end(self) -> None:
-        """Kill and reap the child, unless it belongs to another process."""
+        """Kill and reap the child, unless another process forked it."""
         self._channel.close()
         if os.getpid() == self._parent and self._ended() is None:
             with suppress(ProcessLookupError):
@@ -174,7 +172,7 @@ class _Copy:
         type(self).running = None
 
     def _ended(self) -> int | None:
-        """Reap the child if it has ended and return its status, 0 if it was reaped before; None if it is alive."""
+        """Return the exit status of a child that has ended, 0 if it was reaped before; None if it is alive."""
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:

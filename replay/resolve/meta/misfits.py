@@ -1,8 +1,8 @@
 # pyright: strict
-"""Checks for calls that real kernels refuse but meta kernels accept: missing dimensions, masks of the wrong size.
+"""Rejects calls that real kernels reject but meta kernels accept: missing dimensions, masks of the wrong size.
 
 These ops were found by calling every ATen op that has a dim on both kinds of tensors (the tests repeat this); all other
-ops refuse an invalid call on meta tensors, too.
+ops reject an invalid call on meta tensors, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIM_UNCHECKED = frozenset(
         "aten::_weight_norm_interface",
     }
 )
-"""Ops whose `dim` refers to their first tensor and is not checked on meta tensors."""
+"""Ops whose `dim` is a dimension of their first tensor and is not checked on meta tensors."""
 MASK_UNCHECKED = frozenset({"aten::masked_select", "aten::_masked_softmax"})
 """Ops with a `mask` whose sizes are not checked on meta tensors."""
 INDEXED = frozenset(
@@ -34,12 +34,12 @@ INDEXED = frozenset(
         "aten::_index_put_impl_",
     }
 )
-"""Ops in which masks among `indices` cover dimensions of the first tensor."""
+"""Ops in which each mask in `indices` covers as many dimensions of the first tensor as it has."""
 _MASKS = frozenset({"bool", "uint8"})
 
 
 def refuse_misfits(op: ReplayOp) -> None:
-    """Raise IndexError, with torch's message, for a call that the op's own kernels refuse but its meta kernel
+    """Raise IndexError, with torch's message, for a call that the op's own kernels reject but its meta kernel
     accepts.
     """
     name = op.called.partition(".")[0]
@@ -75,7 +75,7 @@ _CHECKS = ((DIM_UNCHECKED, _check_dim), (MASK_UNCHECKED, _check_mask), (INDEXED,
 
 
 def _broadcast(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
-    """Check that sizes are equal or 1, starting from the last dimension."""
+    """Raise IndexError unless the sizes can be broadcast: equal or 1, starting from the last dimension."""
     if any(
         size != other and 1 not in (size, other) for size, other in zip(reversed(shape), reversed(mask), strict=False)
     ):
@@ -87,8 +87,8 @@ def _unfit(shape: tuple[int, ...], mask: tuple[int, ...]) -> IndexError:
 
 
 def _cover(shape: tuple[int, ...], indices: tuple[TensorMeta | None, ...]) -> None:
-    """Check the indices: a mask covers as many dimensions as its rank, with equal sizes; an index or None
-    covers one.
+    """Raise IndexError if a mask's sizes differ from the dimensions it covers. A mask covers as many dimensions as its
+    rank; an index or None covers one.
     """
     at = 0
     for index in indices:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Derives shapes and dtypes of an op's results from a call on meta tensors: nothing is allocated or computed.
 
-A composite recurrent op takes milliseconds per step, so a short sequence is run and the results are extended.
+A composite recurrent op takes milliseconds per step, so it is run on a short sequence, and the results are extended.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ RECURRENT = frozenset(
 )
 """Ops whose first argument and first result are sequences of equal length."""
 STEPS = 2
-"""Number of steps that are run: two, so that one step feeds the next."""
+"""Number of time steps for which a recurrent op is run: two, so that one step's result is the next one's input."""
 _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
-"""Parts of torch's messages for more elements or bytes than 64 bits can count."""
+"""Parts of torch's error messages for more elements or bytes than 64 bits can count."""
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
-    """Return the plan with `outputs` filled in from runs on meta tensors; it stays None if these do not show them.
+    """Fill in `outputs` of a plan's ops from calls on meta tensors; an op's `outputs` stay None if these calls do not
+    show them.
 
-    An op whose sizes are invalid together on any device gets that as its reason. Ops with too many results are stopped
-    first; afterwards also ops whose results are larger than any memory: a plan may come from a file that has not been
-    checked, and sizes may come from arguments that are not tensors (`zeros([2**40, 2**40])`).
+    If an op's sizes are invalid together on any device, this becomes its reason. Ops with too many results are stopped
+    before the calls, and ops whose results are larger than any memory afterwards: a plan may come from a file that has
+    not been checked, and sizes may come from arguments that are not tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
@@ -93,15 +94,15 @@ def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaCall:
-    """One call on meta tensors."""
+    """Arguments and results of one call on meta tensors."""
 
     arguments: dict[str, Any]
-    """Arguments by name; those that the op wrote to are as it left them."""
+    """Arguments by name, as they are after the call."""
     results: Results
 
 
 def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
-    """Return the results of one op. Raises what the meta kernel raises, and may hang; see `forked`."""
+    """Return the results of one op on meta tensors. Raises what the meta kernel raises, and may hang; see `forked`."""
     return call_on_meta(op, policy).results
 
 
@@ -130,8 +131,8 @@ def _is_factory(op: ReplayOp) -> bool:
 
 
 def _arguments(op: ReplayOp) -> dict[str, Any]:
-    """Return the arguments by name with tensors on meta; an `out=` is empty before the call and has the result's size
-    after it.
+    """Return the arguments by name, as meta tensors; an `out=` tensor is empty, so that the call gives it the result's
+    size.
     """
     is_factory, memories = _is_factory(op), shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
@@ -210,7 +211,7 @@ def _meta_of(result: Any) -> TensorMeta | None:
 
 
 def shorten_steps(op: ReplayOp) -> ReplayOp:
-    """Return the op with `STEPS` steps if it is recurrent and has more, otherwise the op itself."""
+    """Shorten a recurrent op's sequence to `STEPS` steps if it is longer; return other ops unchanged."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or meta.shape[dim] <= STEPS:
@@ -220,7 +221,7 @@ def shorten_steps(op: ReplayOp) -> ReplayOp:
 
 
 def lengthen_results(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
-    """Return the results of `op`, computed from the results of `shorten_steps(op)`."""
+    """Return the results of `op`, given the results of `shorten_steps(op)`."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):
@@ -229,9 +230,7 @@ def lengthen_results(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tu
 
 
 def _sequence_dim(op: ReplayOp) -> int | None:
-    """Return the time dimension of the first argument; None for a packed sequence and for ops that are not
-    recurrent.
-    """
+    """Return the time dimension of a recurrent op's first argument; None for a packed sequence and for other ops."""
     if op.called not in RECURRENT or not op.args or len(op.args[0].tensors) != 1:
         return None
     meta = op.args[0].tensors[0]

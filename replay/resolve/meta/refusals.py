@@ -1,5 +1,5 @@
 # pyright: strict
-"""Classifies errors raised by calls on meta tensors: the call itself is wrong, or meta tensors cannot show it."""
+"""Classifies errors of calls on meta tensors: the call itself is invalid, or meta tensors cannot show whether it is."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ _NEEDS_CONTENTS = (
     "CPU int64 tensor, but got",
     "its data is not allocated yet",
 )
-"""Parts of errors of composite ops that read contents in a nested call and therefore have no tag of their own."""
+"""Parts of error messages of composite ops that read tensor contents in a nested call; torch does not tag them."""
 _NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
-"""Parts of errors of kernels that take meta tensors for tensors of their own device, or create a part of the result
-there.
+"""Parts of error messages of kernels that treat meta tensors as tensors of their own device, or create
+results there.
 """
 _LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
-"""Parts of torch's errors for an op in Python (`torch.library.custom_op`) without a fake kernel."""
+"""Matches torch's errors for an op in Python (`torch.library.custom_op`) without a fake kernel."""
 _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 _WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
-"""Namespaces whose meta kernels fail only for calls that fail on any device."""
+"""Namespaces whose meta kernels fail only for calls that are invalid on any device."""
 _FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recording")
-"""Assumptions that change neither sizes nor numbers of a recorded call."""
+"""Ends of notes on assumptions that change neither sizes nor numbers of a recorded call."""
 _NOT_OF_SIZES = re.compile(
     r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
 )
-"""Words in torch's errors that refuse something other than sizes: strides may be assumed, and dtypes may be those
-before an unrecorded cast.
+"""Matches torch's errors about something other than sizes: strides may be assumed, and dtypes may be those before an
+unrecorded cast.
 """
 
 
 def is_torchs(op: ReplayOp) -> bool:
-    """Check whether a call that the op's meta kernel refuses is invalid on all devices."""
+    """Check whether a call that the op's meta kernel rejects is invalid on all devices."""
     return op.called.partition("::")[0] in _WITH_META_KERNELS
 
 
 def refused_sizes(op: ReplayOp, error: Exception) -> Reason | None:
-    """Return why no device can run a recorded call, from the error of its meta kernel; None if that does not follow.
+    """Return why no device can run a recorded call, given the error of its meta kernel; None if the error does not show
+    this.
 
     Applies only to torch's ops whose sizes and numbers were recorded: a call with a guessed number may fail because of
     the guess.

@@ -1,11 +1,12 @@
 """Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
 
-torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
-compiled. It imports `symbolic_shapes` with sympy (some 490) at the first check of a size or type promotion, only to
-find that there is no symbol. These imports take most of the time for a small plan. Light modules replace them: they
-behave as torch does for plain values, and load the real module as soon as another name is used.
+torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark the
+decomposition as not to be compiled. It imports `symbolic_shapes` with sympy (some 490) at the first check of a size or
+type promotion, only to find that there is no symbol. These imports take most of the time for a small plan. Light
+modules replace them: they behave as torch does for plain values, and load the real module as soon as another name is
+used.
 
-For a process that makes only these calls: see `forked`.
+Intended for a process that makes only such calls: see `forked`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Symbol:
 
 
 def _real(name: str) -> ModuleType:
-    """Import and return the real module, which replaces its light version."""
+    """Import and return the real module, and remove its light version."""
     there = sys.modules.get(name)
     if not isinstance(there, _StandIn):
         return there if there is not None else importlib.import_module(name)
@@ -65,7 +66,7 @@ def _real(name: str) -> ModuleType:
 
 
 def _disable(fn: Any = None, recursive: bool = True, **others: Any) -> Any:
-    """Return the function unchanged, because nothing is compiled here."""
+    """Return the function unchanged, because nothing is compiled; other options call the real `disable`."""
     if callable(fn) and recursive is True and set(others) <= {"wrapping"}:
         return fn
     return _real(DYNAMO).disable(fn, recursive, **others)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Users' conversions: functions that replace a recorded op by a call of another op, with other arguments and a note.
 
-Owns the registration, and the inputs and outputs of user code. Does not resolve the resulting op (`build`).
+Contains the registration, and the inputs and outputs of user code; `resolver` resolves the resulting op.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RecordedCall:
     """The input of a conversion: one recorded op."""
 
     name: str
-    """Name of the op, "namespace::op"."""
+    """Name of the recorded op, "namespace::op"."""
     args: tuple[RecordedArg, ...]
     """Arguments in recorded order; () if the trace holds no shapes."""
     kernels: tuple[str, ...] = ()
@@ -38,17 +38,17 @@ class Conversion:
     """The result of a conversion: the op to call instead of the recorded one."""
 
     op: str
-    """The op as "namespace::op" or "namespace::op.overload"; resolved and checked against the policy like a recorded
-    name.
+    """Op to call, as "namespace::op" or "namespace::op.overload"; resolved and checked against the policy like a
+    recorded name.
     """
     args: Sequence[Any]
-    """Arguments in the order of that op's schema: entries of `RecordedCall.args`, TensorMeta, numbers, bools, strings,
-    dtypes, None, and lists of one of these.
+    """Arguments in the order of the schema of `op`: entries of `RecordedCall.args`, TensorMeta, numbers, bools,
+    strings, dtypes, None, and lists of one of these.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments by name; `args` fill the remaining arguments of the schema in order."""
     note: str
-    """How the call differs from the recorded call; stored with the result and shown in the report."""
+    """Text that says how the call differs from the recorded call; stored with the result and shown in the report."""
 
 
 class DtypeCode(int):
@@ -56,7 +56,7 @@ class DtypeCode(int):
 
 
 class ConversionFailed(Exception):
-    """User code raised, or did not return a Conversion; the message gives the place."""
+    """Raised if user code raised or did not return a Conversion; the message gives the place."""
 
 
 Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | None])
@@ -84,7 +84,7 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """A conversion with its arguments in recorded form."""
+    """A user's conversion, with its arguments in the form of recorded ones."""
 
     op: str
     args: tuple[RecordedArg, ...]
@@ -93,7 +93,7 @@ class Converted:
 
 
 def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
-    """Return a registered function's conversion of a call; None if it does not apply. Raises ConversionFailed."""
+    """Return the conversion of a call by a user's function, or None. Raises ConversionFailed if it fails."""
     try:
         conversion = entry.function(call)
         if conversion is None:
@@ -134,8 +134,8 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
 
 
 def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
-    """Return the value for a schema's argument from the front of the queue, or its default; None if there is
-    neither.
+    """Remove and return the value for a schema's argument from the front of the queue, or return its default; None if
+    there is neither.
     """
     if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
         tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))
@@ -151,7 +151,7 @@ def _tail(place: str) -> str:
 
 
 def as_recorded(value: Any) -> RecordedArg:
-    """Convert a user's value to recorded form. Raises TypeError."""
+    """Convert a user's value to the form of a recorded argument. Raises TypeError for an unknown type."""
     if isinstance(value, RecordedArg):
         return value
     if value is None:
@@ -175,7 +175,7 @@ def _list(values: list[Any]) -> RecordedArg:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number, string or dtype to recorded form: dtypes become their integer codes."""
+    """Convert a number, string or dtype to its form in a recorded argument: dtypes become their integer codes."""
     if isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     name = str(value).removeprefix("torch.")

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Users' executors: callables that run recorded ops; owns registration and the binding of their arguments.
+"""Users' executors: callables that run recorded ops. Contains the registration and the binding of their arguments.
 
-A function (inputs, attrs), in the style of torch_ir's guide, gets tensors as one list and all other arguments by name.
+A function (inputs, attrs), as in torch_ir's guide, gets tensors as one list and all other arguments by name.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ _DOTTED = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\.(\w+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserExecutor(OpFunction):
-    """One registered callable."""
+    """A callable registered to run recorded ops."""
 
     schema: str | None = None
-    """The schema that the user gave, such as "(Tensor x, float eps=1e-6) -> Tensor"; None without one."""
+    """The schema that the user gave, such as "(Tensor x, float eps=1e-6) -> Tensor"; None if the user gave none."""
     mutates: tuple[str, ...] = ()
     """Arguments that the callable writes to."""
     fake: Callable[..., Any] | None = None
     """Function that returns the results on meta tensors."""
     lists: bool = False
-    """Whether the callable has the form (inputs, attrs): tensors are passed by position, everything else by name."""
+    """Whether the callable is a function (inputs, attrs): tensors are passed by position, everything else by name."""
     overloads: Mapping[str, str] = field(default_factory=dict[str, str])
     """Op → the only overload that the callable was registered for."""
     program: bool = False
-    """Whether this is a tile program: it computes values on the CPU, and its time is not a kernel's."""
+    """Whether this is a tile program, which computes values on the CPU, so that its time is not a kernel's."""
 
     @property
     def note(self) -> Assumption:
-        """Return the note for reports that this callable runs the op."""
+        """Return the note that tells reports that this callable runs the op."""
         if self.program:
             return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: this is not the time of a real kernel")
         return Assumption(argument="*", what=f"run by the user's executor {self.shown}")
 
 
 class OtherOverload(Unbound):
-    """The call uses an overload other than the one that the executor was registered for."""
+    """Raised if a call uses an overload other than the one for which the executor was registered."""
 
 
 EXECUTORS: OpTable[UserExecutor] = OpTable("executor")
@@ -83,12 +83,12 @@ def register_executor(
     callable's parameter names; `mutates` names the arguments that it writes to, which are then reset between calls.
     `fake` gets the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta
     tensors. `program` marks a tile program, which reports mention. The callable is used for ops that could not be
-    replayed without it; with `override`, for all of them. An exception fails only that op. Raises UsageError for
-    malformed names or schemas and duplicates.
+    replayed without it; with `override`, for all calls of these ops. An exception fails only that op. Raises UsageError
+    for malformed names or schemas and duplicates.
 
-    A function (inputs, attrs), in the style of torch_ir, gets a list of tensors and a dict of everything else by name,
-    and returns a list. The names are those of `schema`, or of the op's own schema if torch has the op. Its ops may also
-    be named in torch_ir's style: "custom.gate", "aten.add.Tensor", "gate".
+    A function (inputs, attrs), as in torch_ir, gets a list of tensors and a dict of everything else by name, and
+    returns a list. The names are those of `schema`, or of the op's own schema if torch has the op. Its ops may also be
+    named as in torch_ir: "custom.gate", "aten.add.Tensor", "gate".
     """
 
     if not all(isinstance(cast("object", op), str) for op in ops):
@@ -120,8 +120,8 @@ def register_executor(
 
 
 def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
-    """Raise UsageError for a name in `mutates` that is neither in the schema nor among the callable's parameters
-    (`names`).
+    """Raise UsageError if `mutates` contains a name that is not in the schema or, without a schema, not one of the
+    parameters `names`.
     """
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
@@ -132,7 +132,7 @@ def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
 def bind_executor(
     entry: UserExecutor, name: str, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...], str | None]:
-    """Return named arguments for a user's callable, the assumptions made, and the schema's text. Raises Unbound."""
+    """Return a user's callable's named arguments, assumptions and schema text. Raises Unbound if they do not fit."""
     note = entry.note
     specs = schemas_for(entry, name)
     if not specs:
@@ -152,11 +152,11 @@ def bind_executor(
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
-    """Return the schemas that name the arguments: the registration's schema; for a function (inputs, attrs) also
-    torch's own.
+    """Return the schemas that give the arguments their names: the registration's or, for a function (inputs, attrs),
+    torch's.
 
-    If the function was registered for one overload, only that overload is used. Other callables name their arguments
-    themselves, so the result is empty.
+    If the function was registered for one overload, only that overload is used. The result is empty for other
+    callables, whose arguments have the names of their parameters.
     """
     if entry.schema is not None:
         return [_spec(name if "::" in name else f"user::{name}", entry.schema)]
@@ -167,7 +167,7 @@ def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
 def bind_by_name(
     entry: UserExecutor, positional: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Return the arguments, some of them named by a conversion, and the assumptions made. Raises Unbound."""
+    """Return the arguments, some named by a conversion, and assumptions. Raises Unbound if a value is missing."""
     args, notes = _by_position(entry, positional, context)
     named = tuple(
         msgspec.structs.replace(
@@ -190,8 +190,8 @@ def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
 def _inputs(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Return tensors in the recorded order. Raises Unbound if there are other values, because a trace does not name
-    them.
+    """Return the tensors for a function (inputs, attrs), in the recorded order, and the assumptions made. Raises
+    Unbound if other values were recorded, because a trace does not give their names.
     """
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
@@ -217,7 +217,7 @@ def _spec(name: str, schema: str) -> OpSpec:
 def _by_position(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str = ""
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Return arguments in the recorded order, under the callable's parameter names."""
+    """Return the arguments in the recorded order under the callable's parameter names, and the assumptions made."""
     parameters = _signature(entry.function) or {}
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     notes: list[Assumption] = []
@@ -238,8 +238,8 @@ def _by_position(
 
 
 def _takes_a_list(op: str, place: int, parameter: inspect.Parameter | None) -> bool:
-    """Check whether an argument is a list of tensors that may be None, by the op's schema, or by the annotation if
-    torch lacks the op.
+    """Check whether an argument is a list of tensors that may be None: by the op's schema or, if torch does not have
+    the op, by the annotation.
     """
     if "::" in op and (specs := specs_of(op)):
         return any(place < len(spec.args) and spec.args[place].optional_elements for spec in specs)
@@ -253,7 +253,7 @@ _OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
 
 
 def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
-    """Return a tensor list about which nothing is recorded, as shown by nested calls; empty if they show none."""
+    """Return a tensor list about which nothing is recorded: the tensors that nested calls show, or an empty list."""
     guess = lists.read_inside(Call({arg.name: arg for arg in before}), context)
     tensors = () if guess is None or guess.tensors is None else guess.tensors
     notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))
@@ -262,7 +262,7 @@ def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, n
 
 
 def _names(entry: UserExecutor, count: int) -> list[str]:
-    """Return names for at least `count` positional arguments. Raises Unbound for a callable that takes fewer."""
+    """Return names for at least `count` positional arguments. Raises Unbound if the callable takes fewer."""
     if entry.lists:
         return [f"input{i}" for i in range(count)]
     names, open_ended = _parameters(entry.function)
@@ -272,7 +272,7 @@ def _names(entry: UserExecutor, count: int) -> list[str]:
 
 
 def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
-    """Return a tensor or a list of tensors; an unrecorded dtype becomes the trace's most frequent one."""
+    """Return a tensor or tensor list as an argument; an unrecorded dtype becomes the trace's most frequent one."""
     if not all(meta is None or meta.dtype for meta in rec.metas):
         notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent dtype of the trace"))
     kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
@@ -281,7 +281,7 @@ def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[
 
 
 def _argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
-    """Return a recorded argument under the callable's name for it. Raises Unbound if its value is missing."""
+    """Return a recorded argument under the callable's name for the argument. Raises Unbound if its value is missing."""
     if rec.kind == "tensors" and rec.tensors is None:
         raise Unbound(Reason("metadata missing", f"shapes of tensor list {name}"))
     if rec.kind in ("tensor", "tensors"):
@@ -342,10 +342,11 @@ def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
 
 
 def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function for the calling convention of executors: tensors by position, everything else by name.
+    """Wrap a function (inputs, attrs) so that it is called like other executors: tensors by position, everything else
+    by name.
 
     Tensor lists are flattened into one list, like the inputs of a node; absent ones are left out. Raises TypeError if
-    the function returns anything but a list of tensors, because a tensor would be interpreted as its rows.
+    the function returns anything but a list of tensors, because a tensor would be interpreted as a list of its rows.
     """
 
     @functools.wraps(function)
@@ -368,7 +369,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def op_and_overload(name: str) -> tuple[str, str | None]:
-    """Return the op for a name in torch_ir's spelling, and the overload if the name includes one.
+    """Convert an op name in torch_ir's spelling to (op, overload); the overload is None if the name has none.
 
     "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is ("aten::conv2d", ""), "custom.gate" is
     ("custom::gate", None); "gate" and "custom::gate" are returned unchanged.

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Plain Python functions of a module that the user named; they run ops of its namespace that have no schema.
+"""Plain Python functions of a module that the user named; they run ops of a namespace that have no schema.
 
-Owns which attributes of the module may be called. Only the user names a module, never a trace, and a trace's name can
+Decides which attributes of the module may be called. Only the user names a module, never a trace. A name in a trace can
 access only a public function that the module itself defines or lists in `__all__`.
 """
 
@@ -21,13 +21,13 @@ from opreplay.replay.resolve.user.executors import UserExecutor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonFunction(UserExecutor):
-    """A function of the module that the user named for a namespace."""
+    """A function of the module that the user named for an op namespace."""
 
     module: str
 
     @property
     def note(self) -> Assumption:
-        """Return the note for reports that no schema named the arguments."""
+        """Return the note that tells reports that no schema named the arguments."""
         what = f"no schema: {self.module}.{self.shown} is called with the arguments by position, as recorded"
         return Assumption(argument="*", what=what)
 
@@ -52,8 +52,8 @@ def python_function(name: str, module: ModuleType) -> PythonFunction | Reason:
 
 
 def refused_text(args: Sequence[ReplayArg]) -> Reason | None:
-    """Return why a function may not be called with these arguments, or None; as for ops, strings may only select a
-    mode.
+    """Return why a function may not be called with these arguments, or None: only arguments on the list may
+    be strings.
     """
     for arg in args:
         if arg.type.removesuffix("[]") == "str" and arg.value is not None and arg.name not in VENDOR_STRING_ARGUMENTS:

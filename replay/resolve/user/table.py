@@ -21,11 +21,11 @@ _BARE = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFunction(UserFunction):
-    """A registration for recorded ops; the part of a name after the namespace may contain * and ?."""
+    """A user's function for recorded ops; the part of an op name after the namespace may contain * and ?."""
 
     bare: bool = False
-    """Whether names without a namespace are allowed: they match ops of that name, also of any library that torch does
-    not ship.
+    """Whether names without a namespace are allowed; they match ops of that name in any library, also in ones not part
+    of torch.
     """
 
 
@@ -38,13 +38,13 @@ Entry = TypeVar("Entry", bound=OpFunction)
 
 
 class OpTable(UserTable[Entry]):
-    """The registrations of one kind."""
+    """The users' functions of one kind, e.g. executors, by op name."""
 
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register a function. Raises UsageError for a missing op, a malformed name, or a name or pattern already in
-        use.
+        """Register a function. Raises UsageError for a missing op, a malformed name, or a name or pattern that is
+        already registered.
         """
         if not entry.ops:
             raise UsageError(f"{entry.place}: a user's {self.what} needs at least one op, such as mylib::norm")

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Registration in the style of torch_ir's extension guide: `register_op` and `register_executor`, with nodes as input
-and output.
+"""Registration as in torch_ir's extension guide: `register_op` and `register_executor`, with nodes as input and output.
 
-Owns the nodes and their construction from recorded calls; the tables are those of `conversions` and `executors`.
+Defines the nodes and builds them from recorded calls; the functions are stored in the tables of `conversions` and
+`executors`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NodeInfo:
     """Name of the op without its namespace."""
     op: str = "call_function"
     target: str
-    """Name as recorded, "namespace::op"."""
+    """Name of the op as recorded, "namespace::op"."""
     args: tuple[Any, ...]
     """Arguments in recorded order: TensorMeta, lists of TensorMeta, numbers, None."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -71,7 +71,7 @@ def register_op(*ops: str) -> Callable[[Function], Function]:
 
 
 def register_executor(*ops: str, **options: Any) -> Callable[[Function], Function]:
-    """Decorator: register a function (inputs, attrs) -> list of tensors to run these ops, before torch's own.
+    """Decorator: register a function (inputs, attrs) -> list of tensors that runs these ops instead of torch.
 
     Options are `schema`, `mutates` and `fake` of `opreplay.register_executor`. Raises UsageError for malformed names,
     duplicates, and a function with other parameters.
@@ -127,7 +127,7 @@ def _converting(function: Callable[..., Any]) -> Callable[[RecordedCall], Conver
 
 
 def node_of(call: RecordedCall) -> NodeInfo:
-    """Return the recorded call as a node. Raises ValueError if it has values without a name."""
+    """Return a recorded call as a node. Raises ValueError if the call has values whose argument names are unknown."""
     base = call.name.rpartition("::")[2]
     return NodeInfo(
         name=base,

@@ -2,7 +2,7 @@
 """Reads op traces of BackendBench, and logs of PyTorch's operator benchmarks, into a plan.
 
 A file consists of blocks of `Operator: aten.add.Tensor` and lines `cnt: 42, ((T([10, 20], f16), 3), {'alpha': 2})`.
-Owns the grammar of the lines, which are never evaluated; `export.tritonbench` writes them.
+Defines the grammar of the lines, which are never evaluated; `export.tritonbench` writes them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ DTYPES = {
     for name, short in (SHORT_DTYPES | {"bool": "b8"}).items()
     if short in {"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"}
 }
-"""Short dtype names of the format; it has no others."""
+"""Short dtype name → dtype; the format has no other dtypes."""
 MADE_UP = '{"cnt":0}'
-"""Origin of a call that was never recorded: a plan counts it once, and a file lists it with cnt 0 again."""
+"""Mark of a call that was never recorded: a plan counts it once, and an exported file lists it with cnt 0 again."""
 
 _HINT = (
     "Expected a file of BackendBench: 'Operator: aten.mm.default', then lines 'cnt: 1, ((T([4, 8], f16), ...), {})'."
@@ -72,8 +72,8 @@ _OF_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "c
 def read_backendbench(path: str | Path) -> ReplayPlan:
     """Read the calls of a file in order, with their counts and no recorded times; overloads are resolved afterwards.
 
-    A call of an op without a schema here stays in the plan with a reason. Raises FormatError, with the line, for an
-    invalid call.
+    If torch has no schema for a call's op, the call stays in the plan with a reason. Raises FormatError, with the line,
+    for an invalid call.
     """
     calls: dict[str, ReplayOp] = {}
     name, overload = "", None
@@ -104,8 +104,8 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
 
 
 def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
-    """Return the distinct calls of a file in the notation of `ir.notation`, and the number of uncallable calls by
-    reason.
+    """Return the distinct calls of a file in the notation of `ir.notation`, and reason → number of calls that cannot be
+    made.
     """
     ops = read_backendbench(path).ops
     refused = Counter(f"{op.name}: {op.reason}" for op in ops if op.reason is not None)
@@ -122,7 +122,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
-    """Return the op of one call. Raises UsageError."""
+    """Return the op of one call in a file. Raises UsageError if the call is invalid."""
     full_name = name if overload is None else f"{name}.{overload or 'default'}"
     op = ReplayOp(
         id=blake2b(f"{full_name}\0{text}".encode(), digest_size=6).hexdigest(),
@@ -148,9 +148,7 @@ def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
 
 
 def _as_tensor(arg: ReplayArg) -> ReplayArg:
-    """Replace a Python number in place of a tensor by the tensor that torch creates from it; leave other arguments
-    unchanged.
-    """
+    """Return the argument as a tensor; a Python number becomes the tensor that torch creates from it."""
     dtype = _OF_NUMBERS.get(arg.type)
     tensors = arg.tensors if dtype is None else (TensorMeta(shape=(), dtype=dtype, strides=()),)
     return msgspec.structs.replace(arg, type="Tensor", tensors=tensors)

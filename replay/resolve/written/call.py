@@ -1,7 +1,7 @@
 # pyright: strict
 """Resolves one call given as text, with values and tensor metadata, to an op of the IR: overload and arguments by name.
 
-Owns the choice of overload and how values become arguments. `ir.notation` owns the text, `sweep` several calls.
+Chooses the overload and converts values to arguments. `ir.notation` parses the text; `sweep` handles several calls.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ Meta = TypeVar("Meta", TensorMeta, TensorMeta | None)
 SHOWN = 3
 """Maximum number of schemas listed in an error."""
 _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
-"""Types of arguments whose values are names in torch."""
+"""Argument types whose values are written as names in torch, e.g. torch.float32."""
 
 
 class NotCallable(UsageError):
-    """A call that cannot run here as written; `reason` is the reason that reports give for its op."""
+    """Raised for a call that cannot run here as written; `reason` is the reason that reports give for its op."""
 
     def __init__(self, message: str, *, hint: str, reason: Reason) -> None:
         super().__init__(message, hint=hint)
@@ -68,9 +68,9 @@ class NotCallable(UsageError):
 
 
 def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
-    """Return the op that a call names, with its arguments, for `device`.
+    """Return the op of a written call, with its arguments, for `device`.
 
-    A call that cannot run here is returned unresolved with the reason, so that its time can be predicted, see
+    A call that cannot run here is returned unresolved with the reason, so that its time can be predicted; see
     `_op_to_predict`. Users' conversions and executors apply as for a trace: first those with override, and the others
     if the op does not exist here. Raises UsageError for text that cannot be a call of a known op, NotCallable if the
     call has no tensor or the op's name is probably misspelled.
@@ -105,10 +105,10 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
     """Return the op of a call that cannot run here: unresolved, with the reason, so that its time can be predicted.
 
-    If only flags are missing, or one tensor is given for a list, the call is completed and can run. It has a schema if
-    a published one accepts the call; otherwise it is `ReplayOp.unfit`, with the argument names of the op with the most
-    similar name. Returns None for a call without tensors that fits no schema, for an overload that its op does not
-    have, and for a name that is a user's own or nearly equals a name of torch or a user.
+    If only flags are missing, or one tensor is given for a list, the call is completed and can run. The op has a schema
+    if a published one accepts the call; otherwise it is `ReplayOp.unfit`, with the argument names of the op with the
+    most similar name. Returns None for a call without tensors that fits no schema, for an overload that the op does not
+    have, and for a name that a user registered or that nearly equals a name of torch or a user.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -139,9 +139,8 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallab
 
 
 def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
-    """Return the unnamed arguments of a recorded call that cannot run here, named as `op_of_written` does.
-
-    Returns None if no schema is known for the op or for an op with a similar name.
+    """Give the unnamed arguments of a recorded call that cannot run here the names that `op_of_written` would give
+    them. Returns None if no schema is known for the op or for an op with a similar name.
     """
     values = tuple(map(_written_value, args))
     fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
@@ -153,7 +152,7 @@ def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tu
 
 
 def _written_value(arg: ReplayArg) -> CallValue:
-    """Return the value of an unnamed argument in the form that a written call has."""
+    """Return the value of an unnamed argument as a written call would contain it."""
     if arg.tensors and not arg.type.endswith("[]"):
         return arg.tensors[0]
     listed = arg.tensors or arg.value
@@ -163,8 +162,8 @@ def _written_value(arg: ReplayArg) -> CallValue:
 
 
 def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
-    """Return the values of a call under the argument names of the nearest schema. Raises UsageError as `_argument`
-    does.
+    """Return a call's arguments under the names of the nearest schema. Raises UsageError for a list that no
+    op accepts.
     """
     named = (_argument(_named(fit.spec, name), value) for name, value in fit.values.items())
     # In the order of the call, which an unresolved op keeps: nothing is passed by name.
@@ -172,13 +171,13 @@ def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
 
 
 def _named(spec: OpSpec | None, name: str) -> ArgSpec:
-    """Return the argument of this name; an argument of unknown type if the schema does not have it."""
+    """Return the schema's argument with this name; an argument of unknown type if there is none."""
     args = () if spec is None else spec.args
     return next((arg for arg in args if arg.name == name), None) or unknown(name)
 
 
 def _is_anothers(base: str, *, known: bool) -> bool:
-    """Check whether a name unknown to torch is a user's, or nearly equals a name of torch, a library or a user."""
+    """Check whether an op name without a schema is a user's, or probably a misspelled name of torch or a user."""
     if known:
         return False
     namespace = base.partition("::")[0]
@@ -187,8 +186,8 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """Return the call under the nearest schema, and whether that schema belongs to the op itself, not to an op with a
-    similar name.
+    """Return the call under the nearest schema, and whether it is a schema of the op itself, not of one with a similar
+    name.
     """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
@@ -197,7 +196,7 @@ def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Poli
 
 
 def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayOp | None:
-    """Return the op of a call that only lacks flags or has one tensor for a list; None if anything else is wrong."""
+    """Return the op of a call that only lacks flags or gives one tensor for a list; None if anything else is wrong."""
     whole = name_arguments(fit)
     if whole is None or fit.spec is None:
         return None
@@ -214,7 +213,7 @@ def _has_tensors(value: CallValue) -> bool:
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
-    """Return the op for the call by a user's conversion or executor, with or without `override`; None if
+    """Return the op of the call as handled by a user's conversion or executor registered with this `override`; None if
     there is none.
     """
     conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
@@ -258,7 +257,7 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 
 def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
-    """Return the call's value for each argument; None if it does not match the schema's names."""
+    """Return argument name → the call's value; None if the call's arguments do not match those of the schema."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
@@ -268,7 +267,7 @@ def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
 
 
 def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Return arguments in the schema's order; None if they do not match it."""
+    """Return the call's arguments in the schema's order; None if they do not match the schema."""
     values = values_by_name(spec, call)
     if values is None:
         return None
@@ -278,7 +277,7 @@ def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
-    """Return one argument in the form of the IR. Raises UsageError for a list that no op accepts as an argument."""
+    """Return the IR argument for a written value. Raises UsageError for a list that no op accepts as an argument."""
     if value is None:
         return argument_of(arg)
     if isinstance(value, TensorMeta):
@@ -296,7 +295,7 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
 
 
 def _with_strides(meta: Meta) -> Meta:
-    """Return the tensor with its strides, contiguous ones if none are written; None stays None."""
+    """Return the tensor with contiguous strides if it has none; None stays None."""
     if meta is None or meta.strides is not None:
         return meta
     return msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape))
@@ -314,7 +313,7 @@ def _kind(arg: ArgSpec, value: CallValue) -> str:
 
 
 def _plain(value: CallValue) -> PlainValue:
-    """Return a value in the form of the IR. Raises UsageError for a list within a list."""
+    """Return the IR form of a written value. Raises UsageError for a list within a list."""
     if isinstance(value, str):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, complex)):
@@ -325,7 +324,7 @@ def _plain(value: CallValue) -> PlainValue:
 
 
 def _recorded(value: CallValue) -> RecordedArg:
-    """Return a value in recorded form, the form that users' functions get."""
+    """Return a written value in the form of a recorded argument, which users' functions get."""
     if isinstance(value, TensorMeta):
         return as_recorded(_with_strides(value))
     if isinstance(value, TorchName) and value.removeprefix("torch.") in SCALAR_TYPE_CODES:
@@ -336,7 +335,7 @@ def _recorded(value: CallValue) -> RecordedArg:
 
 
 def _call_value(arg: RecordedArg) -> CallValue:
-    """Convert an argument back from recorded form; the reverse of `_recorded`."""
+    """Convert a recorded argument to the value of a written call; the reverse of `_recorded`."""
     if arg.kind == "tensor":
         return arg.tensor
     if arg.kind in ("tensors", "scalars"):
@@ -360,7 +359,7 @@ def _all_recorded(call: CallText) -> tuple[list[RecordedArg], dict[str, Recorded
 
 
 def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> ReplayOp:
-    """Return the op with a user's callable to run it. Raises UsageError."""
+    """Return the op as a call of a user's executor. Raises UsageError if the arguments do not fit."""
     context = Context(device=device)
     is_function = isinstance(entry, PythonFunction)
     text = None
@@ -412,7 +411,7 @@ def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, dev
 
 
 def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Policy, device: str) -> ReplayOp:
-    """Return the op for the call that a conversion of `name` returned. Raises UsageError."""
+    """Return the op for the call that a conversion of `name` returned. Raises UsageError for an invalid call."""
     kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.by_name.items()}
     target = CallText(name=converted.op, args=tuple(map(_call_value, converted.args)), kwargs=kwargs)
     base = converted.op.partition(".")[0]
@@ -425,7 +424,7 @@ def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Po
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """Return a conversion's call with all arguments by name if it names any; positional ones follow the
+    """Return a conversion's call with all arguments by name if any argument has a name. Positional arguments follow the
     schema's order.
     """
     if not call.kwargs:

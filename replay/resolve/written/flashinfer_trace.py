@@ -1,7 +1,7 @@
 # pyright: strict
 """Reads a folder in the format FlashInfer-Trace, definitions and workloads, into a plan.
 
-Owns the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated: whatever the format cannot
+Defines the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated. What the format cannot
 express (the op, counts, strides, arguments that are not numbers) is stored under the key "opreplay", which other tools
 ignore. Format: https://bench.flashinfer.ai/docs/flashinfer-trace
 """
@@ -37,29 +37,29 @@ _HINT = "`opreplay export TRACE --format flashinfer-trace --output FOLDER` write
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dimension: of constant size in all calls, or of a size given by each workload."""
+    """A dimension: its size is the same in all calls, or given by each workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor with its axes and dtype; without a shape it is a Python number."""
+    """An input: a tensor with its axes and dtype, or a Python number if it has no shape."""
 
     shape: tuple[str, ...] | None
     dtype: str
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of the op, with inputs in place of the call's tensors and numbers."""
+    """One argument of the op; its tensors or number are replaced by names of inputs."""
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
-    """Names of the argument's tensors in order, None for an absent tensor; or the name of its number."""
+    """Names of the inputs that are the argument's tensors, in order, None for an absent one; or that are its number."""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The op of a definition, in the form of a plan."""
+    """The op that a definition calls, in the form of a plan."""
 
     name: str
     overload: str | None = None
@@ -67,7 +67,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Shared part of all calls of one op with the same dtypes and ranks."""
+    """Properties shared by all calls of one op with the same dtypes and ranks."""
 
     name: str
     op_type: str
@@ -92,7 +92,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes and inputs of one call."""
+    """Sizes and inputs of one call."""
 
     uuid: str
     axes: dict[str, int]
@@ -100,7 +100,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The memory layout of a tensor that is not contiguous or shares memory."""
+    """Memory layout of a tensor that is not contiguous or shares memory."""
 
     strides: tuple[int, ...] | None = None
     storage_offset: int = 0
@@ -108,7 +108,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Properties of a call in a plan other than its sizes."""
+    """Properties of a call in a plan that are not sizes."""
 
     count: int = 1
     layouts: dict[str, Layout] = {}
@@ -173,8 +173,8 @@ def _lines(folder: Path) -> Iterator[tuple[Path, Line]]:
 
 
 def _files(folder: Path, part: str, suffix: str) -> list[Path]:
-    """Return the regular files of a part of the folder, sorted. Raises FormatError for links to files outside the
-    folder or too many files.
+    """Return the regular files in a subfolder `part`, sorted. Raises FormatError for links out of the folder or too
+    many files.
     """
     files: list[Path] = []
     for file in (folder / part).glob(f"*/*{suffix}"):
@@ -185,7 +185,7 @@ def _files(folder: Path, part: str, suffix: str) -> list[Path]:
 
 
 def _inside(folder: Path, file: Path) -> Path:
-    """Return a regular file of the folder. Raises FormatError for any other path."""
+    """Return a file's real path. Raises FormatError if it is not a regular file inside the folder."""
     real = file.resolve()
     if not real.is_relative_to(folder) or not real.is_file():
         raise FormatError(
@@ -203,7 +203,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
-    """Return one call. Raises FormatError, and KeyError or ValueError if the line does not match the definition."""
+    """Return the op of one call. Raises FormatError, KeyError or ValueError if the line is invalid."""
     metas = _metas(definition, line)
     values = line.workload.inputs
     for name, value in values.items():
@@ -235,7 +235,7 @@ def _size(name: str, axis: Axis, workload: Workload) -> int:
 
 
 def _metas(definition: Definition, line: Line) -> dict[str, TensorMeta]:
-    """Return the tensors of a call by name. Raises ValueError."""
+    """Return name → tensor for a call. Raises ValueError if the line does not match the definition."""
     sizes = {name: _size(name, axis, line.workload) for name, axis in definition.axes.items()}
     metas: dict[str, TensorMeta] = {}
     for name, spec in definition.inputs.items():
@@ -287,7 +287,7 @@ def _number(name: str, values: dict[str, Input]) -> bool | int | float:
 
 
 def _check_stored(folder: Path, name: str, value: Input, metas: dict[str, TensorMeta]) -> None:
-    """Check that a stored tensor is in the folder and matches the definition. Raises FormatError, ValueError."""
+    """Raise FormatError or ValueError unless a stored tensor is in the folder and has the defined shape and dtype."""
     if name not in metas or value.path is None:
         raise ValueError(f"{name[:80]} has no path or is not a tensor")
     stored = SafetensorsFile(_inside(folder, folder / value.path)).tensors.get(value.tensor_key or "")

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Builds a plan from several calls given as text, over sizes: parses texts and files, and checks calls on meta
-tensors.
+"""Builds a plan from several calls given as text, for all combinations of sizes. Parses texts and files, and checks the
+calls on meta tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calls_of_file(path: str) -> tuple[str, ...]:
-    """Return the calls of a file, one per line, without comments (after #) and empty lines. "-" is stdin.
+    """Return the calls of a file ("-" is stdin), one per line, without comments (after #) and empty lines.
 
     Raises UsageError for a file that cannot be read, is not text, or holds no call.
     """
@@ -53,7 +53,7 @@ def calls_of_file(path: str) -> tuple[str, ...]:
 
 
 _COMMENT = re.compile(r"""^((?:"[^"]*"|'[^']*'|[^"'#])*)#.*""")
-"""A line with a comment, which begins at the first # outside quotes; group 1 is the text before it."""
+"""Matches a line with a comment, which begins at the first # outside quotes; group 1 is the text before it."""
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -62,8 +62,8 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (sizes, calls): the sizes of sweeps like "n=1,4 k=1,8" separately, including sizes listed among
-    the calls.
+    """Split command-line texts into (sizes, calls). Sweeps like "n=1,4 k=1,8" are split into single sizes; if there are
+    sweeps, sizes listed among the calls count, too.
     """
     split = [part for sweep in sweeps for part in sweep.split()]
     sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
@@ -74,7 +74,7 @@ _SIZES = re.compile(r"[A-Za-z_]\w*=[\dk,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:
-    """Return each text with every combination of the sizes in it; `sweeps` are like "n=1,47".
+    """Return each call text with every combination of values for the size names in it; `sweeps` are like "n=1,47".
 
     Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
     """
@@ -93,9 +93,7 @@ def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ..
 
 
 def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return the values of each size in `sweeps`. Raises UsageError for a size that is not `known` or is given
-    twice.
-    """
+    """Return size name → values from `sweeps`. Raises UsageError for a name that is not `known` or is given twice."""
     values: dict[str, tuple[int, ...]] = {}
     for sweep in sweeps:
         name, sizes = parse_sizes(sweep)
@@ -118,7 +116,7 @@ def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str
 def invalid_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> dict[str, UsageError]:
-    """Return the texts for which `plan_of_calls` raises UsageError, each with its error."""
+    """Return text → error for the calls for which `plan_of_calls` raises UsageError."""
     from opreplay.replay.resolve.policy import Policy
     from opreplay.replay.resolve.written.call import op_of_written
 
@@ -135,10 +133,10 @@ def invalid_calls(
 def plan_of_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Return a plan with the ops of the calls and their outputs, each op once, and the id of each call's op.
+    """Return a plan with each op of the calls once, with its outputs, and the op id of each call.
 
     An op that cannot run here is unresolved and has the reason, see `op_of_written`. If a call on meta tensors shows
-    that the arguments are inconsistent, that is its reason (`is_refused`). Raises UsageError for texts that are not
+    that the arguments are inconsistent, this is its reason (`is_refused`). Raises UsageError for texts that are not
     calls, and as `op_of_written` does.
     """
     require_torch()
@@ -185,9 +183,9 @@ def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
 
 
 def is_refused(op: ReplayOp) -> bool:
-    """Check whether a written call is invalid on any device: torch refuses its arguments, or a result exceeds any
+    """Check whether a written call is invalid on any device: torch rejects its arguments, or a result exceeds any
     memory.
 
-    A call that merely cannot run here is not refused, because its time can be predicted.
+    False for a call that merely cannot run here, because its time can be predicted.
     """
     return op.reason is not None and op.resolved_by is not None

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Handles calls that no overload here accepts, with argument names of the nearest schema; they are predicted, never
+"""Gives calls that no overload here accepts the argument names of the nearest schema; such calls are predicted, never
 run.
 
-Values are assigned in order to the arguments whose types they fit. A value that fits none gets a number as its name; a
-value with a name that the schema lacks keeps it.
+Values are assigned in order to the arguments whose types they fit. A value that fits no argument gets a numbered name;
+a named value keeps its name even if the schema does not have it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "Device": (str,),
     "Tensor": (TensorMeta,),
 }
-"""Type of an argument or of a list element → Python types of the values that may be written for it."""
+"""IR type of an argument or list element → Python types that a written value for it may have."""
 
 
 class Unfit(NamedTuple):
     """A call with the argument names of the nearest schema."""
 
     spec: OpSpec | None
-    """The nearest schema; None if no schema of the op is known."""
+    """The nearest schema; None if neither the op nor an op with a similar name has a known schema."""
     values: dict[str, CallValue]
     misfits: tuple[str, ...] = ()
     """Names of values that the schema does not accept, and of arguments that were skipped."""
@@ -48,16 +48,14 @@ class Unfit(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def published_specs(name: str) -> tuple[OpSpec, ...]:
-    """Return the schemas that a vendor has published for "ns::op", newest first, whether or not it is
-    implemented here.
-    """
+    """Return the schemas that a vendor has published for "ns::op", newest first; the op need not be installed."""
     versions = sorted(published(name), reverse=True)
     return tuple(compile_schema(parse_schema(text), registered=False) for _, text in versions)
 
 
 def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
-    """Return the call with the argument names of the schema that accepts most of its values; the first one of
-    several.
+    """Return the call with the argument names of the schema that accepts most of its values; the first schema if
+    several do.
     """
     fits = [_under(spec, call) for spec in specs]
     unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}
@@ -65,7 +63,7 @@ def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
 
 
 def name_arguments(fit: Unfit) -> CallText | None:
-    """Return the call with all arguments by name and False for missing flags; None if anything else is wrong."""
+    """Return the call with all arguments by name, and False for missing flags; None for any other misfit."""
     if fit.spec is None or fit.misfits:
         return None
     kinds = {arg.name: arg.kind for arg in fit.spec.args}
@@ -77,7 +75,7 @@ def name_arguments(fit: Unfit) -> CallText | None:
 
 
 def as_list(kind: str, value: CallValue) -> CallValue:
-    """Wrap the value in a list if the type is a list and the value is not."""
+    """Wrap the value in a list if `kind` is a list type and the value is not a list."""
     return [value] if kind.endswith("[]") and value is not None and not isinstance(value, list) else value
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find the change that all ops of two recordings of one device share (clocks, power, temperature)."""
+"""Find the factor by which all ops of two recordings of one device changed (clocks, power, temperature)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from opreplay.replay.results.stats import quantile
 LEAST_OPS = 5
 """Minimum number of ops; with fewer, a change of all ops cannot be distinguished from changes of a few."""
 MANY_OPS = 8
-"""Number of ops below which all but one must have changed alike.
+"""With fewer ops than this, all but one must have changed by the same factor.
 
-The middle half of so few ops is not representative of the others.
+The middle half of so few ops is not representative of the other ops.
 """
 LEAST_SPREAD = 0.015
-"""Standard deviation of the log ratios below which ops always count as changed alike."""
+"""If the log ratios have a smaller standard deviation than this, the ops count as changed by the same factor."""
 OF_ERRORS = 1.5
-"""Maximum scatter of the ratios, in standard errors of the ops, for which ops count as changed alike."""
+"""Maximum scatter of the ratios, in standard errors of the ops, at which ops count as changed by the same factor."""
 MIDDLE = 1.349
 """Distance of the first from the third quartile of a normal distribution, in standard deviations."""
 OUTLIERS, ROUNDS = 2.0, 3
-"""Distance in standard deviations from which an op is an outlier, and number of rounds of removing them."""
+"""Distance in standard deviations from which an op is an outlier, and number of rounds of removing outliers."""
 SURE = 2.5
-"""Minimum change common to all ops, in its standard errors."""
+"""Minimum size of the change that all ops share, in standard errors of this change."""
 
 
 def shared_change(ops: Sequence[OpComparison]) -> float | None:
-    """Return the factor by which all ops took longer in the second recording; None if they did not change alike.
+    """Return the factor by which all ops took longer in the second recording; None if it differs between ops.
 
-    It is the geometric mean of the ratios without outliers, provided that the ratios of the middle half agree within
-    the ops' errors.
+    The factor is the geometric mean of the ratios without outliers, provided that the ratios of the middle half agree
+    within the ops' errors.
     """
     judged = [op for op in ops if op.verdict == "same" and op.ratio]
     if len(judged) < LEAST_OPS:

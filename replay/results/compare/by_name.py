@@ -1,5 +1,5 @@
 # pyright: strict
-"""Group the ops of two traces by name if their shapes differ, as those of jagged tensors do in every step."""
+"""Group the ops of two traces by name if their shapes differ, e.g. if jagged tensors change shape in every step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
 def by_name(comparison: Comparison) -> list[OpGroup]:
     """Return the ops of two traces, largest change first, with different shapes of the same op combined.
 
-    All shapes of a name are combined if each side has shapes of it that the other side lacks; shapes that only one side
-    has are combined, too. For other comparisons, each op is a row of its own.
+    All shapes of an op are combined if each side has shapes of it that the other side lacks. Shapes that only one side
+    has are combined, too. In comparisons that are not of two traces, each op is a separate row.
     """
     if comparison.paired is None:
         return [OpGroup(op=op) for op in comparison.ops]

@@ -40,12 +40,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the first run after the change, from 0."""
     started_at: str
     label: str
-    """Label of that run."""
+    """Label of the first run after the change."""
     ratio: float
-    """Geometric mean of the times after the change, up to the next change, divided by that of the times before."""
+    """Geometric mean of the times from the change to the next change, divided by the mean before the change."""
     before_us: float
     after_us: float
-    """Median time of the same runs after the change; `before_us` is the median before it."""
+    """Median time from the change to the next change; `before_us` is the median before the change."""
     runs_before: int
     runs_after: int
     p: float
@@ -93,7 +93,7 @@ def change_points(
     points = list(propose(values, PENALTY * scatter**2 * float(np.log(len(values)))))
 
     def tested(index: int) -> float:
-        """Return the p-value of the point between its neighbours."""
+        """Return the p-value of a change point, from a test of the runs between its neighbouring points."""
         before, after = [0, *points][index], [*points[1:], len(values)][index]
         return test(values[before : points[index]], values[points[index] : after])
 

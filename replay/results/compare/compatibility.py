@@ -35,7 +35,7 @@ NOTED: tuple[str, ...] = (
     "memory_bytes",
     "beside_another_job",
 )
-"""Facts that may differ, because comparisons are meant to show what a new version costs."""
+"""Facts that may differ, because comparisons show what a new version costs."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {
     "mode": "one run measured single ops, the other a sequence",
@@ -52,7 +52,7 @@ WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
 """Options that are missing in older files → the value that runs used then."""
 
 OVERLOADED = 1.0
-"""Load per processor at the start of a run above which a note is made."""
+"""If the load per processor at the start of a run exceeds this, a note says so."""
 
 ONCE = (
     "each op was measured in one block on a busy machine: intervals lack the changes of the machine's load, so the "

@@ -2,10 +2,10 @@
 """Compare two runs: which ops became slower or faster, and which differences are noise. Reads files, runs nothing.
 
 The compared quantity is an op's ratio: its time in the second run divided by its time in the first. With method
-"gauges", both times are relative to the gauges read with every sample, so that changes of the whole machine cancel;
-with "medians", they are plain medians. An op counts as slower if the ratio exceeds 1 by more than its 95 % interval and
-by more than the threshold. The threshold is the user's or, if larger, 2.4 times the spread of the ratios of all ops in
-these two runs; for an op whose visits give its error, it is 2.6 times that error instead of the spread.
+"gauges", both times are relative to fixed workloads timed with every sample (gauges), so that changes of the whole
+machine cancel; with "medians", they are plain medians. An op counts as slower if the ratio exceeds 1 by more than its
+95 % interval and by more than the threshold. The threshold is the user's or, if larger, 2.4 times the spread of the
+ratios of all ops in these two runs. For an op measured in several rounds (visits), it is 2.6 times their error instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only
 """Verdict on an op; "lost" and "gained" ops are in the plan of both runs, but replayed in only one."""
 
 Method = Literal["gauges", "medians"]
-"""Whether times are compared relative to the gauges, if both runs have gauges, or as plain medians."""
+"""How times are compared: relative to fixed workloads (gauges), if both runs timed them, or as plain medians."""
 
 What = Literal["recorded", "measured", "simulated"]
 """Kind of time that is compared."""
@@ -52,10 +52,10 @@ slowdowns.
 NEAREST = (0.8, 1.2816)
 """(share, standard deviations): the share of normal values within that many standard deviations of the mean.
 
-Only this share of ops is used, because ops that really changed are among the others.
+Only this share of ops is used, because the other ops include those that really changed.
 """
 VISITED_ERRORS = 2.6
-"""Minimum threshold, in standard errors, of an op whose visits give its error.
+"""Minimum threshold, in standard errors, of an op whose error is known from several rounds (visits).
 
 Of 50 ops in 7 runs under load, compared with themselves and with six slowed down, 1 % were falsely reported as slower.
 """
@@ -70,7 +70,7 @@ DOUBTFUL = {
     "first call": "only the first call was timed",
     "not settled": "times did not become stable",
 }
-"""Warning with which a time cannot be compared → reason."""
+"""Kind of warning that makes a time unfit for comparison → reason."""
 
 
 class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     before_us: float | None = None
     after_us: float | None = None
     ratio: float | None = None
-    """Ratio of after to before that is judged, by the comparison's method.
+    """Judged ratio of after to before, computed by the comparison's method.
 
     With gauges, it differs from the ratio of the two times. Between two traces, it is the ratio of the times per step.
     """
@@ -108,7 +108,7 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_step_us: float | None = None
     """For two recordings: time of all calls of a step, averaged over the compared steps.
 
-    Without steps, it is the time of as many typical calls as before.
+    Without steps, it is the time of as many typical calls as the first recording has.
     """
     before_calls: float | None = None
     after_calls: float | None = None
@@ -164,9 +164,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Name of the file, or of the trace that the results belong to."""
     ops: int
-    """Number of ops with such a time."""
+    """Number of ops with a time of this kind."""
     total_us: float
-    """Time of all calls of these ops: the recorded sum, or the time of a call times the number of calls."""
+    """Time of all calls of the ops with a time: the recorded sum, or the time of a call times the number of calls."""
     matched_ops: int
     matched_us: float
     """Part of `total_us` in ops that the other side also has."""
@@ -187,10 +187,10 @@ class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     before_us: float
     after_us: float
-    """Time of all ops of the class after, including ops that the other side does not have."""
+    """Time of all ops of the class on the second side, including ops that the first side does not have."""
     matched_ops: int
     ratio: float | None
-    """Ratio of after to before for ops on both sides, with the number of calls before; None without such ops."""
+    """Ratio of after to before for ops on both sides, with the number of calls before; None if there are none."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     method: Method
     """Method of the comparison; "medians" (of calls, or predicted times) unless both sides are measurements."""
     applied: float
-    """Threshold used: the requested one, or 2.4 times the ops' spread; the median if each op has its own."""
+    """Threshold used: the requested one, or 2.4 times the ops' spread; the median if each op has its own threshold."""
     spread: float | None
     """Standard deviation of the log ratios without outliers; None below 20 ops."""
     power: float | None
@@ -210,10 +210,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     None if no op could be judged.
     """
     machine: float | None
-    """Ratio of the gauge's time in the second run to the first; None if either run has no gauge."""
+    """Time of a fixed workload (gauge) in the second run, relative to the first; None if either run lacks it."""
     before_us: float
     after_us: float
-    """Time after of all calls of the ops that were replayed in both runs; `before_us` is the time before."""
+    """Time in the second run of all calls of the ops replayed in both; `before_us` is the time in the first run."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
     total: Total | None
@@ -221,7 +221,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     shared: float | None = None
     """For two recordings of one device: factor by which all ops took longer, e.g. because of a different clock rate.
 
-    The ops' ratios and intervals are relative to it, their times are not. None if ops did not change alike.
+    The ops' ratios and intervals are relative to it, their times are not. None if the factor differs between ops.
     """
     unreached: tuple[int, int] = (0, 0)
     """Number of ops in the plan of each run that the run did not reach: out of time, interrupted, or a rank lost."""
@@ -252,7 +252,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """Return why it is unknown whether the total changed; "" if it is known.
 
         A single recording on a host clock has no error estimate, because other work on the machine may have slowed down
-        all of its calls. Neither do runs whose ops were all too slow to give enough samples for an interval.
+        all of its calls. Runs whose ops were all too slow to give enough samples for an interval have none, either.
         """
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
@@ -387,7 +387,7 @@ def compare_op(
 ) -> OpComparison:
     """Return the ratio of an op replayed by one or both runs, with verdict "same" or why it cannot be judged.
 
-    `adjusted` is the ratio computed from the op's visits, if both runs have several visits.
+    `adjusted` is the ratio computed from the op's rounds (visits), if both runs have several rounds.
     """
     a, b = before.measurement, after.measurement
     comparison = OpComparison(
@@ -441,7 +441,7 @@ def unclear(op: OpComparison, why: str) -> OpComparison:
 
 
 def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float, float]:
-    """Return the ratio of the times relative to the gauges, or of the medians, with its 95 % interval."""
+    """Return (ratio, low, high): the ratio of times relative to the gauges, or of medians, with its 95 % interval."""
     if method == "gauges" and a.relative and b.relative:
         ratio, errors = b.relative / a.relative, (a.relative_error, b.relative_error)
     else:
@@ -502,7 +502,7 @@ def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
-    """Return the gauge's time in the second run divided by the first, as the median over the ops."""
+    """Return the time of a fixed workload in the second run, relative to the first, as the median over the ops."""
     gauges = [(a.measurement.gauge_us, b.measurement.gauge_us) for a, b in pairs if a.measurement and b.measurement]
     ratios = [min(after) / min(before) for before, after in gauges if before and after and min(*before, *after) > 0]
     return statistics.median(ratios) if ratios else None

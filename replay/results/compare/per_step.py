@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare two traces step by step: the time of each op per step, with verdicts that agree with its change."""
+"""Compare two traces step by step: each op's time per step, with verdicts that agree with the change of this time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Time (µs) and calls of each op per step of two traces, by op id, averaged over the compared steps.
 
     Recordings without steps may have different lengths. In that case, both sides have the time of as many typical calls
-    as before.
+    as the first recording has.
     """
 
     paired: PairedBy
@@ -50,7 +50,7 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(op, ratio=op.ratio * now / was, low=low, high=high)
 
     def judged(self, ops: Sequence[OpComparison], applied: float, shared: float) -> list[OpComparison]:
-        """Return the ops that take time in the compared steps, with verdicts that agree with their change."""
+        """Return the ops that take time in the compared steps; their verdicts agree with the change of step time."""
         return [
             self._judged(op, applied, shared)
             for op in ops
@@ -80,8 +80,8 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
 def reconcile_verdict(op: OpComparison, applied: float) -> OpComparison:
     """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step.
 
-    Its interval, which is relative to the ratio of all calls, may hold 1 although the interval of typical calls does
-    not.
+    Also return it as "unclear" if the interval includes 1: the interval is scaled to all calls, so it may include 1
+    although the interval of typical calls does not.
     """
     change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
     beyond = not is_within(ratio, applied)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Combine several runs into one: each op's time in all of them, and how much they differ. Reads files, runs nothing."""
+"""Combine several runs into one: each op's time over all runs, and how much the runs differ. Reads files only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
 
 
 def _pooled(results: Sequence[OpResult]) -> OpResult:
-    """Return the median time of one op over the runs whose measurement is of the same kind as the first."""
+    """Return an op with its median time over the runs whose measurement is of the same kind as the first."""
     measured = [(result, result.measurement) for result in results if result.measurement is not None]
     if not measured:
         return results[0]
@@ -80,7 +80,7 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
 
 
 def _median_error(runs: Sequence[Measurement]) -> float | None:
-    """Return the error of the median over the runs, from their differences or their own errors; None if unknown."""
+    """Return the error of the median over runs: the larger of their spread and their own errors; None if unknown."""
     errors = [run.median_error for run in runs]
     if any(error is None for error in errors) or min(run.median_us for run in runs) <= 0:
         return None
@@ -89,5 +89,5 @@ def _median_error(runs: Sequence[Measurement]) -> float | None:
 
 
 def _within(runs: Sequence[Measurement]) -> float:
-    """Return the error of the mean over the runs that follows from their own errors; 0 for runs without errors."""
+    """Return the error of the mean over the runs that follows from the runs' own errors; 0 for runs without errors."""
     return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

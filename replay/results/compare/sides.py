@@ -1,13 +1,13 @@
 # pyright: strict
 """Compare times of different kinds: recorded with recorded, measured or simulated. Reads files, runs nothing.
 
-Two GPUs, a trace and its replay, or a replay and a prediction differ for reasons that no gauge removes. Therefore the
-plain ratio of the medians of an op's calls is judged: slower or faster if it exceeds the threshold, unclear if the
-intervals of both medians or the band of a prediction allow either. With fewer than six calls there is no interval: on a
-device's clock they are used as they are, on a host's clock they are inconclusive. For two recordings on a host's clock,
-the threshold is raised to the spread of all ops, as for two runs. The errors of two predictions are correlated, so
-predictions are used as they are. Between two recordings of one device, a change common to all ops (its clock rate) is
-divided out first.
+Two GPUs, a trace and its replay, or a replay and a prediction differ for reasons that no reference workload removes.
+Therefore the plain ratio of the medians of an op's calls is judged: slower or faster if it exceeds the threshold,
+unclear if the intervals of both medians or the band of a prediction allow either. With fewer than six calls there is no
+interval: medians on a device's clock are compared as exact values, medians on a host's clock are inconclusive. For two
+recordings on a host's clock, the threshold is raised to the spread of all ops, as for two runs. The errors of two
+predictions are correlated, so predictions are compared as exact values. Between two recordings of one device, a change
+common to all ops (its clock rate) is divided out first.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     calls: int | None = None
     """Number of calls that were timed; None if only the median was kept."""
     longest_us: float | None = None
-    """Longest of these calls."""
+    """Time of the longest timed call."""
     total_us: float | None = None
-    """Sum of all calls as recorded; None if one time is used for each call."""
+    """Recorded sum of all calls; None if every call counts with the time `us`."""
     kernel: str | None = None
     note: str = ""
 
@@ -80,7 +80,7 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One side with all its ops."""
+    """One side of a comparison: the times of all its ops."""
 
     what: What
     on: str
@@ -270,7 +270,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
 
 
 def _per_step(before: Times, after: Times) -> PerStep | None:
-    """Return the op times per compared step, or over all of two recordings; None unless both sides are recordings."""
+    """Return the op times per compared step, or over two whole recordings; None unless both sides are recordings."""
     if before.what != "recorded" or after.what != "recorded":
         return None
     if before.paired not in (None, "whole") and before.paired == after.paired:
@@ -322,7 +322,7 @@ def _class_total(name: str, ids: Sequence[str], first: dict[str, OpTime], second
 
 
 def _sums_us(both: Sequence[tuple[OpTime, OpTime]]) -> tuple[float, float]:
-    """Return the time of all calls on each side, using the number of calls before."""
+    """Return the time of all calls on each side, using the first side's number of calls for both."""
     return sum((a.us or 0.0) * a.count for a, _ in both), sum((b.us or 0.0) * a.count for a, b in both)
 
 
@@ -348,8 +348,8 @@ def _predicts(before: Times, after: Times) -> bool:
 def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -> Total | None:
     """Return the ratio of the ops on both sides, using the number of calls before.
 
-    It has an interval if one side is a prediction: as for a simulated step, errors add up within a class of work and
-    are independent between classes.
+    The ratio has an interval if one side is a prediction: as for a simulated step, errors add up within a class of work
+    and are independent between classes.
     """
     before_us, after_us = _sums_us(both)
     if not before_us or not after_us:
@@ -363,7 +363,7 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
-    """Return the error of the sum of the second ops, with classes and call counts of the first ops."""
+    """Return the error of the sum of the second ops' times, with work classes and call counts of the first ops."""
     by_class = summed(
         (
             class_of_work(counted.name, counted.kernel or ""),

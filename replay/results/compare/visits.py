@@ -1,11 +1,11 @@
 # pyright: strict
-"""Compute ratios of ops measured in several visits in both runs, with each op's response to machine load removed.
+"""Compute ratios of ops measured in several rounds (visits) in both runs, without each op's response to machine load.
 
-Load on a machine slows down an op that waits for caches like the memory gauge, an op that computes like the other
-gauge, and some ops hardly at all. An op's visits, which are far apart in time, show how much it follows each gauge:
-same op, different load. Ops of one name respond alike and are fitted together, with a small individual part for each
-op. The fit is a ridge regression of the differences between visits within a run, so that changes between runs have no
-effect.
+Load on a machine slows down an op that waits for caches like the memory gauge (a fixed workload), an op that computes
+like the other gauge, and some ops hardly at all. An op's rounds, which are far apart in time, show how much it follows
+each gauge: same op, different load. Ops of one name respond in the same way and are fitted together, with a small
+individual part for each op. The fit is a ridge regression of the differences between rounds within a run, so that
+changes between runs have no effect.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CLIP_DEVIATIONS = 3.0
 OTHERS = 1.0
 """Weight of the mean variance of all ops relative to an op's own variance, which few visits estimate badly."""
 OFF_THE_MEAN = 0.25
-"""Share of an op's visits that is left out at either end; none of three visits."""
+"""Share of an op's visits left out at either end (shortest and longest times); with three visits, none is left out."""
 NEAREST = (0.68, 0.9945)
 """(share, standard deviations): the share of normal values within that many standard deviations of the mean.
 
-Only this share of ops is used, because ops that really changed are among the others.
+Only this share of ops is used, because the other ops include those that really changed.
 """
 OF_FEW = 1.5
 """Factor by which errors are enlarged if there are few ops.
@@ -57,15 +57,15 @@ class Adjusted(NamedTuple):
     error: float
     """Standard error of the ratio's logarithm.
 
-    It is the error from the variation between a run's visits, multiplied by how much farther than that the ratios of
-    the nearest ops are from 1, because effects that last longer than a run do not appear between its visits.
+    It is the error from the variation between a run's rounds, times how much farther from 1 most ratios are than this
+    error suggests, because effects that last longer than a run do not appear between its rounds.
     """
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
     """Return op id → adjusted ratio, from op id → (name, before, after).
 
-    Ops that were not visited at least twice with the same gauges in both runs are left out.
+    Ops that were not measured in at least two rounds with the same gauges in both runs are left out.
     """
     groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
     for id_, (name, before, after) in pairs.items():
@@ -110,7 +110,7 @@ def _table(measurement: Measurement) -> Floats:
 
 
 def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
-    """Return sums of squares and products of differences between a run's visits, minus the expected response."""
+    """Return X^T X and X^T y: X are gauge readings, y times minus expected response, both relative to a run's mean."""
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
     limit = CLIP_DEVIATIONS * float(np.median(np.abs(rest))) / 0.6745
@@ -119,7 +119,7 @@ def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats,
 
 
 def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[str, float]) -> dict[str, Adjusted]:
-    """Return the adjusted ratios from the logarithms of each op's visits in both runs, with the gauges removed.
+    """Return the adjusted ratios from the logarithms of each op's visits in both runs, free of the gauges' effects.
 
     `unsure` is the variance of the difference between the runs' corrections, relative to the variance of one visit.
     """

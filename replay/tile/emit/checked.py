@@ -1,5 +1,5 @@
 # pyright: strict
-"""Select the programs to emit as other kernels: programs with correct values, for the ranks with correct values."""
+"""Select the programs to emit for other compilers: those with correct values, for tensor ranks with correct values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.traces.model import TensorMeta
 MADE_UP = 128
 """Size of every dimension in generated cases, for programs without cases."""
 MOST_RANKED = 5
-"""Maximum number of input tensors for which vectors are tried in addition to matrices."""
+"""Maximum number of input tensors for which combinations of vectors and matrices are tried, not only matrices."""
 
 
 def emit_right(
@@ -26,7 +26,7 @@ def emit_right(
     device: DeviceProfile,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Emitted:
-    """Emit the programs whose values are correct for the given and their own cases, and list the errors of the others.
+    """Emit programs whose values are correct for the given and for their own cases; list the errors of the others.
 
     A program without cases is emitted for the ranks of its tensors (vectors or matrices) that give correct values.
     """

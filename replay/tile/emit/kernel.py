@@ -88,7 +88,7 @@ class BlockSize:
 
     name: str
     size: str
-    """Size, known to the launcher, that the block size must at least have."""
+    """Minimum of the block size, as an expression known to the launcher."""
     least: int = 1
 
 
@@ -98,13 +98,13 @@ class Kernel:
 
     statements: list[Node] = field(default_factory=list["Node"])
     sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
-    """Size → block size that holds it."""
+    """Size expression → block size that is at least this size."""
     conditions: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     """Condition that the launcher checks → arguments that it depends on."""
     fixed: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments that must have these values."""
+    """Argument → value that the argument must have."""
     dtypes: dict[str, str] = field(default_factory=dict[str, str])
-    """Condition on a dtype → argument."""
+    """Condition on a dtype → argument whose dtype the condition tests."""
     contiguous: set[str] = field(default_factory=set[str])
     hoisted: dict[str, str] = field(default_factory=dict[str, str])
     """Expression → name of the kernel argument that the launcher computes from it."""
@@ -140,7 +140,7 @@ class Tracer:
         return outcome
 
     def required(self, first: Any, how: str, second: Any) -> None:
-        """Require a comparison to hold, as a launch condition, unless the launcher does not know both sides.
+        """Add a comparison to the launch conditions, unless the launcher does not know both sides.
 
         Raises Refused if it does not hold in the current case.
         """
@@ -187,7 +187,7 @@ class Tracer:
         return self._forked(reason, [f"{text} == {place}" for place in range(count)])
 
     def _forked(self, reason: str, conditions: list[str]) -> int:
-        """Return the branch that this run takes at a branch point. Raises Refused within loops."""
+        """Return the index of the branch that this run takes at a branch point. Raises Refused within loops."""
         for fork in self.forks:
             if fork.conditions == conditions:
                 return fork.choice
@@ -247,13 +247,13 @@ class Tracer:
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
-        """Assign a position or a block size to a new name."""
+        """Assign a position or a block size to a new name, and return the name as a number."""
         return atom(self.note((text,), hint).name, value, frozenset(), bound)
 
     # Blocks of dimensions
 
     def size_of(self, size: Any, least: int = 1) -> str:
-        """Return the name of the block size (a power of two) that holds a size; "1" if the size is 1."""
+        """Return the name of the block size (a power of two) that is used for a size; "1" if the size is 1."""
         if _is_single(size) and least == 1:
             return "1"
         bound = str(bound_of(size))
@@ -265,12 +265,12 @@ class Tracer:
         return entry.name
 
     def index(self, size: Any, dim: int, rank: int) -> str:
-        """Return the indices along a dimension, as a vector that broadcasts along the other dimensions."""
+        """Return an expression for the indices along a dimension: a vector that broadcasts along other dimensions."""
         name = self.size_of(size)
         return f"at_{name.lower()}" + _expanded(dim, rank)
 
     def mask(self, shape: Sequence[Any], *, only: int | None = None) -> str:
-        """Return the mask of a block's valid elements; "" if all elements are valid."""
+        """Return an expression for the mask of a block's valid elements; "" if all elements are valid."""
         return " & ".join(
             f"({self.index(size, dim, len(shape))} < {size})"
             for dim, size in enumerate(shape)
@@ -278,7 +278,7 @@ class Tracer:
         )
 
     def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
-        """Return the addresses of a part of a tensor for a block of this shape."""
+        """Return an expression for the addresses of a tensor part, for a block of this shape."""
         terms = [f"{ref.name}_ptr"]
         if str(ref.offset) != "0":
             terms.append(str(ref.offset))
@@ -440,7 +440,7 @@ class Tracer:
         return names if len(names) == count else [f"b{at}" for at in range(count)]
 
     def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
-        """Yield the blocks of the loop whose iterations become the kernel's instances; only one is allowed."""
+        """Yield the blocks of the loop whose iterations become program instances; a kernel has only one such loop."""
         if self._dealt or len(self._bodies) > 1:
             raise Refused("a second loop over blocks: a kernel can have only one")
         self._dealt = "now"
@@ -503,7 +503,7 @@ class Tracer:
 
 
 def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
-    """Return the loop-carried values: their initial value and their value after an iteration.
+    """Return the (initial value, value after an iteration) of each loop-carried value, by the id of the initial value.
 
     Raises Refused if the iterations differ.
     """
@@ -523,7 +523,7 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:
-    """Assign an iteration's result to the loop-carried value, under the same name if the old value is unused."""
+    """Assign an iteration's result to the loop-carried value; both share a name if the old value is not used later."""
     at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
     if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
         update.alias = value
@@ -602,7 +602,7 @@ def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _terms(index: str, stride: Any) -> list[str]:
-    """Return the terms of an address along one dimension, which may combine several dimensions of a tensor."""
+    """Return the terms of an address along one block dimension; a tuple `stride` combines several tensor dimensions."""
     if not isinstance(stride, tuple):
         return [index if same(stride, 1) else f"{index} * {enclosed(stride)}"]
     out: list[str] = []
@@ -616,7 +616,7 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
-    """Return the strides of a part of a tensor by block dimension, which may combine several tensor dimensions."""
+    """Return block dimension → stride of the tensor part; one block dimension may combine several tensor dimensions."""
     dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
     wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):

@@ -1,7 +1,7 @@
 """Write tile programs as one Triton file: kernels, launchers, and a torch.library op for each program.
 
-A kernel serves all sizes and dtypes for which the program does the same. If Python's own `if`, `range` or keys depend
-on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
+A kernel serves all sizes and dtypes for which the program runs the same statements. If Python's own `if`, `range` or
+keys depend on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Emitted:
 
 
 def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
-    """Emit kernels of programs for the given cases and their own cases, plus the default set around the first case.
+    """Emit kernels for the given cases and the programs' own cases, plus the default set derived from the first case.
 
     A program without cases is emitted for matrices.
     """
@@ -218,7 +218,7 @@ def _line_of(error: Exception, program: Program) -> int:
 
 
 def _coalesced(body: list[Node]) -> None:
-    """Remove copies whose source has no other use."""
+    """Remove assignments that only copy a value without other uses."""
     uses: Counter[int] = Counter()
     for node in statements_of(body):
         uses.update(id(part) for part in node.parts if isinstance(part, Value))
@@ -278,7 +278,7 @@ def _words(text: str) -> set[str]:
 
 
 def _used(lines: list[_Line]) -> list[_Line]:
-    """Remove lines that compute values that no other line uses."""
+    """Remove lines whose result no other line uses."""
     while True:
         uses: Counter[str] = Counter()
         for line in lines:
@@ -393,7 +393,7 @@ def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
 
 
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
-    """Return the lines that launch a kernel, or return False if it is not valid for these arguments."""
+    """Return launcher code that launches a kernel, or returns False if the kernel is not valid for the arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
     later += [f"{name}.numel() < 2**31" for name in bound.tensors]  # places are 32-bit numbers

@@ -204,7 +204,7 @@ _HOW: dict[str, Callable[[Any], bool]] = {
 
 
 def atom(text: str, value: Any, bases: frozenset[str] = frozenset(), bound: Any = None) -> Num:
-    """Return a name as a number."""
+    """Return a number that consists of one name or expression in the kernel."""
     return Num({Atom(text, value, bases, bound): 1})
 
 
@@ -484,7 +484,7 @@ class Value:
 
 
 class Tile(Operators):
-    """Data on a core: the name of a kernel's block, with sizes."""
+    """Data on a core, emitted as a named block of the kernel with its sizes."""
 
     def __init__(self, value: Value, shape: Sequence[Any], dtype: str, source: Ref | None = None) -> None:
         self.value, self.shape, self.dtype = value, tuple(shape), dtype

@@ -187,7 +187,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def rebuilt(function: Any) -> Any:
-    """Return the function with this module's names instead of the language's, also in other functions of its file."""
+    """Return the function with this module's functions in place of the language's, also in functions of its file."""
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
     namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)
     modules = (language, language_module)

@@ -1,4 +1,4 @@
-"""The instructions: pipe, dtypes and cycles of each; each number with its source.
+"""Pipe, dtypes and cycles of each instruction, with the source of each number.
 
 A vector instruction takes `start + slope * elements` cycles. `slope` is for float32 on a core whose instructions are
 128 bytes wide in and out; for 2-byte types it is half of that. Numbers come from the public cost models of PTO-ISA and
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 Buffer = tuple[int, int, int]
-"""(place in the source, how often it was reached before, number of rotating buffers there)."""
+"""A buffer: (place in the source, number of earlier executions of the place, number of its rotating buffers)."""
 Pipe = str
 """MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM), S (scalar)."""
 MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
@@ -30,7 +30,7 @@ class Instruction(NamedTuple):
     cycles: float
     """Cycles on the pipe, without the time of bytes moved from or to GM."""
     path: str
-    """Field of `Pipes` with the rate for data moved from or to GM; "" if no data is."""
+    """Field of `Pipes` with the rate of transfers from or to GM; "" if the instruction transfers no data."""
     size: int
     """Bytes moved from or to GM."""
     memory: str
@@ -38,11 +38,11 @@ class Instruction(NamedTuple):
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     place: int
-    """Place in the source; `Recording.lines` has its line."""
+    """Id of the place in the source; `Recording.lines` holds the place's line."""
 
 
 Advance = tuple[tuple[int, int], ...]
-"""(place in the source, number of uses by which its buffers advance)."""
+"""Pairs (place in the source, number of uses by which the buffers of this place advance)."""
 
 
 class Repeat(NamedTuple):

@@ -198,7 +198,7 @@ def core_count() -> int:
 def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
     """Allocate GM memory of this core or group, to pass data between its cube core and its vector cores.
 
-    Each call at this line returns the next of `buffers`; storing to it discards its old data.
+    Each call at this line returns the next of `buffers`; storing to a buffer discards its old data.
     """
     core = current()
     place = core.here("scratch")
@@ -244,7 +244,7 @@ def _last(ref: Ref | Memory) -> int:
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
-    """Return (number of contiguous runs, elements per run) of a reference in memory.
+    """Return (number of contiguous runs, elements per run) of a tensor part in memory.
 
     Raises TileError if its elements do not form runs.
     """
@@ -427,7 +427,7 @@ def check_numbers(at: Any, size: int, message: str) -> None:
 
 
 def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
-    """Return the path of a load, and its cycles in addition to the time of its bytes."""
+    """Return the field of `Pipes` with a load's rate, and the load's cycles in addition to the time of its bytes."""
     pipes = core.device.pipes
     if to == L1:
         return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
@@ -581,11 +581,11 @@ def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
 
 
 OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", "float16", "int8")}
-"""Dtype in L0C → dtypes to which it can be converted on the way out."""
+"""Dtype in L0C → dtypes to which data can be converted while it leaves L0C."""
 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Check whether shapes are equal except for sizes of 1, or after flattening one to rows of its last dimension."""
+    """Check whether shapes are equal without sizes of 1, or after flattening one to rows of its last dimension."""
     wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
     if wanted_sizes == tile_sizes:
         return True
@@ -635,7 +635,7 @@ def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Til
 
 
 def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
-    """Raise TileError if another core wrote the stored elements."""
+    """Raise TileError if a core without a defined order relative to this core already wrote the stored elements."""
     clash = (writers >= 0) & _unordered(core, writers)
     if bool(clash.any()):
         raise fail(

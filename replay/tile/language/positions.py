@@ -1,5 +1,5 @@
 # pyright: strict
-"""Positions of blocks as expressions over loop counters, and the conditions that a program evaluated on them.
+"""Positions of blocks as expressions over loop counters, and the conditions on positions that a program evaluated.
 
 Python's own `if`, `min` and `range` work on positions: each comparison is recorded with its outcome. Another iteration
 or block with the same outcomes does the same work and need not be run.
@@ -23,7 +23,7 @@ class NotKnown(Exception):
 
 
 class Atom:
-    """A variable in expressions: the iteration number of a loop, or how often an iteration was skipped."""
+    """A variable in expressions: the iteration number of a loop, or a number of skipped repetitions."""
 
     __slots__ = ()
 
@@ -139,7 +139,7 @@ class Guard:
         raise NotImplementedError
 
     def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
-        """Return for how many values of `variable` from `first` on the condition is true. Raises NotKnown."""
+        """Return for how many consecutive values of `variable` from `first` the condition is true. Raises NotKnown."""
         raise NotImplementedError
 
 
@@ -328,7 +328,7 @@ class Explicit:
 
 @dataclass(slots=True)
 class Skipped:
-    """Skipped iterations of a loop: `times` periods from `first` on, as many as the guards allow."""
+    """Skipped iterations of a loop: `times` periods starting at iteration `first`, as many as the guards allow."""
 
     first: Expr
     guards: tuple[tuple[Guard, ...], ...]
@@ -337,13 +337,13 @@ class Skipped:
     tail: int
     """Number of iterations that are run at the end of the loop."""
     half: bool
-    """Whether only half of the possible iterations were skipped, to run and compare one in the middle."""
+    """Whether only half of the possible iterations were skipped, so that one in the middle is run and compared."""
 
 
 def count_true_periods(
     guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any
 ) -> Any:
-    """Return for how many periods from `first` on the guards are true, at most `most`. Raises NotKnown."""
+    """Return for how many consecutive periods from `first` the guards are true, at most `most`. Raises NotKnown."""
     import numpy as np
 
     listed = list(guards)

@@ -1,8 +1,8 @@
 # pyright: strict
 """Record a program's work on one core: its instructions, its buffers, and its accesses to GM.
 
-Owns places in the source, buffers, capacity by liveness, repeating loops, and hazards. `vector`, `cube` and `memory`
-own the costs of the language's functions.
+This module handles places in the source, buffers, memory capacity by liveness, repeating loops, and hazards. `vector`,
+`cube` and `memory` define the costs of the language's functions.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ Kind = Literal["vector", "cube"]
 UNITS = ("cube", "vec0", "vec1")
 """Cores of a group."""
 LONGEST_PERIOD = 12
-"""Maximum number of iterations after which a loop's instructions repeat; rotating buffers make it exceed 1."""
+"""Maximum period, in iterations, with which a loop's instructions may repeat; with rotating buffers, it exceeds 1."""
 TAIL = 2
 """Iterations at the end of a loop that are always run."""
 PROBED = 8
-"""Minimum number of repetitions skipped at once for which an iteration in the middle is run and compared."""
+"""If at least this number of repetitions is skipped at once, an iteration in the middle is run and compared."""
 PROBES = 8
 """Number of iterations, spread over the skipped ones, that are run and compared if the loop body inspects positions."""
 MOST_LOOKED = 2048
 """Maximum number of position-dependent iterations that are all run; in longer loops only `PROBES` are run."""
 FEWEST_SURVEYED = 3
-"""Minimum number of blocks per core for which blocks are grouped by the work they do, instead of running each core."""
+"""Minimum number of blocks per core for grouping blocks by the work they do; with fewer blocks, each core is run."""
 MOST_SURVEYED = 64
-"""Number of blocks that a survey runs in any case; beyond it, each must represent at least one other block."""
+"""Number of blocks that a survey may run in any case; each further block must represent at least one other block."""
 MOST_INSTRUCTIONS = 3_000_000
 """Maximum number of recorded instructions of one core."""
 
@@ -95,7 +95,7 @@ class Recording:
 
     steps: list[Step] = field(default_factory=list[Step])
     lines: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """File and line of each place."""
+    """File and line of each place in the source, by the place's id."""
     peaks: dict[Place, int] = field(default_factory=dict[Place, int])
     """Memory → maximum number of bytes in use at the same time."""
     deals: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(
@@ -103,13 +103,13 @@ class Recording:
     )
     """(sizes, block sizes) of each loop that was distributed to cores."""
     longest: dict[int, int] = field(default_factory=dict[int, int])
-    """Place of a loop that a core runs in sequence → its largest number of iterations."""
+    """Place in the source of a loop that a core runs in sequence → the loop's largest number of iterations."""
     index_seen: bool = False
-    """Whether the program's work depends on where its blocks lie, so that other cores may do different work."""
+    """Whether the program's work depends on its blocks' positions, so that other cores may do different work."""
     left_out: int = 0
-    """Number of iterations that were not run because they repeat others."""
+    """Number of iterations that were not run because they repeat other iterations."""
     position_dependent: int = 0
-    """Number of these iterations in loops whose body inspects positions, so that an iteration may do different work."""
+    """Number of left-out iterations in loops whose body inspects positions; they may do different work."""
     kind: Kind = "vector"
     mixed: bool = False
     """Whether both the cube core and vector cores of the group are used."""
@@ -123,7 +123,7 @@ class Iteration:
     end: int
     """Number of the recording's steps at the end of the iteration."""
     uses: list[int]
-    """Uses of each place before the iteration."""
+    """Number of executions of each place in the source before the iteration."""
     counters: tuple[tuple[str, object], ...]
     guards: tuple[Guard, ...]
     cut: object
@@ -137,7 +137,7 @@ class Body:
 
     steps: list[Step]
     counts: list[tuple[Atom, int]]
-    """(variable, value) of the count of each repetition."""
+    """(variable, value) of each repetition's count."""
     advance: Advance
 
 
@@ -153,9 +153,9 @@ class Survey:
     before: list[Step] = field(default_factory=list[Step])
     """Steps of the program before its loop over blocks."""
     uses: Advance = ()
-    """Uses of each place before the loop over blocks."""
+    """Number of executions of each place in the source before the loop over blocks."""
     behind: tuple[int, list[int]] = (0, [])
-    """(number of steps, uses of each place) after the loop over blocks."""
+    """(number of recorded steps, executions of each place in the source) at the end of the loop over blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Overflow:
     """Maximum number of bytes used in the program."""
     there: int
     line: tuple[str, int]
-    """First line that does not fit."""
+    """First line at which the memory is too small."""
     most_at: tuple[str, int]
     buffers: str
     """Description of the largest buffers reserved at that line."""
@@ -210,7 +210,7 @@ class Core:
         self.every, self.probing, self.survey = skipping.every, skipping.probing, skipping.survey
         self.notes = Notes()
         self.differs = self.stored_read = False
-        """Whether the program's work depends on which core it runs on; whether it loads data that it stored."""
+        """`differs`: whether the work depends on the core; `stored_read`: whether it loads data that it stored."""
         self.env: dict[Atom, Any] = {}
         """Current values of the loop counters."""
         self._in_full = skipping.every
@@ -231,7 +231,7 @@ class Core:
         self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
         self._overflow: Overflow | None = None
         self.rings: dict[tuple[int, int], Memory] = {}
-        """Buffer of scratch memory → memory that was last stored to it."""
+        """Buffer of scratch memory → allocation that was last stored to this buffer."""
 
     @property
     def me(self) -> int:
@@ -253,17 +253,17 @@ class Core:
         return place
 
     def line(self, place: int) -> tuple[str, int]:
-        """Return file and line of a place."""
+        """Return file and line of a place in the source."""
         return self.recording.lines[place]
 
     def next_slot(self, place: int, slots: int) -> Buffer:
-        """Return the next of a place's rotating buffers."""
+        """Return the next rotating buffer of a place in the source."""
         used = self._uses[place]
         self._uses[place] = used + 1
         return place, used, slots
 
     def uses(self, place: int) -> int:
-        """Return how often a place has been executed, including skipped iterations."""
+        """Return how often a place in the source has been executed, including skipped iterations."""
         return self._uses[place] + self._left.get(place, 0)
 
     def emit(
@@ -288,7 +288,7 @@ class Core:
     # Buffers
 
     def reserve(self, place: int, memory: Place, slots: int, size: int) -> None:
-        """Reserve `slots` buffers for a place until the enclosing loop ends. Raises TileError if they do not fit."""
+        """Reserve `slots` buffers for a source place until the enclosing loop ends. Raises TileError if too large."""
         self.check_reserved()
         known = self._buffers.get(place)
         if known is not None and known[1] >= slots and known[2] >= size:
@@ -304,8 +304,8 @@ class Core:
     def reserve_tile(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
         """Reserve memory for a computed tile until nothing refers to the tile.
 
-        It may reuse the memory of an operand that is not used again, except for `operands`, which are read while the
-        tile is written.
+        The tile may reuse the memory of an operand that is not used again. Exceptions are `operands`, which are read
+        while the tile is written.
         """
         self.check_reserved()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
@@ -316,13 +316,13 @@ class Core:
         self._unchecked = (self.unit, tile.place, tile.line, beside)
 
     def released(self, value: Tile) -> None:
-        """Free the memory of a computed tile that nothing refers to any more."""
+        """Free the memory of a computed tile whose last reference is gone."""
         key = (value.unit, value.place)
         self._in_use[key] = self._in_use.get(key, 0) - value.reserved[0]
         value.reserved[0] = 0
 
     def check_reserved(self) -> None:
-        """Check the last instruction's reservations.
+        """Check that the memory reserved by the last instruction fits.
 
         Tiles that are no longer referenced are free by now, except operands that had to exist at the same time as the
         result.
@@ -418,7 +418,7 @@ class Core:
     ) -> Iterator[Item]:
         """Yield the items of a loop; without values, iterations that repeat earlier ones are skipped, except the last.
 
-        `cut` returns which block sizes of an iteration are smaller; with `dealt`, other cores get other items.
+        `cut` returns which sizes of an iteration's blocks are below the block size; `dealt` distributes items to cores.
         """
         place, notes = self.here("loop"), self.notes
         if not dealt:
@@ -453,7 +453,7 @@ class Core:
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
     def repeat(self, iteration: Iteration, times: int) -> Atom:
-        """Record that the steps since this iteration repeat `times` more times, and return the count's variable."""
+        """Record that the steps since this iteration repeat `times` more times; return the variable of this count."""
         steps, advance, number = self.recording.steps, self.advance_since(iteration.uses), Atom()
         self._counts[len(steps)] = number
         steps.append(Repeat(len(steps) - iteration.begin, times, advance))
@@ -463,11 +463,11 @@ class Core:
         return number
 
     def uses_by_place(self) -> list[int]:
-        """Return how often each place was executed, without skipped iterations."""
+        """Return how often each place in the source was executed, without skipped iterations."""
         return list(self._uses)
 
     def relative_steps(self, iteration: Iteration) -> list[Step]:
-        """Return an iteration's steps with buffers numbered from its start."""
+        """Return an iteration's steps, with buffers numbered from the start of the iteration."""
         if iteration.relative is None:
             iteration.relative = relative(self.recording.steps[iteration.begin : iteration.end], iteration.uses)
         return iteration.relative
@@ -481,7 +481,7 @@ class Core:
     ) -> Iterator[Item]:
         """Yield the blocks that do different work than earlier ones; some of the equal blocks are run and compared.
 
-        Raises Unsurveyed if these differ, or if a block depends on earlier blocks.
+        Raises Unsurveyed if blocks assumed to be equal differ, or if a block depends on earlier blocks.
         """
         if survey.body_of:
             raise Unsurveyed  # a second loop over blocks
@@ -517,7 +517,7 @@ class Core:
         return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
 
     def advance_since(self, uses: Sequence[int]) -> Advance:
-        """Return by how much the buffers of each place have advanced since the counts in `uses`."""
+        """Return by how much the buffers of each place in the source have advanced since the counts in `uses`."""
         before = [*uses, *[0] * (len(self._uses) - len(uses))]
         return tuple(
             (at, now - then) for at, (now, then) in enumerate(zip(self._uses, before, strict=True)) if now > then
@@ -547,7 +547,7 @@ class _Turns(Generic[Item]):
         # Of the next iteration.
 
     def iterations_to_run(self, count: int, place: int, *, dealt: bool, probed: bool) -> Iterator[Item]:
-        """Yield the iterations that must be run. Raises Looked and Unsteady."""
+        """Yield the iterations that must be run. Raises PositionInspected and Unsteady."""
         while self._number < count:
             yield from self._run(dealt=dealt)
             if probed and self._number == 1 and self._history[-1].guards:
@@ -606,7 +606,7 @@ class _Turns(Generic[Item]):
             return self._scan_periods(listed, variable, i, most)
 
     def _scan_periods(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
-        """Return for how many periods the guards are true, testing one iteration after the other."""
+        """Return for how many consecutive periods the guards are true, by testing each iteration."""
         listed = [[guard for guard in each if variable in guard.free()] for each in guards]
         if any(isinstance(guard, Trail) for each in listed for guard in each):
             return 0  # what repeats in the iteration may do so more often in another
@@ -715,7 +715,7 @@ class _Blocks(Generic[Item]):
         return (yield from (self._core.run_block_in_full if in_full else self._core.run_block)(item, numbers))
 
     def _alike(self, iteration: Iteration, body: Body, block: int) -> Any:
-        """Return which blocks repeat this block's work, and record their repetition counts."""
+        """Return a mask of the blocks that repeat this block's work, and record the repetition count of each."""
         alike, times = _alike(iteration.guards, dict(self._places), body)
         for each in self._cuts:
             alike = alike & (each == each[block])
@@ -749,7 +749,7 @@ class _Blocks(Generic[Item]):
 
 
 def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:
-    """Return the steps with buffers numbered relative to the place counts in `uses`."""
+    """Return the steps with buffers numbered relative to `uses`, the execution counts of places in the source."""
     there = len(uses)
 
     def since(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

@@ -61,10 +61,10 @@ class Memory:
         self.place = -1
         """For scratch memory: place in the source that allocated it."""
         self.turn = 0
-        """For scratch memory: how often its place had allocated before."""
+        """For scratch memory: number of earlier allocations at the same place."""
         self.buffers = 1
         self.stored: dict[int, tuple[int, int]] = {}
-        """Place of a store → lowest and highest element that it wrote on this core."""
+        """Place in the source of a store → lowest and highest element that the store wrote on this core."""
 
     @property
     def buffer(self) -> Buffer:
@@ -355,9 +355,9 @@ class Tile(Operators):
         self.why = ""
         """Reason for elements without data: "mask" for padding, "unwritten" for memory that was only allocated."""
         self.reserved: list[int] = []
-        """Reserved bytes as a one-element list, 0 once released; [] for loads, whose buffers persist, and parts."""
+        """One-element list of the reserved bytes, 0 once released; [] for parts and loads, whose buffers persist."""
         self.generation = -1
-        """For a load: the number of executions of its place before."""
+        """For a loaded tile: number of earlier executions of its place in the source."""
         self.owner: Tile | None = None
         """For a part of a tile: the whole tile."""
         self.line: tuple[str, int] = ("", 0)

@@ -243,7 +243,7 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
 
 
 def _elementwise(name: str, first: Any, *others: Any) -> Tile:
-    """Apply a vector instruction to tiles of either version of the language."""
+    """Apply a vector instruction to tiles of a running program, or of a program that is being emitted."""
     if isinstance(first, Operators):
         tile: Any = first.instruction(name, *others)
         return tile

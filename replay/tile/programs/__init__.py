@@ -1,5 +1,5 @@
 # pyright: strict
-"""Shipped programs: examples, tests of the language, and programs for measuring its accuracy."""
+"""Shipped programs: examples, tests of the language, and programs for measuring the accuracy of the language."""
 
 from opreplay.replay.tile.programs.decode import mla_decode, moe_combine, paged_decode
 from opreplay.replay.tile.programs.elementwise import add, cast, gelu, rope, swiglu

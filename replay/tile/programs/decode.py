@@ -8,7 +8,7 @@ from opreplay.replay import tile
 
 
 def _begun(rows, widths):
-    """Return the initial state of each half: row maxima, sums of weights, and weighted sums by column piece."""
+    """Return the initial state of each half of the rows: maxima, sums of weights, weighted sums by column piece."""
     states = {}
     for half in tile.vectors(rows):
         states[half.index] = {

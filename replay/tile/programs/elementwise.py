@@ -100,7 +100,7 @@ def _rope(x, cos, sin):
     choices={"rows": (2, 4, 8, 16)},
 )
 def rope(x, cos, sin, y: tile.Out, *, rows=4):
-    """Compute the rotary embedding of halves for each row: x * cos + (negated second half, first half) * sin."""
+    """Compute the rotary embedding of each row, rotating its halves: x * cos + (-second half, first half) * sin."""
     half = x.shape[-1] // 2
     for r in tile.blocks(x.shape[0], rows):
         for first in (True, False):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Builds the execution graph of one step from threads, tasks and waits; the rules are in other modules."""
+"""Build the execution graph of one step from threads, tasks and waits; other modules find these."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from opreplay.traces.links.steps import Step, busy_steps
 _SKEW_US = 5.0
 """Maximum difference of host and device clocks in one trace."""
 _WOKEN_US = 1000.0
-"""A thread (except the main thread) that did nothing for longer than this was waiting to be woken."""
+"""A thread (except the main thread) that did nothing for longer than this is assumed to have waited to be woken."""
 
 
 def step_graph(trace: Trace, step: Step) -> StepGraph:
@@ -88,10 +88,10 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
 
 
 def _recorded_us(trace: Trace, graph: StepGraph) -> float:
-    """Return the step's length as recorded.
+    """Return the step's recorded length.
 
-    It starts at the completion of the previous step if the trace shows it; otherwise it is the larger of the host time
-    and the time from the first to the last device work of the step.
+    It is the time since the completion of the previous step if the trace shows that; otherwise the larger of the host
+    time and the time from the first to the last device work of the step.
     """
     nodes, step, begin = graph.nodes, graph.step, graph.begin_us
     ends = nodes.start_us + nodes.dur_us
@@ -106,7 +106,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Start of work on another thread at `at_us`, caused by a point on a thread; it was idle since `idle_us`."""
+    """Start of work on an idle thread at `at_us`, caused by `source`, a point on a thread; idle since `idle_us`."""
 
     track: int
     idle_us: float
@@ -114,7 +114,7 @@ class _Start:
     source: tuple[int, float]
     lag_us: float
     after_previous_us: float | None
-    """Lag from the end of the thread's own previous work if it may delay the start, too; None if it cannot."""
+    """Lag after the end of the thread's previous work, if that work can delay the start, too; None if it cannot."""
     kind: int
     recorded: bool
 
@@ -128,9 +128,7 @@ class _Thread:
 def _between_threads(
     trace: Trace, step: Step, threads: list[HostEvents], end_us: float
 ) -> tuple[list[HostWait], list[_Start]]:
-    """Return waits of the main thread for other threads, and what caused the other threads to resume after
-    idle time.
-    """
+    """Return waits of the main thread for other threads, and what made idle threads resume."""
     if not threads:
         return [], []
     main, others = threads[0], threads[1:]
@@ -147,7 +145,7 @@ def _starts_of(
     arrows: Mapping[tuple[int, float], tuple[int, float]],
     released: Mapping[tuple[int, float], Handover],
 ) -> Iterator[_Start]:
-    """Yield what caused a thread to resume, for each time that it was idle."""
+    """Yield what made a thread resume, for each time that it was idle."""
     begins, ends = top_level(events)
     latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)])[:-1]
     calls = [arrows.get((events.track, begin)) for begin in begins.tolist()]
@@ -171,7 +169,7 @@ def _starts_of(
 def _blocks(
     events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float | None, main: int
 ) -> Blocks:
-    """Return one thread, split at its launches, at its waits and at the points for which others wait.
+    """Split one thread at its launches, at its waits, and at the points for which other threads wait.
 
     The main thread continues until `end_us`, other threads until their last event.
     """
@@ -321,7 +319,7 @@ def _nodes(parts: _Parts, place: Ints) -> Nodes:
 
 
 def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
-    """Add edges from the block that ends with a launch to each task that the thread launched."""
+    """Add edges to each task that a thread launched, from the block of the thread that ends with the launch."""
     tasks, blocks = parts.tasks, thread.blocks
     launched = np.flatnonzero(tasks.launch_track == thread.events.track)
     # A launch before the thread's first block ends waits for none of it.
@@ -335,7 +333,7 @@ def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
 
 
 def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: EdgeList) -> None:
-    """Add edges for the waits of threads, and for what causes idle threads to resume."""
+    """Add edges for the waits of threads, and for what makes idle threads resume."""
     by_track = {thread.events.track: thread for thread in parts.threads}
     first = parts.first_block
     for wait in waits:
@@ -372,7 +370,7 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
-    """Add an edge from each block to the next one; a thread woken from idle does not wait for its own previous work."""
+    """Add an edge from each block to the next, unless the thread was woken: it does not wait for its own work."""
     n = len(thread.blocks.start_us)
     if n < 2:
         return
@@ -391,12 +389,12 @@ def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeL
 
 
 def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:
-    """Return the first block that starts no earlier than a time."""
+    """Return the first block that starts at or after a time."""
     return base + min(int(np.searchsorted(blocks.start_us, time_us - 1e-6)), len(blocks.start_us) - 1)
 
 
 def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
-    """Return the last block that ends no later than a time; the first block if there is none."""
+    """Return the last block that ends at or before a time; the first block if there is none."""
     return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
 
 

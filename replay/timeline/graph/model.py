@@ -1,5 +1,5 @@
 # pyright: strict
-"""The execution graph of one step as arrays: nodes, dependencies, and whether each was recorded or inferred."""
+"""The execution graph of one step as arrays: nodes, and dependencies that were recorded or inferred."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective
 HOST, KERNEL, COPY, SET, COLLECTIVE = range(5)
 
 NEVER = -1e15
-"""Lag of an edge that has no effect."""
+"""Lag of an edge that is switched off."""
 NO_OP = -1
-"""Owner of host time outside all recorded ops and calls: Python between ops."""
+"""Marks host time outside all recorded ops and calls: Python between ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """One row per interval of a host thread between two relevant points, or per device task.
+    """One row per device task, and per interval of a host thread between launches, waits and points for which others
+    wait.
 
     Rows are sorted so that the target of each edge comes after its source. Times are µs after the step's start.
     """
@@ -55,7 +56,7 @@ class Nodes:
     name: Ints
     """Index into `Trace.kernel_names` for a device task; -1 for the host."""
     owner: Ints
-    """Row in `Trace.ops` of the op that a device task belongs to, or -1."""
+    """Row in `Trace.ops` of the op that launched a device task, or -1."""
     row: Ints
     """Row in `Trace.kernels` for a device task; -1 for the host and for an NPU's whole collective."""
     collective: Ints
@@ -83,9 +84,9 @@ class Edges:
     recorded: npt.NDArray[np.bool_]
     """Whether the trace records the dependency; otherwise it was inferred from times."""
     unknown_us: Floats
-    """Part of `lag_us` that nothing recorded explains; it is kept as recorded, though no dependency is known for it."""
+    """Part of `lag_us` that nothing recorded explains; a schedule keeps it, although no dependency is known for it."""
     possible_us: Floats
-    """Lag of a possible dependency, which delayed nothing here (its `lag_us` is `NEVER`); NaN for other edges."""
+    """Lag of a possible dependency, which delayed nothing here (`lag_us` is `NEVER`); NaN for other edges."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -106,7 +107,7 @@ class EdgeList:
     def add(
         self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
     ) -> None:
-        """Add an edge; a `possible` edge has no effect unless a what-if includes it."""
+        """Add an edge; a `possible` edge has no effect unless a what-if enables it."""
         self.extend([source], [target], [NEVER if possible else lag_us], kind, recorded=recorded)
         self.possible_us[-1] = lag_us if possible else np.nan
 
@@ -140,7 +141,7 @@ class EdgeList:
         self.possible_us += other.possible_us
 
     def in_order(self, source: Ints, target: Ints, chosen: Ints) -> Edges:
-        """Return the chosen edges in the given order, with their new row numbers."""
+        """Return the chosen edges in the order of `chosen`, with the given new row numbers."""
         return Edges(
             source=source[chosen],
             target=target[chosen],
@@ -158,25 +159,25 @@ class Slices:
 
     dur_us: Floats
     op: Ints
-    """Row in `Trace.ops` of the innermost op, even if a call runs inside it; `NO_OP` outside ops."""
+    """Row in `Trace.ops` of the innermost op, even if a runtime call runs inside it; `NO_OP` outside ops."""
     call: Ints
     """Row in `Activity.calls` of the running runtime call, or -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A host thread or a device's stream."""
+    """A host thread or a stream of a device."""
 
     device: bool
     name: str
-    """Name: "thread 1234" or "stream 7"; with the device if there are several."""
+    """"thread 1234" or "stream 7"; includes the device if there are several."""
     track: int = -1
     """Index into `Trace.tracks` for a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Dependencies on the previous step: node `node[i]` ends when node `source[i]` of the previous step has ended."""
+    """Links to the previous step: `node[i]` stands for node `source[i]` of that step, and ends when it ended."""
 
     node: Ints
     source: Ints
@@ -210,22 +211,20 @@ class StepGraph:
     host_us: float
     """Duration of the marked range on the host."""
     launch_latency_us: float
-    """Median time from launch to start of tasks whose stream was idle; 0 without device work."""
+    """Median time from launch to start of tasks launched on an idle stream; 0 without device work."""
     stream_gap_us: float
-    """Median gap between tasks of a stream that had work waiting."""
+    """Median gap between two tasks of a stream if the second was already launched."""
     carried: Carried
     """Dependencies on the previous step; empty if the trace marks no steps."""
     kernels_take_turns: bool = False
-    """Whether kernels of different streams run one at a time, in the order in which they became ready."""
+    """Whether kernels of different streams run one at a time, in the order in which they become ready."""
     lost_during_collectives: float = 0.0
-    """Share of its speed that a kernel loses while a collective runs, estimated from steps of the trace; 0 if
-    unknown.
-    """
+    """Share of its speed that a kernel loses while a collective runs, estimated from several steps; 0 if unknown."""
     lost_bounds: tuple[float, float] = (0.0, 0.0)
     """Bounds of the 90 % interval of `lost_during_collectives`; equal if no kernel overlapped with a collective."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
-    """Host time in calls that always wait for the device, if it is unknown what they waited for."""
+    """Host time in calls that always wait for the device, where it is unknown what they waited for."""
     dropped_edges: int = 0
     """Number of dependencies dropped because they contradict the recorded times."""
 

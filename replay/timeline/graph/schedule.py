@@ -12,7 +12,7 @@ from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, Floats, I
 
 MOST_COPIES = 8
 STEADY = 1e-3
-"""Copies of a step are scheduled until the lengths of two consecutive copies differ by at most this share."""
+"""Copies of a step are scheduled until two consecutive copies differ in length by at most this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Schedule:
     cause: Ints
     """The node that each node waited for last; -1 if there is none."""
     cause_kind: Ints
-    """Index into `EDGE_KINDS` of each node's last dependency."""
+    """Index into `EDGE_KINDS` of the dependency on `cause`."""
     step_us: float
     """Length of the step as in `step_length`; in steady state, the time from the completion of the previous step."""
     begin_us: float
@@ -32,7 +32,7 @@ class Schedule:
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
-    """Return when the marking thread and all device work of the step are complete."""
+    """Return when the thread that marks the step and all device work of the step are complete."""
     nodes = graph.nodes
     if graph.main_lane < 0:
         return float(end_us.max(initial=0.0))
@@ -41,7 +41,7 @@ def completion(graph: StepGraph, end_us: Floats) -> float:
 
 
 def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the time that the marking thread needs, without its waits for the device to finish the previous step."""
+    """Return the time that the thread marking the step needs, without waiting for the previous step's device work."""
     main = np.flatnonzero(graph.nodes.lane == graph.main_lane)
     if graph.main_lane < 0 or not len(main):
         return 0.0
@@ -51,11 +51,11 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 
 
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the length of a step when identical steps follow each other, in µs.
+    """Return the length, in µs, of a step that is one of many identical, consecutive steps.
 
-    It is the larger of two times: the time that the marking thread needs, without its waits for the device to finish
-    the previous step (until `begin_us`); and the time from the completion of that work to the completion of this step.
-    Without previous work, it is the time until everything in the step has ended.
+    It is the larger of two times: how long the thread that marks the step needs, without waiting for the device to
+    finish the previous step (until `begin_us`); and the time from the completion of the previous step to that of this
+    step. Without previous work, it is the time until everything in the step has ended.
     """
     nodes = graph.nodes
     if not len(nodes):
@@ -68,7 +68,7 @@ def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: fl
 
 
 class _Scheduler:
-    """One graph with its durations and lags, for scheduling with different release times."""
+    """Schedules one graph with given durations and lags, for different release times."""
 
     def __init__(self, graph: StepGraph, durations_us: Floats | None, lags_us: Floats | None) -> None:
         nodes, edges = graph.nodes, graph.edges
@@ -80,7 +80,7 @@ class _Scheduler:
         self.kinds: list[int] = edges.kind.tolist()
 
     def schedule(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return starts, ends and last dependencies; kernels run one at a time if they do so on this device."""
+        """Return (starts, ends, nodes and edge kinds of the last dependencies), as `times` or `times_in_turns`."""
         return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
 
     def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
@@ -102,8 +102,8 @@ class _Scheduler:
         return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
 
     def times_in_turns(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return the same as `times`, but with kernels running one at a time, in the order in which they
-        become ready.
+        """Return the same tuple as `times`, with kernels that run one at a time, in the order in which they become
+        ready.
         """
         graph = self.graph
         takes_turns = (graph.nodes.kind == KERNEL).tolist()
@@ -137,10 +137,10 @@ class _Scheduler:
 
 
 def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Floats | None = None) -> Schedule:
-    """Return the schedule with durations `durations_us` (default: as recorded) and the earliest possible starts.
+    """Return the schedule with the earliest possible starts.
 
-    The device state after the previous step is as recorded. `lags_us` replaces the lags of the edges. Shapes: nodes,
-    edges.
+    `durations_us` [nodes] and `lags_us` [edges] replace the recorded ones. The state of the device after the previous
+    step is as recorded.
     """
     scheduler = _Scheduler(graph, durations_us, lags_us)
     starts, ends, cause, kind = scheduler.schedule(graph.release_us)
@@ -155,10 +155,10 @@ def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Fl
 
 
 def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats | None = None) -> Schedule:
-    """Return the schedule of a step in steady state: copies of the step are scheduled until their length is constant.
+    """Return the schedule of a step in steady state: schedule copies of the step until their length is constant.
 
     Each copy starts from the device state after the previous copy; the first starts from the recorded state. For a
-    trace without marked steps, the result is that of `retimed`.
+    trace without marked steps, return the same schedule as `retimed`.
     """
     carried = graph.carried
     schedule = retimed(graph, durations_us, lags_us=lags_us)
@@ -203,8 +203,8 @@ def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
-    """Return (nodes from first to last, wait of each node after the end of the previous one) that determine when the
-    last node ends.
+    """Return the path of nodes that determines when the last node ends: (nodes, wait of each after the end of the
+    previous one).
     """
     if not len(graph.nodes):
         return np.empty(0, np.int64), np.empty(0)
@@ -223,8 +223,8 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
 
 
 def slack_us(graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> Floats:
-    """Return how much longer each node could take without lengthening the step, if everything else stays as
-    scheduled.
+    """Return how much longer each node could take without lengthening the step, if all other durations stay
+    the same.
     """
     edges = graph.edges
     finish = float(schedule.end_us.max(initial=0.0))

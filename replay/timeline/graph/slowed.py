@@ -1,8 +1,8 @@
 # pyright: strict
-"""Slowdown of kernels during collectives, estimated from several recorded steps, and kernel times for other overlaps.
+"""Estimate from several steps how much collectives slow kernels, and compute kernel times for other overlaps.
 
-Kernels of the same name can take different times, so the estimate compares one kernel at its position in several steps:
-how much longer it took when more of it overlapped with a collective.
+Kernels of the same name can take different times, so the estimate compares a kernel with the kernel at the same
+position in other steps: how much longer it took when more of it overlapped with a collective.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import busy_steps
 
 MOST_STEPS = 16
-"""Maximum number of steps to compare, starting with those nearest to the analysed step."""
+"""Maximum number of steps to compare; the steps nearest to the analysed step are used."""
 USUAL_LOST = 0.15
-"""Standard deviation of the prior for the share of speed that kernels lose."""
+"""Standard deviation of the prior for the share of speed that kernels lose during collectives."""
 RESOLUTION_US = 0.2
-"""Resolution of kernel times: steps whose times differ by less give no information."""
+"""Resolution of recorded kernel times; a lower limit of the noise in the estimate."""
 BOUND = 1.645
-"""Bounds of the 90 % interval of a normal distribution, in standard deviations from the mean."""
+"""Half-width of the 90 % interval of a normal distribution, in standard deviations."""
 MOST_LOST = 0.6
-"""Maximum loss of speed; a larger one has another cause."""
+"""Maximum loss of speed, as a share; a larger one has another cause."""
 ROUNDS = 4
-"""Maximum number of schedules, because the slowdown of kernels changes what overlaps."""
+"""Maximum number of times to reschedule, because the slowdown of kernels changes what overlaps."""
 SETTLED = 1e-4
-"""Schedules that differ by at most this share of the step count as equal."""
+"""Stop rescheduling when kernel times change by at most this share of the step."""
 ALONE, BESIDE = 0.01, 0.99
 """A kernel with at most the share ALONE of its time during collectives has no overlap; with at least BESIDE, full
 overlap.
@@ -40,7 +40,7 @@ overlap.
 
 
 class CollectiveIntervals:
-    """Intervals during which a collective runs."""
+    """Merged intervals during which a collective runs."""
 
     def __init__(self, start_us: Floats, end_us: Floats) -> None:
         order = np.argsort(start_us, kind="stable")
@@ -51,13 +51,13 @@ class CollectiveIntervals:
         self._before: Floats = np.concatenate([[0.0], np.cumsum(self.ends - self.begins)])
 
     def time_before(self, time_us: Floats) -> Floats:
-        """Return the total time that collectives ran before each time."""
+        """Return, for each time, how long collectives ran before it."""
         at = np.searchsorted(self.begins, time_us, side="right")
         last_end = np.append(0.0, self.ends)[at]
         return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
 
     def slowed_duration(self, start_us: float, work_us: float, lost: float) -> float:
-        """Return how long work takes from a start time, if it runs at 1 - `lost` of its speed during collectives."""
+        """Return how long work from `start_us` takes, if it loses the share `lost` of its speed during collectives."""
         now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
             begin, end = float(self.begins[at]), float(self.ends[at])
@@ -73,9 +73,9 @@ class CollectiveIntervals:
 
 
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
-    """Return the schedule for other durations, with kernels slowed down during collectives as in the recording.
+    """Return the schedule for given durations, in which collectives slow kernels as in the recording.
 
-    `durations_us` apply to the recorded overlap of each kernel with collectives. `apart`: without slowdown.
+    `durations_us` hold for the recorded overlap of each kernel with collectives. `apart`: no kernel is slowed.
     """
     nodes, lost = graph.nodes, graph.lost_during_collectives
     talking = nodes.kind == COLLECTIVE
@@ -103,22 +103,22 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
 
 
 def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
-    """Return the graph with the share of speed that kernels lose during collectives, and the bounds of that share."""
+    """Return the graph with its `lost_during_collectives` and `lost_bounds` estimated from the trace."""
     lost, low, high = _lost(trace, graph)
     return replace(graph, lost_during_collectives=lost, lost_bounds=(low, high))
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
-    """Return the graph with the smallest and with the largest loss of kernels during collectives; () if the loss is
-    certain.
+    """Return the graph with the smallest and with the largest loss of speed during collectives; () if the bounds are
+    equal.
     """
     low, high = graph.lost_bounds
     return () if high <= low else tuple(replace(graph, lost_during_collectives=lost) for lost in (low, high))
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
-    """Return (share of its overlapped time that a kernel loses, lower and upper bound), estimated from the steps of the
-    trace.
+    """Estimate (share of its speed that a kernel loses during collectives, lower bound, upper bound) from several
+    steps.
 
     The prior is a loss of 0 with the standard deviation `USUAL_LOST`; the bounds are those of the 90 % interval.
     """
@@ -147,8 +147,8 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
-    """Return (loss, its standard error) by least squares over kernels at the same position in several steps,
-    or None.
+    """Return (loss of speed, its standard error) by least squares over kernels at the same position in several steps;
+    None if undetermined.
     """
     if not len(took):
         return None
@@ -213,8 +213,8 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
 
 
 def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, CollectiveIntervals]]:
-    """Yield, for each stream with kernels: its key, its tasks in order, and when collectives run on the device's other
-    streams.
+    """Yield, for each stream with kernels: (device, stream), its tasks in order, and when the device's other streams
+    run collectives.
     """
     talking = tasks.kind == COLLECTIVE
     for index, key in enumerate(tasks.streams):

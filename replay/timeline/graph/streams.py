@@ -27,46 +27,46 @@ from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
-"""A latency or a gap that exceeds the median by more than this (and four times the median) is a wait with a cause to
-find.
+"""Latencies and gaps that exceed the median by more than this, and by four times the median, are waits with another
+cause.
 """
 _FEW = 5
 """Minimum number of gaps of a stream for a meaningful median."""
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
-"""Maximum number of tasks on other streams that ran before a task that waited for work from before the step."""
+"""Maximum number of tasks that may run before a task that is assumed to wait for work from before the step."""
 _EVENT_US = 2.0
-"""Maximum delay from the end of a task to the start of a waiting task on another stream; the rest has another cause."""
+"""Maximum delay of a task after the end of a task on another stream for which it waits; the rest has another cause."""
 _FOLLOWS_US = 8.0
-"""A task that was ready waited for another stream's task if it started within this time after that task ended."""
+"""A ready task is assumed to wait for a task of another stream if it starts within this time after that task's end."""
 _SKEW_US = 1.0
 _FEW_STREAMS = 4
-"""With more streams than this, a wait of which only the call is recorded concerns the streams of the next launches."""
+"""Maximum number of streams among which the two streams of a wait are searched, if only the wait call is recorded."""
 _NEAR = 32
-"""Number of launches around a wait that are searched for these streams."""
+"""Number of launches before and after a wait call that are searched for its streams."""
 _STREAM_WAITS = ("streamwaitevent",)
 _EVENT_RECORDS = ("eventrecord",)
 
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Dependencies of tasks. `launch_*` come from the launching thread; source ids are those of `Earlier.number`."""
+    """Dependencies of tasks; ids of source tasks are those of `Earlier.number`."""
 
     launch_lag_us: Floats
-    """Lag of each task after its launch; NaN if the launch is unknown."""
+    """Lag from each task's launch to its start; NaN if the launch is unknown."""
     launch_unknown_us: Floats
-    """Part of each launch lag that nothing explains."""
+    """Part of each launch lag that no recorded dependency explains."""
     edges: EdgeList = field(default_factory=EdgeList)
     latency_us: float = 0.0
     gap_us: float = 0.0
     kernels_take_turns: bool = False
     unexplained: Unexplained = field(default_factory=Unexplained)
     busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
-    """Stream → time until which it must have been busy with work that is not in the file."""
+    """Stream → time until which it must have run work that the trace does not contain."""
 
 
 def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> TaskEdges:
-    """Return the dependencies of all tasks of a step, including those on work of the previous step."""
+    """Return the dependencies of all tasks of a step, including dependencies on work of the previous step."""
     n = len(tasks)
     out = TaskEdges(launch_lag_us=np.full(n, np.nan), launch_unknown_us=np.zeros(n))
     if not n:
@@ -141,7 +141,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
 
 
 def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, earlier: Earlier, out: TaskEdges) -> None:
-    """Mark streams as busy whose first task starts long after its launch, while the device has no recorded work."""
+    """Mark streams as busy if their first task starts long after its launch while the device has no recorded work."""
     for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
         launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
         if any(launch < until <= start + _SKEW_US for until in earlier.until_us.values()):
@@ -160,8 +160,8 @@ _BESIDE = 0.02
 def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
     """Return a mask of kernels that were ready but started only when a kernel of another stream ended.
 
-    Empty if the device runs several kernels at once. It runs one at a time if some kernels waited in this way and
-    kernels hardly ever overlapped.
+    The mask is empty if the device runs several kernels at once. A device runs one at a time if some kernels waited in
+    this way and kernels hardly ever overlapped.
     """
     waited = np.zeros(len(tasks), bool)
     rows = np.flatnonzero(tasks.kind == KERNEL)
@@ -196,9 +196,7 @@ def _previous(tasks: Tasks) -> Ints:
 
 
 def _first_of_launch(tasks: Tasks) -> Bools:
-    """Return a mask of tasks that are the first of their launch, because a captured graph launches many tasks
-    at once.
-    """
+    """Return a mask of the first task of each launch; a captured graph launches many tasks at once."""
     _, first = np.unique(tasks.correlation, return_index=True)
     out = tasks.correlation < 0
     out[first] = True
@@ -206,7 +204,7 @@ def _first_of_launch(tasks: Tasks) -> Bools:
 
 
 class _StreamWaits:
-    """Waits of streams for events: recorded with the other stream, or recorded only as calls."""
+    """Waits of streams for events of other streams: recorded with the other stream, or only as calls."""
 
     def __init__(
         self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
@@ -227,7 +225,7 @@ class _StreamWaits:
             self._inferred(recorded)
 
     def _recorded(self) -> set[int]:
-        """Add the edges of waits whose target is recorded; return their rows among the calls."""
+        """Add the edges of waits whose other stream is recorded; return the rows of their calls."""
         calls, waits = self.activity.calls, self.activity.waits
         row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
         numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
@@ -248,8 +246,8 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Add the edges of waits recorded only as calls: the dependency that the times show, or, if they show none, all
-        that they permit.
+        """Add the edges of waits recorded only as calls: the dependency that the times show; if they show none, all
+        possible ones.
         """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])
@@ -270,9 +268,9 @@ class _StreamWaits:
     def add_unrecorded(self) -> None:
         """Add possible dependencies for a profile that records no waits, at most one per task.
 
-        Among the tasks last launched on the other streams, each is on the one that ended last, if the times permit it.
-        They delay nothing, and count only in the ranges of what-ifs. If several tasks of a stream could wait for the
-        same task, only the first one does.
+        Of the tasks last launched on the other streams, a task depends on the one that ended last, if the times permit
+        it. These dependencies delay nothing, and count only in the ranges of what-ifs. If several tasks of a stream
+        could wait for the same task, only the first one does.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
@@ -295,14 +293,14 @@ class _StreamWaits:
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
         """Return pairs (last task of a stream before the event was recorded, first task of another stream after the
-        wait call).
+        wait call) that the times permit.
         """
         before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
         after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
 
     def _near(self, time_us: float, direction: int) -> Sequence[int]:
-        """Return the streams with the next launches after a time (`direction` -1: the last launches before it); all
+        """Return the streams of the next launches after a time, or the last ones before it if `direction` is -1; all
         streams if there are few.
         """
         count = len(self.tasks.streams)
@@ -314,13 +312,13 @@ class _StreamWaits:
         return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
-        """Return the id of a stream's last task launched before a time, in the step or before the step."""
+        """Return the id of a stream's last task launched before a time, in this step or before; None if unknown."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us)) - 1
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
 
     def _first(self, stream: int, time_us: float) -> int | None:
-        """Return the first task of a stream that was launched after a time."""
+        """Return the first task of a stream launched after a time; None if there is none."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us))
         return int(rows[at]) if at < len(rows) else None
@@ -332,23 +330,23 @@ class _StreamWaits:
         return min(max(self._delay_us(before, after), 0.0), _EVENT_US)
 
     def _in_order(self, before: int, after: int) -> bool:
-        """Check whether the times permit the dependency."""
+        """Check whether the recorded times permit that `after` waits for `before`."""
         return self._delay_us(before, after) >= -_SKEW_US and (before >= len(self.tasks) or before < after)
 
     def _shown(self, before: int, after: int) -> bool:
-        """Check whether the later task was ready, but started only when the earlier one ended."""
+        """Check whether `after` was ready but started only when `before` ended."""
         follows = self._delay_us(before, after) <= _FOLLOWS_US
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 
 
 class _LatestEnds:
-    """The last task launched so far on each stream, sorted by end, while tasks are processed in launch order."""
+    """While tasks are processed in launch order: the last launched task of each stream, sorted by end."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
         known = np.flatnonzero(~np.isnan(tasks.launch_us))
         self.order: list[int] = known[np.lexsort((known, tasks.launch_us[known]))].tolist()
-        """Tasks with known launch, in launch order."""
+        """Tasks whose launch is known, in launch order."""
         self._launched = 0
         self._ends: list[tuple[float, int, int]] = []
         """Tuples (end, stream, task) sorted by end; the task is -1 if it is from before the step."""
@@ -365,8 +363,8 @@ class _LatestEnds:
         self._of_stream[entry[1]] = entry
 
     def before(self, task: int) -> int | None:
-        """Return the task of another stream, launched before this task, that ended last before it started; None if
-        there is none.
+        """Return the task of another stream, launched before this task, that ended last before this task started, or
+        None.
 
         Must be called for tasks in launch order.
         """
@@ -384,7 +382,7 @@ class _LatestEnds:
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
-    """Make a collective on its own stream wait for what was launched before it, because that computes its input."""
+    """Make each collective on its own stream wait for the last task launched before it, which computes its input."""
     talking = np.flatnonzero((tasks.kind == COLLECTIVE) & ~np.isnan(tasks.launch_us))
     if len(tasks.streams) < 2:
         return
@@ -416,7 +414,7 @@ class _Ends:
         self.sorted_us = tasks.end_us[self.finished]
 
     def just_before(self, task: int, ready_us: float) -> int:
-        """Return the task of another stream that ended just before a late start, or -1 if there is none."""
+        """Return the task of another stream that ended just before this task's late start, or -1."""
         start = float(self.tasks.start_us[task])
         at = int(np.searchsorted(self.sorted_us, start + _SKEW_US, side="right")) - 1
         cause, latest = -1, max(ready_us, start - _LATENCY_MARGIN_US)
@@ -434,8 +432,8 @@ class _Ends:
         """Return the task of another stream that kept the device busy while this task was ready, or -1.
 
         Streams share one device: a kernel starts when blocks of another kernel finish, a little before that kernel
-        ends. Tasks of other streams must have filled most of the wait; the one that ended nearest to the start is
-        returned.
+        ends. Tasks of other streams must have filled most of the wait. Of these, return the task whose end is nearest
+        to the start.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])
         first = int(np.searchsorted(self.sorted_us, ready_us))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device tasks of one step: which tasks it launched, from which thread and when; without dependencies."""
+"""Device tasks of one step: which tasks the step launched, from which thread and when. Contains no dependencies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from opreplay.traces.times.communication import communication_rows
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COPY_NAMES = ("memcpy",)
-"""Parts of names that identify an NPU's copies, because its tasks have no category."""
+"""Substrings of kernel names that mark copies; needed because tasks of an NPU have no category."""
 HOST_DEVICE = -(1 << 31)
-"""Device number of collectives that a host thread runs without a recorded device; their "stream" is the
-thread's track.
+"""Device number of collectives that run on a host thread without a recorded device; the stream number is the thread's
+track.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """Device work launched in a step, or running in it without a known launch, sorted by start. Times in µs."""
+    """Device work launched in a step, or running in it with unknown launch, sorted by start. Times in µs."""
 
     kind: Ints
     name: Ints
@@ -53,7 +53,7 @@ class Tasks:
         return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
 
     def by_launch(self) -> list[tuple[Floats, Ints]]:
-        """Return (launches, rows) of each stream's tasks with known launch, in launch order."""
+        """Return, for each stream, (launch times, rows) of its tasks whose launch is known, in launch order."""
         rows = np.flatnonzero(~np.isnan(self.launch_us))
         rows = rows[np.lexsort((rows, self.launch_us[rows], self.stream[rows]))]
         parts = np.split(rows, np.searchsorted(self.stream[rows], np.arange(1, len(self.streams))))
@@ -61,10 +61,10 @@ class Tasks:
 
 
 class Earlier:
-    """Tasks launched before the step, by stream and by the number of later tasks on their stream ("back").
+    """Tasks launched before the step, by stream and by the number of later tasks on that stream ("back").
 
-    All steps are assumed to be alike, so each task corresponds to the step's task at the same distance from the last
-    task of its stream.
+    All steps are assumed to be the same, so each corresponds to the task of this step with as many later tasks on its
+    stream.
     """
 
     def __init__(
@@ -90,20 +90,20 @@ class Earlier:
         return number
 
     def last_before(self, stream: int, time_us: float) -> int | None:
-        """Return the id of a stream's last earlier task launched before a time; None if none is known."""
+        """Return the id of a stream's last task launched before the step and before a time; None if none is known."""
         launches = self._launches.get(stream)
         if launches is None or not (before := int(np.searchsorted(launches[0], time_us))):
             return None
         return self.number(stream, len(launches[0]) - before)
 
     def last_end_us(self, stream: int) -> float | None:
-        """Return when a stream's last earlier task ended; None if unknown."""
+        """Return when a stream's last task from before the step ended; None if unknown."""
         if stream in self.until_us:
             return self.until_us[stream]
         return float(self._launches[stream][1][-1]) if stream in self._launches else None
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of the step or an earlier task ended; `NEVER` if that is not recorded."""
+        """Return when a task of this step or an earlier one ended, from its id; `NEVER` if that is not recorded."""
         if number < len(self.tasks):
             return float(self.tasks.end_us[number])
         stream, back = self.asked[number - len(self.tasks)]
@@ -113,7 +113,7 @@ class Earlier:
         return float(ends[-1 - back]) if back < len(ends) else NEVER
 
     def alike(self, number: int) -> int:
-        """Return the position in `Tasks` of the step's own task at the same distance from its stream's last task."""
+        """Return the position in `Tasks` of the task of this step that corresponds to an earlier task."""
         stream, back = self.asked[number - len(self.tasks)]
         rows = np.flatnonzero(self.tasks.stream == stream)
         launch = self.tasks.launch_us[rows]
@@ -122,9 +122,9 @@ class Earlier:
 
 
 def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
-    """Return the step's device work, and the tasks launched before it.
+    """Return the step's device work, and the tasks launched before the step.
 
-    `home` [tracks]: thread of each track, -1 if it belongs to another process.
+    `home` [tracks] is the thread of each track; -1 if the track belongs to another process.
     """
     activity, kernels = trace.activity, trace.kernels
     assert activity is not None
@@ -189,7 +189,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
 def _by_stream(
     device: Ints, stream: Ints, launch_us: Floats, end_us: Floats, chosen: Bools
 ) -> dict[tuple[int, int], tuple[Floats, Floats]]:
-    """Return (launches, ends) of the chosen tasks of each stream, in launch order."""
+    """Return (device, stream) → (launch times, end times) of the chosen tasks, in launch order."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((end_us[rows], launch_us[rows], stream[rows], device[rows]))]
     if not len(rows):
@@ -202,9 +202,9 @@ def _by_stream(
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
-    """Return, for each task, the start of the step's first task on its stream, otherwise on its device.
+    """Return, for each task, when the step's first task on its stream started; if there is none, on its device.
 
-    Without either, it is the lowest integer.
+    If there is none either, return the lowest integer.
     """
     first = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
@@ -223,10 +223,10 @@ def _own_device(device: Ints, inside: Bools) -> Bools:
 
 
 def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return (time, thread) of the call that launched each task; thread -1 if it is unknown or of another process.
+    """Return (time, thread) of the call that launched each task; the thread is -1 if unknown or in another process.
 
-    If several calls share a correlation id, the last one that started before the task counts, because ids repeat in
-    merged files. An outer call takes precedence over the driver call inside it.
+    If calls far apart share a correlation id, as in merged files, the last one that started before the task counts.
+    Otherwise, an outer call takes precedence over the driver call inside it.
     """
     activity = trace.activity
     assert activity is not None
@@ -270,8 +270,8 @@ _REPEATED_NS = 50_000_000
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
-    """Return `home`, extended by threads of a process without ops (CANN's threads appear under another process),
-    matched by thread id.
+    """Return `home`, extended to threads of processes without ops, matched by thread id: CANN records threads under
+    another process.
     """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Host threads of one step: the events on each, split into slices by the innermost event; independent of devices."""
+"""Split the host threads of one step into slices by the innermost running event; independent of devices."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class HostEvents:
     """Row in `Activity.calls`, or -1 if the event is an op."""
 
     def enclosing_op(self) -> Ints:
-        """Return, for each event, the row of the op that it is or that is innermost around it; `NO_OP` if there is
-        none.
+        """Return, for each event, the row of the innermost op that contains it or is the event itself; `NO_OP` if there
+        is none.
         """
         around = innermost_of(self.parent, self.op >= 0)
         return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
@@ -82,7 +82,7 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
 
 
 def _is_mark(trace: Trace, ops: Ints) -> Bools:
-    """Return a mask of ops that are torch_npu's step marks, which are not work."""
+    """Return a mask of ops that only mark steps for torch_npu, and are no work."""
     marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
     return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
 
@@ -97,7 +97,7 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 
 
 def homes(trace: Trace, main: int) -> Ints:
-    """Map each track to its track in the main process, or -1, because CANN's threads appear under another process."""
+    """Map each track to the thread's track in the main process, or -1; CANN records threads in another process."""
     assert trace.activity is not None
     if main < 0:
         return np.full(len(trace.tracks), -1, np.int64)
@@ -113,10 +113,9 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """Return the thread that marks the step, otherwise the thread with the most time in ops outside autograd; -1 if
-    there is none.
+    """Return the thread that marks the step; otherwise the thread with the most time in ops that does not run autograd.
 
-    If there are no ops, return the thread with the most runtime calls.
+    If there are no ops, return the thread with the most runtime calls; -1 if there is none.
     """
     if step.track >= 0:
         return step.track
@@ -136,9 +135,9 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """One thread's time as slices, and as blocks between the points at which it waits or others wait for it.
+    """One thread's time as slices, and as blocks; blocks are split where the thread waits or others wait for it.
 
-    Times in µs after the step's start; blocks exclude the thread's waiting.
+    Times in µs after the step's start; blocks exclude the thread's waits.
     """
 
     start_us: Floats
@@ -155,10 +154,10 @@ def blocks_of(
     points_us: Iterable[float],
     waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (from,
-    until).
+    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (start,
+    end).
 
-    The last block has zero length, so that other nodes can wait for the last point.
+    The last block has zero length, so that other nodes can wait for the end.
     """
     bound, owner = _tiles(events, begin_us, end_us)
     waits = _merged(waits_us, begin_us, end_us)
@@ -192,9 +191,7 @@ def blocks_of(
 
 
 def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, Ints]:
-    """Return the intervals with the same innermost event as (starts, position of that event or -1), from
-    begin to end.
-    """
+    """Split a thread at each change of the innermost event; return (starts, position of the innermost event or -1)."""
     n = len(events.start_us)
     position = np.flatnonzero(events.end_us > events.start_us)
     times = np.concatenate([[begin_us], events.start_us[position], events.end_us[position]])
@@ -207,7 +204,7 @@ def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, 
 
 
 def _merged(waits: Sequence[tuple[float, float]], begin_us: float, end_us: float) -> list[tuple[float, float]]:
-    """Return the waits within the range, sorted, with overlapping waits merged."""
+    """Return the waits, clipped to the range and sorted, with overlapping waits merged."""
     out: list[tuple[float, float]] = []
     for start, end in sorted((max(a, begin_us), min(b, end_us)) for a, b in waits):
         if end <= start:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Applies the durations of one step to the graph of another step of the same program, to test the graph."""
+"""Apply the durations of one step to the graph of another step of the same program, to test the graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tasks_of_lane(graph: StepGraph, lane: int) -> Ints:
 
 
 def _matched_tasks(graph: StepGraph, other: StepGraph) -> Ints:
-    """Return [n, 2]: tasks of both graphs that are the same kernel at the same position in their stream."""
+    """Return an array [n, 2] of matching tasks: the same kernel at the same position of its stream in both graphs."""
     pairs: list[tuple[int, int]] = []
     for lane, theirs in _lanes(graph, other):
         ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
@@ -56,7 +56,7 @@ def _matched_tasks(graph: StepGraph, other: StepGraph) -> Ints:
 
 
 def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Return the durations of the tasks of one stream."""
+    """Return the durations of one stream's tasks, from the matching tasks of `other`."""
     out = np.zeros(len(graph.nodes))
     ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
     here = pairs[np.isin(pairs[:, 0], ours)]
@@ -70,7 +70,7 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Return the durations of one thread's intervals, with the other graph's work between launches of matched tasks."""
+    """Return the durations of one thread's intervals, from the other graph's work between matched launches."""
     ours, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
     points, their_points = _launches(graph, ours, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])
@@ -89,13 +89,13 @@ def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _work(graph: StepGraph, lane: int) -> tuple[Ints, Floats]:
-    """Return (the intervals of a thread in order, its total work at the end of each)."""
+    """Return (the intervals of a thread in order, its accumulated work at the end of each)."""
     nodes = np.flatnonzero(graph.nodes.lane == lane)
     return nodes, np.cumsum(graph.nodes.dur_us[nodes])
 
 
 def _launches(graph: StepGraph, stretches: Ints, done: Floats, tasks: Ints) -> Floats:
-    """Return the thread's total work at the launch of each task; NaN for tasks that it did not launch."""
+    """Return the thread's accumulated work at the launch of each task; NaN for tasks that it did not launch."""
     edges = graph.edges
     launch = edges.kind == LAUNCH
     source_of = np.full(len(graph.nodes), -1, np.int64)

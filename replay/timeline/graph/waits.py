@@ -1,8 +1,7 @@
 # pyright: strict
-"""Waits of host threads for synchronizing calls, blocking copies, full queues and other threads, by rules based on
-times.
+"""Find waits of host threads for synchronizing calls, blocking copies, full queues and other threads.
 
-Each rule tells whether the trace records the dependency or the times only suggest it.
+The rules use recorded times. Each rule tells whether the trace records the dependency or the times only suggest it.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import Step
 
 LONG_CALL_US = 30.0
-"""A runtime call longer than this that ends when a task ends may be a wait."""
+"""A runtime call longer than this that returns when a task ends may have waited for that task."""
 BLOCKED_US = 1000.0
-"""A blocking call that takes longer than this while the device works waits for the device."""
+"""A blocking call that takes longer than this while the device is busy is assumed to wait for the device."""
 _RETURN_US = 25.0
 """Maximum time from the end of a task to the return of the call that waited for it, if only the times link them."""
 _SKEW_US = 5.0
 """Maximum difference of host and device clocks in one trace."""
 _FULL_QUEUE = 500
-"""With at least this many launches ahead of the device, a slow launch counts as blocked by a full queue."""
+"""If at least this many launches wait for the device, a slow launch counts as blocked by a full queue."""
 _GAP_US = 100.0
 """A thread that is idle for longer than this while another thread works may be waiting for it."""
 _BLOCKING_OPS = (
@@ -54,15 +53,17 @@ class HostWait:
     tasks: tuple[int, ...] = ()
     """Positions in `Tasks`, or ids of `Earlier`."""
     earlier: bool = False
-    """Whether the wait is for work launched before the step, whose end is otherwise unknown: it ended at `until_us`."""
+    """Whether the thread waits for work from before the step whose recorded end is unknown; that work is taken to end
+    at `until_us`.
+    """
     thread: tuple[int, float] | None = None
-    """Point (track, time) on another thread that the wait is for."""
+    """Point (track, time) on another thread for which the thread waits."""
     kind: int
     recorded: bool
 
 
 class Launched:
-    """The tasks by stream in launch order, to find the last one launched before a given time."""
+    """Finds tasks by time: the last task launched or ended before a given time."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -75,22 +76,22 @@ class Launched:
         self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of the step or an earlier task ended."""
+        """Return when a task of this step or an earlier one ended, from its id."""
         return self.earlier.ended_us(number)
 
     def last_on(self, stream: int, time_us: float) -> int:
-        """Return the last task launched on a stream before a time; a task of the previous step if this one has none."""
+        """Return the last task launched on a stream before a time; if this step has none, the previous step's last."""
         launches, rows = self._by_stream[stream]
         at = bisect_left(launches, time_us) - 1
         return rows[at] if at >= 0 else self.earlier.number(stream)
 
     def last_of_all(self, time_us: float) -> list[int]:
-        """Return the last task launched before a time, for each stream of a device."""
+        """Return, for each stream of a device, the last task launched before a time."""
         streams = enumerate(self.tasks.streams)
         return [self.last_on(stream, time_us) for stream, (device, _) in streams if device != HOST_DEVICE]
 
     def ended_by(self, time_us: float) -> int:
-        """Return the task of the step that ended last before a time, or -1."""
+        """Return the task of the step with the latest end at or before a time, or -1."""
         at = bisect_right(self._sorted_ends, time_us) - 1
         return self._order[at] if at >= 0 else -1
 
@@ -102,7 +103,7 @@ class Launched:
 def device_waits(
     trace: Trace, threads: list[HostEvents], tasks: Tasks, earlier: Earlier
 ) -> tuple[list[HostWait], float]:
-    """Return (every wait of a host thread for the device, µs in synchronizing calls with an unknown target)."""
+    """Return (every wait of a host thread for the device, time in µs of blocking calls for which no task was found)."""
     if not tasks.on_device.any():
         return [], 0.0
     of_trace = _DeviceWaits(trace, tasks, earlier)
@@ -122,7 +123,7 @@ class _Call:
     copied: int
     """Task that the call launched, or -1."""
     stream: int | None
-    """Stream that the call waits for according to the trace; -1: all streams."""
+    """Stream that the call waits for, if recorded; -1: all streams; None: unknown."""
 
     @property
     def waits(self) -> bool:
@@ -136,7 +137,7 @@ class _Call:
 
 
 class _DeviceWaits:
-    """Waits for the device, collected thread by thread."""
+    """Collects the waits of host threads for the device."""
 
     def __init__(self, trace: Trace, tasks: Tasks, earlier: Earlier) -> None:
         assert trace.activity is not None
@@ -204,7 +205,7 @@ _WAITING = (_STREAM, _DEVICE, _EVENT)
 
 
 def _wait_kind(name: str) -> int:
-    """Return what a runtime call waits for, by its name in any of the runtimes."""
+    """Return what a runtime call waits for, from its name in CUDA, HIP or CANN."""
     text = name.lower()
     if "synchronize" in text:
         if "event" in text:
@@ -218,13 +219,13 @@ def _wait_kind(name: str) -> int:
 
 
 def _within_device(name: str) -> bool:
-    """Check whether a copy's name excludes host memory, because such copies never block the host."""
+    """Check whether a copy's name says that both ends are on a device; such copies never block the host."""
     text = name.lower().replace(" ", "")
     return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
 
 
 def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
-    """Map the correlation of a synchronizing call to the stream that it waits for, if recorded (-1: all)."""
+    """Map the correlation id of a synchronizing call to the stream that it waits for (-1: all streams), if recorded."""
     assert trace.activity is not None
     waits = trace.activity.waits
     numbers = {stream: index for index, (_, stream) in enumerate(tasks.streams)}
@@ -237,7 +238,7 @@ def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
 
 
 def _one_wait(call: _Call, launched: Launched) -> HostWait | None:
-    """Return the wait of one call, or None if no task that it waited for is known."""
+    """Return the wait of one call; None if no task that it may have waited for is known."""
     sources, recorded = _SOURCES[call.kind](call, launched)
     full = call.kind == _NONE and bool(sources) and launched.waiting(call.start) >= _FULL_QUEUE
     if call.kind == _NONE and not full and call.copied >= 0:
@@ -273,8 +274,8 @@ def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
 
 
 def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
-    """Return the task at whose end a call returned that is not a synchronization (cudaMalloc, cudaFree, cudaHostAlloc,
-    a launch).
+    """Return the task at whose end the call returned, for calls that do not synchronize: cudaMalloc, cudaFree,
+    cudaHostAlloc, launches.
     """
     last, tasks = launched.ended_by(call.end), launched.tasks
     if last < 0 or launched.ended_us(last) <= call.start or call.end - launched.ended_us(last) > _RETURN_US:
@@ -300,8 +301,8 @@ _SOURCES = {
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
-    """Return the last task of the stream that a synchronization most likely waited for: it ended nearest to the end of
-    the call.
+    """Return the last task of the stream for which a synchronization most likely waited: its end is nearest to the
+    call's end.
     """
     done = [task for task in launched.last_of_all(start) if launched.ended_us(task) <= end + _SKEW_US]
     return [max(done, key=launched.ended_us)] if done else []
@@ -310,10 +311,9 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
 def _waits_of_ops(
     trace: Trace, events: HostEvents, launched: Launched, known: list[float]
 ) -> tuple[list[HostWait], float]:
-    """Return waits in ops that always block, for a trace that does not record the blocking calls.
+    """Return (waits in ops that always block, total µs of long ops in which no task ended) for one thread.
 
-    Also returns the total µs of long ops during which no task ended. No wait is added if a `known` wait ends inside the
-    op.
+    Used if the trace does not record the blocking calls. Ops in which one of the `known` waits ends are skipped.
     """
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures], bool)
     rows = np.flatnonzero(events.op >= 0)
@@ -347,10 +347,9 @@ class Handover:
 
 
 def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_us: float) -> list[Handover]:
-    """Return gaps of the main thread that another thread's work fills, e.g. backward, which runs on autograd's own
-    thread.
+    """Return gaps of the main thread that another thread's work fills, e.g. backward on autograd's thread.
 
-    The other thread must be idle when the gap starts and idle again when it ends.
+    The other thread must be idle when the gap starts, and idle again when it ends.
     """
     out: list[Handover] = []
     top = main.parent < 0
@@ -387,11 +386,11 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
 
 _ASKED_US = 50.0
 _RESUMED_US = 500.0
-"""Maximum time until a thread resumes after the collective that it waited for: Python runs before its next op."""
+"""Maximum time from the end of a collective until the thread that waited for it runs an op: Python runs in between."""
 
 
 def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
-    """Return waits of idle threads that resume just after a host collective ends and that had no other work."""
+    """Return waits of idle threads that resume just after a collective on the host ends."""
     rows = np.flatnonzero(~tasks.on_device)
     rows = rows[np.argsort(tasks.end_us[rows], kind="stable")]
     ends = tasks.end_us[rows]
@@ -412,7 +411,7 @@ def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
 
 
 def as_wait(handover: Handover, main: int) -> HostWait:
-    """Return the wait of the main thread in a handover."""
+    """Return the main thread's wait for the other thread of a handover."""
     return HostWait(
         track=main,
         start_us=handover.start_us,
@@ -424,7 +423,7 @@ def as_wait(handover: Handover, main: int) -> HostWait:
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
-    """Map (thread, start) of work taken from an NPU's task queue to the (thread, time) at which it was queued."""
+    """Return (thread, start) of work taken from an NPU's task queue → (thread, time) at which it was queued."""
     assert trace.activity is not None
     arrows = trace.activity.arrows
     rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))

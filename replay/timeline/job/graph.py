@@ -36,14 +36,14 @@ class RankGraph:
     rank: int
     graph: StepGraph
     at_us: float
-    """Zero of the graph's clock, in µs after the zero of the job's clock."""
+    """Zero of the graph's clock, in µs on the job's clock."""
     node_of_call: Mapping[int, int]
     """Position of a collective among the rank's calls → its node in `graph`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGraph:
-    """The joined graph of all ranks; times in `whole` are relative to the job's zero."""
+    """The joined graph of all ranks; times in `whole` are on the job's clock."""
 
     ranks: tuple[RankGraph, ...]
     whole: StepGraph
@@ -56,20 +56,20 @@ class JobGraph:
     edge_local: Ints
     """[edges]: edge in the rank's own graph."""
     node: tuple[Ints, ...]
-    """Node in `whole` for each node of a rank, by rank; for a collective with other members, its transfer."""
+    """By rank: node in `whole` for each of the rank's nodes; for a collective with other members, the transfer."""
     arrival: tuple[Ints, ...]
-    """Node in `whole` at which each node of a rank starts to wait, by rank: the node itself, except for collectives
-    with other members.
+    """By rank: node in `whole` at which each of the rank's nodes starts to wait; the node itself, except for
+    collectives with other members.
     """
     transfer_share: tuple[Floats, ...]
-    """Share of each node's recorded time that is not spent waiting for other ranks, by rank."""
+    """By rank: share of each node's recorded time that is not spent waiting for other ranks."""
     met: tuple[int, ...]
     """Positions in `JobCollectives.matched` of the collectives that synchronise ranks in this step."""
     dropped: int
-    """Number of collectives in `met` that were dropped because they contradict the order of others."""
+    """Number of collectives in `met` that were dropped because they contradict the order of other collectives."""
 
     def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
-        """Return the lags of all edges from the lags of each rank's graph (default: recorded)."""
+        """Return the lags of all edges from the lags in each rank's graph (default: recorded)."""
         out = np.zeros(len(self.whole.edges))
         for index, rank in enumerate(self.ranks):
             mine = self.edge_rank == index
@@ -79,8 +79,8 @@ class JobGraph:
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
         """Return the durations of all nodes from the durations in each rank's graph (default: recorded).
 
-        For a collective with other members, only the share without waiting counts. Collectives in `waitless` [by rank,
-        nodes, 1.0 or 0.0] count in full, because their time is a prediction, which includes no waiting.
+        For a collective with other members, only the share without waiting counts. Collectives marked 1.0 in `waitless`
+        (by rank, one value per node) count in full, because a prediction includes no waiting.
         """
         out = np.zeros(len(self.whole.nodes))
         for index, rank in enumerate(self.ranks):
@@ -121,7 +121,7 @@ class JobGraph:
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """Return (starts, ends) of one rank's own nodes, on its own clock; a collective starts when its wait starts."""
+        """Return (starts, ends) of one rank's nodes on its own clock; a collective starts when the rank waits."""
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
@@ -156,7 +156,7 @@ class _JobBuilder:
         self.meeting: list[bool] = [False] * total
 
     def node(self, *, rank: int, lane: int, start: float) -> int:
-        """Add a node of zero length."""
+        """Add a node of zero length; return its number."""
         self.rank.append(rank)
         self.local.append(-1)
         self.start.append(start)
@@ -176,7 +176,7 @@ class _JobBuilder:
         self.edge_local.append(-1)
 
     def synchronize(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
-        """Make the members of one collective wait for each other. Members are (index of the rank, member)."""
+        """Make the `members` (index of the rank, member) of one collective wait for each other."""
         arrived: dict[int, int] = {}
         nodes: list[int] = []
         for index, member in members:
@@ -200,7 +200,7 @@ class _JobBuilder:
             self.edge(meeting, node, recorded=recorded)
 
     def redirect(self) -> None:
-        """Redirect the dependencies of a collective on its own rank to its arrival."""
+        """Make the dependencies of a collective on its own rank point to its arrival."""
         self.target = [
             target if rank < 0 else self.arrival[target]
             for target, rank in zip(self.target, self.edge_rank, strict=True)
@@ -208,7 +208,7 @@ class _JobBuilder:
 
 
 def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGraph:
-    """Join the graphs of several ranks. A collective with fewer than two members in these steps stays unchanged."""
+    """Join the graphs of several ranks. A collective with fewer than two members in these steps is not changed."""
     place = {rank_graph.rank: index for index, rank_graph in enumerate(ranks)}
     joined = _JobBuilder(ranks)
     met: list[int] = []

@@ -1,6 +1,6 @@
 # pyright: strict
-"""A job's step with times measured in a run on this machine: the ops of each rank, and its collectives if they were
-measured.
+"""A job's step with op and collective times measured on this machine; collectives that were not measured keep their
+times.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from opreplay.traces.links.collectives import RankCall
 def measured_job(
     job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], results: MeasuredOps
 ) -> JobMeasured:
-    """Return the job's step with measured instead of recorded times, by rank; waits between ranks are recomputed.
+    """Return the job's step with measured instead of recorded times; waits between ranks are recomputed.
 
-    A collective takes its measured transfer time, which includes no waiting; the recorded time if it was not measured.
-    Raises TraceError for ranks with device work, and Unmatched if no op of any rank was measured.
+    A collective takes its measured transfer time, which includes no waiting, or its recorded time if it was not
+    measured. Raises TraceError for ranks with device work, and Unmatched if no op of any rank was measured.
     """
     durations: list[Floats] = []
     waitless: list[Floats] = []

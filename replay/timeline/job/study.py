@@ -1,5 +1,5 @@
 # pyright: strict
-"""Analysis of one step of a job from traces of several ranks: which rank waits for which, and what-ifs."""
+"""Analyse one step of a job from traces of several ranks: which rank waits for which, and what-ifs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RankStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStudy:
-    """The analysed step of a job."""
+    """One analysed step of a job."""
 
     timeline: JobTimeline
     graph: JobGraph
@@ -98,7 +98,7 @@ def job_timeline(
 def _job(
     traces: Sequence[tuple[int, Trace]], step: int | None
 ) -> tuple[JobGraph, tuple[RankStudy, ...], JobCollectives, int]:
-    """Return (the step of all ranks, each rank, the matches of their collectives, start of the step in ns)."""
+    """Return (graph of the step on all ranks, each rank, matches of their collectives, start of the step in ns)."""
     calls = [collectives_of(trace) for _, trace in traces]
     origins = _origins([trace for _, trace in traces])
     matches = _matched(
@@ -142,14 +142,14 @@ def _matched(calls: Sequence[RankCalls]) -> JobCollectives:
 
 
 def _origins(traces: Sequence[Trace]) -> list[int]:
-    """Return the zero of each trace's clock on the clock of the first trace."""
+    """Return the zero of each trace's clock, in ns on the clock of the first trace."""
     bases = [trace.info.base_ns for trace in traces]
     return [base - bases[0] for base in bases]
 
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
-    """Return the step of each rank: for other ranks than the first, the step with the same number, otherwise the one at
-    the same time.
+    """Return the step to analyse on each rank: chosen on the first rank; on other ranks the step with the same number,
+    or else at the same time.
     """
     first = chosen_step(traces[0], number)
     out = [first]
@@ -166,12 +166,12 @@ def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None)
 
 
 def _common(step: Step, step_ns: int, other: Step, other_ns: int) -> int:
-    """Return the overlap of two steps, negative if there is a gap between them."""
+    """Return how long two steps overlap, in ns; negative if there is a gap between them."""
     return min(step.end_ns + step_ns, other.end_ns + other_ns) - max(step.start_ns + step_ns, other.start_ns + other_ns)
 
 
 def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
-    """Map the position of each of the step's collectives among the rank's calls to its node."""
+    """Map the position of a collective among the rank's calls to its node, for each collective in the step."""
     nodes = graph.nodes
     rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
     starts = {
@@ -193,7 +193,7 @@ def _predicted(
     devices: Sequence[DeviceProfile],
     host_scale: float,
 ) -> dict[str, list[Predicted]]:
-    """Return predictions by device, for each rank. Raises UsageError for ranks that ran on their hosts."""
+    """Return the predictions for each rank, by device. Raises UsageError for ranks whose steps ran on the CPU."""
     if devices and not all(rank.graph.on_device for rank in job.ranks):
         raise UsageError(
             "these ranks ran on their hosts: their steps can be predicted only one at a time",
@@ -210,8 +210,8 @@ def _predicted(
 
 
 def _waitless(predicted: Predicted) -> Floats:
-    """Return 1.0 for tasks with a prediction, because a predicted collective includes only the transfer; 0.0 for
-    others.
+    """Return 1.0 for each predicted task and 0.0 for others; the predicted time of a collective includes only the
+    transfer.
     """
     out = np.zeros(len(predicted.durations_us))
     for us in predicted.families.values():
@@ -220,7 +220,7 @@ def _waitless(predicted: Predicted) -> Floats:
 
 
 def _on(job: JobGraph, predicted: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
-    """Return the job's schedule on one kind of simulated device, with the changes to each rank's step."""
+    """Return the job's schedule on simulated devices, with the changes to each rank's step."""
     durations = [rank.durations_us for rank in (predicted if changes is None else changes)]
     lags = [rank.lags_us for rank in (predicted if changes is None else changes)]
     return job.scheduled(job.durations(durations, [_waitless(rank) for rank in predicted]), lags_us=job.lags(lags))
@@ -320,7 +320,7 @@ def _collective(matched: Matched, zero_ns: int) -> StepCollective:
 
 
 def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us: float) -> list[RankPathPart]:
-    """Return the critical path of the last rank's end, across ranks; longest parts first."""
+    """Return the critical path across ranks to the end of the last rank, merged by op; longest parts first."""
     path, waits = critical_path(job.whole, schedule)
     us: defaultdict[tuple[int | None, str, str], float] = defaultdict(float)
     times: defaultdict[tuple[int | None, str, str], int] = defaultdict(int)
@@ -364,7 +364,7 @@ def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, st
 def _change(
     job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, predicted: dict[str, list[Predicted]]
 ) -> JobChange:
-    """Apply a change to every rank that it matches; the result reports if it matches no rank."""
+    """Apply a change to every rank that it matches. If it matches none, the result says why."""
     edits = [_edited(rank.names, of_rank.graph, change) for rank, of_rank in zip(ranks, job.ranks, strict=True)]
     matching = [edit for edit in edits if edit.matched]
     step_us, gains = _gains(job, edits, before) if matching else (before, [0.0])
@@ -381,14 +381,14 @@ def _change(
 
 
 def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: Sequence[Predicted]) -> float:
-    """Return the step length after a change on one kind of simulated device, in µs."""
+    """Return the step length, in µs, after a change on simulated devices."""
     of_ranks = zip(ranks, job.ranks, predicted, strict=True)
     edits = [_edited(rank.names, of_rank.graph, change, on_device) for rank, of_rank, on_device in of_ranks]
     return max(job.steps_us(_on(job, predicted, edits)))
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """Return the step length after a change and its gains, also under other assumptions about unknown waits and
+    """Return (step length after a change, gains), with gains also under other assumptions about unknown waits and
     dependencies on all ranks.
     """
     durations_us = job.durations([rank.durations_us for rank in changed])
@@ -404,8 +404,8 @@ def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[flo
 
 
 def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | None = None) -> Edited:
-    """Return a rank's graph after a change; unchanged, with the reason in its notes, if the change does not apply to
-    it.
+    """Return a rank's graph after a change. If the change matches nothing, return the graph unchanged, with the reason
+    in the notes.
 
     Raises UsageError for a change that applies only to single ranks.
     """
@@ -439,7 +439,7 @@ class _Apart(msgspec.Struct, frozen=True, kw_only=True):
     first: RankStudy
     last: RankStudy
     later_us: float
-    """How much later the second rank's step starts."""
+    """How much later the step of `last` starts than that of `first`."""
     common: float
     """Overlap of the two steps, as a share of the shorter step."""
 
@@ -457,7 +457,7 @@ def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
 
 
 def _apart_notes(apart: _Apart) -> list[str]:
-    """Return a note if the ranks' steps hardly overlap, because waits between them then say nothing about the step."""
+    """Return a note if the ranks' steps hardly overlap: waits between ranks are then meaningless."""
     if apart.common >= LEAST_COMMON:
         return []
     return [

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Result of `timeline --ranks` for one step of a job, as values; see docs/timeline.md."""
+"""Result of `timeline --ranks` for one step of a job; see docs/timeline.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.traces.joins.matched import Clock, Disagreement
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 LEAST_COMMON = 0.5
-"""Minimum overlap of two ranks' steps for one step of the job, as a share of the shorter step."""
+"""Minimum overlap of two ranks' steps that count as one step of the job, as a share of the shorter step."""
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,18 +27,18 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """Rescheduled step length, with waits for the other ranks."""
     structure_error: float
     begins_us: float
-    """Start of its step on the host, relative to the start of the first rank's step."""
+    """Start of the rank's step on the host, relative to the start of the first rank's step."""
     categories_us: Categories
     """Recorded times; communication includes the waits for other ranks."""
     waiting_us: float
     """Waiting time in collectives of this step, until the last known member had started."""
     transfer_us: float
     late: int
-    """Number of collectives that waited for this rank."""
+    """Number of collectives in which this rank arrived last."""
     late_us: float
-    """How long they waited after all other ranks had arrived."""
+    """How long the other ranks waited in these collectives for this rank alone."""
     unmatched: int
-    """Number of collectives in the whole trace without a counterpart on another of the given ranks."""
+    """Number of collectives in the whole trace that match no collective of the other given ranks."""
     clock: Clock
 
 
@@ -68,19 +68,19 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     waiting_us: float
     """Waiting time, summed over all known members."""
     transfer_us: float
-    """Time after the last known member had started; median of the members."""
+    """Time after the last known member started; median over the members."""
     late_rank: int
     late_us: float
-    """How long all others waited only for the late rank."""
+    """How long all other members waited for the late rank alone."""
     missing: int
-    """Number of members whose traces were not given; one of them may be the latest, then its time is part of
+    """Number of members whose traces were not given. If one of them arrives last, its delay is part of
     `transfer_us`.
     """
     members: tuple[CollectiveMember, ...]
 
 
 class RankPathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one op, or one kind of waiting, of one rank to the step of the job."""
+    """Time that one op, or one kind of waiting, of one rank contributes to the step of the job."""
 
     rank: int | None
     name: str
@@ -112,7 +112,7 @@ class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     """Number of collectives, counted per member, with a measured transfer time."""
     collectives_recorded: int
-    """Number of collectives, counted per member, with the recorded time, because none was measured."""
+    """Number of collectives, counted per member, that keep the recorded time because they were not measured."""
     notes: tuple[str, ...]
 
 
@@ -123,7 +123,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us`, over two assumptions on all ranks: no unexplained waiting, and every
+    """Upper end of the range of `step_us` under two assumptions on all ranks: no unexplained waiting, and every
     possible dependency.
     """
     gain_us: float
@@ -141,9 +141,7 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     recorded_step_us: float
     """Length of the longest step among the ranks."""
     retimed_step_us: float
-    """Step length from the graph of all ranks with recorded durations, where ranks wait for each other in
-    collectives.
-    """
+    """Step length from the joined graph with recorded durations; ranks wait for each other in collectives."""
     structure_error: float
     categories_us: Categories
     """Mean of the recorded times of all ranks."""
@@ -155,15 +153,15 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[StepCollective, ...]
     """Collectives of the step with at least two of the given ranks."""
     disagreements: tuple[Disagreement, ...]
-    """Disagreements in the whole traces; `collective` is the position among all matched collectives."""
+    """Disagreements between ranks in the whole traces; `collective` is the index among matched collectives."""
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
     least_common: float
-    """Overlap of the two ranks' steps that are furthest apart, as a share of the shorter step."""
+    """Overlap of the steps of the two ranks that are furthest apart, as a share of the shorter step."""
     dropped_collectives: int
-    """Number of collectives dropped because they contradict the order of others."""
+    """Number of collectives dropped because they contradict the order of other collectives."""
     measured: JobMeasured | None = None
-    """The step with measured times; None if none were given."""
+    """The step with times measured on this machine; None if none were given."""
     socs: dict[str, JobSoc] = {}
     what_if: tuple[JobChange, ...] = ()
     notes: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 """Interface to the compiled reader of blocks, which fills the same tables; not available without a C compiler.
 
 This module defines the compiled part's input (categories, where names are interned) and how its rows reach the tables.
-The compiled part reads a block completely or leaves it completely to `decoding`, so that unusual input is handled in
-only one place.
+The compiled part either reads a whole block or leaves the whole block to `decoding`, so that unusual input is handled
+in only one place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FLUSH_ROWS = 1 << 15
 MAX_REFUSED = 16
-"""Number of consecutive refused blocks after which the Python reader reads the rest of the file."""
+"""Maximum number of consecutive refused blocks; then the Python reader reads the rest of the file."""
 
 _KINDS: tuple[type[Any], ...] = (
     fields.Skipped,
@@ -37,16 +37,16 @@ _KINDS: tuple[type[Any], ...] = (
     fields.Flow,
     fields.Note,
 )
-"""Struct of each event kind, indexed by the number that the compiled part uses for the kind (native/record.h)."""
+"""Struct of each event kind, indexed by the kind's number in the compiled part (native/record.h)."""
 _TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes", None)
 _COLUMNS = (0, 7, 9, 4, 4, 4, 4, 6)
 """Number of integers in a row of each kind; rows of ops end with the record function id and the sequence number."""
 _ROW_FORMAT = 3
-"""Version of this set of columns; the compiled part reports the version that it writes."""
+"""Version of `_COLUMNS`, compared with the version that the compiled part writes."""
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:
-    """Return the compiled scanner, or None if it was not built or was built with other columns."""
+    """Return the compiled scanner; None if it was not built or writes another version of the columns."""
     try:
         from opreplay.traces.reading.native import _events
     except ImportError:
@@ -133,7 +133,7 @@ class CompiledBlocks:
 
 
 class CompiledPlaces:
-    """Finds the position of each event of a block, and the fields that decide whether it is copied."""
+    """Finds the position of each event of a block, and the fields that decide whether `trim` copies the event."""
 
     def __init__(self, kinds: Mapping[str, type[Any]], tracks: Tracks) -> None:
         """Create a scanner; `kinds` are the categories of device work, its launches and its arrows."""
@@ -153,7 +153,7 @@ class CompiledPlaces:
         )
 
     def read(self, text: bytes | memoryview, *, exact: bool) -> Array | None:
-        """Return the columns track, start (ns), role, id, first and last byte of the events of a closed array.
+        """Return the columns track, start (ns), role, id, first byte and last byte of the events of a closed array.
 
         Return None if the compiled part did not read the array.
         """

@@ -1,4 +1,4 @@
-"""Cold caches and reference workloads on a torch device: copies of arguments, an eviction buffer, a fixed workload."""
+"""Cold caches and reference workloads on a torch device: copies of arguments, an eviction buffer, fixed work."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
 
 MAX_EVICTED_BYTES = 64 << 20
-"""Maximum number of cache bytes to flush, because flushing more would take longer than the op."""
+"""Maximum number of bytes to flush from the cache; flushing more would take longer than the op."""
 LINE_BYTES = 64
 """Bytes of a cache line: reading one byte loads the line."""
 SECTOR_BYTES = 32
 """Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
 memory)."""
 CODE_BYTES = 1 << 20
-"""Maximum reuse distance at which the op is called on a copy of its arguments, to bring its code into the caches as in
-a step.
+"""Maximum reuse distance of the op's code; at this distance, the op is called on a copy of its arguments, to bring the
+code into the caches.
 
 In a step, the dispatcher and most kernels run again and again; a private cache holds more than this. The distance is
-shorter if the step had run the code more recently.
+shorter if the step ran the code more recently.
 """
 TWIN_BYTES = 16 << 20
-"""Maximum size of arguments that are copied for this; with larger ones, the time does not depend on the caching of
-code.
+"""Maximum bytes of arguments for which the op is called on a copy; with larger ones, code caching does not affect the
+time.
 """
 GAUGE_NUMBERS = 1 << 14
 """Elements of the compute workload, few enough for torch to use one thread (at::internal::GRAIN_SIZE is 32,768).
@@ -42,14 +42,14 @@ GAUGE_STEPS = 64
 GAUGE_PIECES = 16
 """Number of 64 KiB pieces per reading of the memory workload: 1 MiB read and written."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
-"""Size of the matrices, and number of products or passes over the buffer, per reading on an accelerator.
+"""Matrix size, and number of matrix products or passes over the buffer, per reading on an accelerator.
 
 The accelerator's events have a resolution of half a microsecond.
 """
 
 
 class Caches:
-    """The last-level cache of a device, and the buffer that flushes it, which is allocated on first use."""
+    """The last-level cache of a device, and a buffer that flushes the cache; the buffer is allocated on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,11 +64,11 @@ class Caches:
         self._whole().add_(1.0)
 
     def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
-        """Return a function that accesses a call's tensors at the same reuse distances as in the step, farthest first;
-        None if unknown.
+        """Return a function that accesses a call's tensors at their reuse distances in the step, farthest first; None
+        if the tensors or the device do not permit it.
 
-        Between accesses it reads other memory instead of what the step used. `spare_bytes` is the memory available for
-        a second set of arguments.
+        Between accesses it reads other memory in place of the step's data. `spare_bytes` is the memory for a second set
+        of arguments.
         """
         tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
@@ -104,7 +104,7 @@ class Caches:
         return restore
 
     def _pass(self, size: int) -> None:
-        """Read this many bytes of otherwise unused memory, which the caches need not write back."""
+        """Read `size` bytes of otherwise unused memory; the caches need not write them back."""
         whole = self._whole()
         remaining = max(0, size) // whole.element_size()
         while remaining > 0:
@@ -134,8 +134,8 @@ class Caches:
 
 
 def _arithmetic(device: torch.device) -> Callable[[], Any]:
-    """Return a function with about 0.2 ms of arithmetic, the same in every run: on one core of a host, or on all cores
-    of an accelerator.
+    """Return a function with about 0.2 ms of arithmetic, the same in every run: on one host core, or on a whole
+    accelerator.
     """
     if device.type != "cpu":
         rows = torch.ones(GAUGE_DEVICE_ROWS, GAUGE_DEVICE_ROWS, device=device)
@@ -151,7 +151,7 @@ def _repeat(product: Callable[..., Any], values: torch.Tensor, out: torch.Tensor
 
 
 def touch(call: partial[Any]) -> None:
-    """Read the memory spanned by the dense tensor arguments of a call."""
+    """Read the memory that the dense tensor arguments of a call span."""
     for tensor in tensors_in([*call.args, *call.keywords.values()]):
         if tensor.layout is torch.strided and tensor.numel():
             _read(tensor)
@@ -173,7 +173,7 @@ def _take(size: int) -> torch.Tensor:
 
 
 def argument_bytes(call: partial[Any]) -> int:
-    """Return the bytes spanned by the tensor arguments of a call; shared memory counts once."""
+    """Return the bytes that the tensor arguments of a call span; shared memory counts once."""
     spans = {}
     for tensor in tensors_in([*call.args, *call.keywords.values()]):
         span = fill.span(tensor)
@@ -182,8 +182,8 @@ def argument_bytes(call: partial[Any]) -> int:
 
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
-    """Return the call and `count` - 1 copies with separate tensor memory; arguments that share memory do so in each
-    copy.
+    """Return the call and `count` - 1 copies with separate tensor memory; within a copy, arguments share memory as in
+    the call.
     """
     calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
@@ -195,7 +195,7 @@ def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a value with separate tensor memory; tensors that share memory still share it through `memo`."""
+    """Return a copy of a value with separate tensor memory; copies with one `memo` share memory as the originals do."""
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo)
     if type(value) in (list, tuple):
@@ -204,7 +204,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _cache_bytes(device: torch.device) -> int:
-    """Return the size of the last-level cache, from the system for a host and from torch for a GPU; 0 if unknown."""
+    """Return the last-level cache's bytes: from the system for a host, from torch for a GPU; 0 if unknown."""
     if device.type == "cpu":
         return environment.last_cache_bytes()
     if device.type != "cuda":

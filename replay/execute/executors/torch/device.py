@@ -1,5 +1,5 @@
-"""Runs plan ops through torch on the CPU or an accelerator; manages the lifetime of arguments, not their values or
-times.
+"""Run plan ops through torch on the CPU or an accelerator. Manages the lifetime of arguments; their values and times
+are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -63,11 +63,9 @@ from opreplay.traces.dtypes import INTEGERS
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of consecutive calls after which the values of an op that writes to its arguments are checked to be
-finite.
-"""
+"""Numbers of consecutive calls after which the values written by an op are checked to be finite."""
 PROBE_S = 0.1
-"""Wall time after which probing stops.
+"""Wall time, in seconds, after which these checks stop.
 
 Warm samples within the verified number of calls need no reset in between. After a reset, the last-level cache needs
 about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD EPYC).
@@ -76,12 +74,12 @@ about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD
 VALUE_CALLS = 4
 """Number of consecutive calls to determine whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""A larger ratio of times shows that they depend on the written values: an in-place sort is several times faster on
-sorted numbers.
+"""If two times differ by more than this ratio, they depend on the written values: an in-place sort is several times
+faster on sorted numbers.
 """
 
 SETTLING_US = 1e6
-"""If the first call takes longer than this, no second call checks whether the op settles."""
+"""If the first call takes longer than this, no second call checks whether the written values stay the same."""
 
 WARMUP_CALLS = 3
 """Calls on the stream of a graph capture, so that libraries initialize there, as torch's documentation requires."""
@@ -90,13 +88,13 @@ _OVERLAP = "single memory location"
 """Part of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
 
 OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
-"""Returns how to call the recorded op's own implementation, or a check result if it cannot be called."""
+"""Function that returns how to call the recorded op's own implementation, or a check result if it cannot be called."""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
-"""Returns the function to call for an op; raises NotReplayable."""
+"""Function that returns the function to call for an op; raises NotReplayable."""
 
 
 class TorchPrepared(Prepared):
-    """One op with its arguments."""
+    """One op with its arguments on a torch device."""
 
     def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
         self.overload_call = call
@@ -114,9 +112,9 @@ class TorchPrepared(Prepared):
         """Whether later calls leave the same values in written arguments as the first call."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
-        """Return copies of the call.
+        """Return the call and up to `count` - 1 copies of it.
 
-        For an op that writes to its arguments, return only the call itself, because only saved arguments can be reset.
+        For an op that writes to its arguments, return only the call, because only saved arguments can be reset.
         """
         room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.python_call, max(1, min(count, 1 + room)))
@@ -151,7 +149,7 @@ class TorchPrepared(Prepared):
 
     @property
     def reshaped(self) -> bool:
-        """Whether a tensor that the op writes to has lost its initial shape: squeeze_, t_, resize_ and others."""
+        """Whether a tensor that the op writes to has changed its shape, as after squeeze_, t_ or resize_."""
         return any(_form(tensor) != form for tensor, _, form in self._forms)
 
     @property
@@ -171,7 +169,7 @@ class TorchPrepared(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Sources of the contents of ops' arguments."""
+    """Where the contents of arguments come from."""
 
     registry: Registry | None = None
     """The initializers; None for the built-in ones."""
@@ -187,14 +185,14 @@ class ThreadChoice(NamedTuple):
     """How the number of threads was chosen."""
 
     idle_cpus: float
-    """Number of idle processors."""
+    """Number of idle processors at that time."""
     asked: bool
-    """Whether the user specified the number."""
+    """Whether the user specified the thread count."""
 
 
 class TorchExecutor(Executor):
-    """An executor on one torch device. Raises EnvironmentRefused if the device is missing; never falls back to
-    another.
+    """Runs ops on one torch device. Raises EnvironmentRefused if the device is missing; never falls back to another
+    one.
     """
 
     def __init__(
@@ -266,9 +264,7 @@ class TorchExecutor(Executor):
             return self._ready(self._within_budget(op, separate_args), function, seed, notes + assumptions)
 
     def resolve(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """Return the op as this device runs it, the function to call, and the changes made to the op. Raises
-        NotReplayable.
-        """
+        """Return (op as this device runs it, function to call, changes made to the op). Raises NotReplayable."""
         if op.reason is not None:
             raise NotReplayable(op.reason)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
@@ -313,9 +309,9 @@ class TorchExecutor(Executor):
         )
 
     def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
-        """Wrap a layer that has no weights among its arguments, so that it can look up its assumed sizes when called.
+        """Wrap a layer whose arguments do not include its weights, so that it can look up assumed sizes when called.
 
-        Raises NotReplayable if the sizes are unknown and unbounded, because the time would depend on the chosen size.
+        Raises NotReplayable if the sizes are unknown and unbounded, because the time would depend on the assumed size.
         """
         words = self._registry.options_of(self._registry[MoeRoutingInit.name]) if op.called in EXPERT_LAYERS else {}
         sizes = sizes_of(op, words)
@@ -330,8 +326,8 @@ class TorchExecutor(Executor):
     def _ready(
         self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]
     ) -> TorchPrepared:
-        """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called in a
-        row.
+        """Allocate and fill the arguments. For an op that writes to them, also find how many consecutive calls are
+        valid.
         """
         filled = self.fill(op, function, seed, notes)
         op, args = filled.op, filled.args
@@ -362,8 +358,8 @@ class TorchExecutor(Executor):
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry without
-        it.
+        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry with its
+        gradient off.
         """
         notes: tuple[Assumption, ...] = ()
         while True:
@@ -380,7 +376,7 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """Return the op with these arguments, which need more memory. Raises NotReplayable if they exceed the
+        """Return the op with the given arguments, which need more memory than its own. Raises NotReplayable if over the
         budget.
         """
         op = msgspec.structs.replace(op, args=args)
@@ -407,8 +403,8 @@ class TorchExecutor(Executor):
         )
 
     def _resolve_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """Resolve as `resolve` does, but without gradients: a sequence passes results from call to call, so gradients
-        would keep all of them alive.
+        """Resolve an op as `resolve` does, but without gradients: a sequence passes results from call to call, so
+        gradients would keep all of them alive.
         """
         op, function, notes = self.resolve(op)
         off = (
@@ -461,8 +457,8 @@ class TorchExecutor(Executor):
         self._caches.evict()
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
-        """Return the function from `Caches.as_in_step`; None on an accelerator, and if the call's tensors differ from
-        the recorded ones.
+        """Return a function that restores the step's caches; None on an accelerator, and if the call's tensors differ
+        from the recorded ones.
         """
         return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
 
@@ -490,8 +486,8 @@ class TorchExecutor(Executor):
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
-        """Fill all tensors with default values, then apply the op's own rule; return the rule's name and the
-        assumptions.
+        """Fill all tensors with default values, then apply the op's own initializer; return (its name, reports of
+        assumptions).
         """
         plain = DenseInit().initialize(context)
         reports = [plain]
@@ -513,7 +509,7 @@ class TorchExecutor(Executor):
     def _supply(
         self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
     ) -> tuple[str, list[InitReport]]:
-        """Replace generated values by the user's values for this op, and return the updated name and reports."""
+        """Replace generated values by the user's values for this op; return the updated (name, reports)."""
         if self._values is None:
             return name, reports
         try:
@@ -531,7 +527,7 @@ class TorchExecutor(Executor):
     def _probe(self, prepared: TorchPrepared, op: ReplayOp) -> None:
         """Find how many consecutive calls keep the written values finite, to limit the calls per sample.
 
-        A torch op that settles (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
+        A torch op that always writes the same values (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
         """
         if not prepared.resettable:
             prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
@@ -626,7 +622,7 @@ def open_device(text: str) -> torch.device:
 
 
 def _backend(kind: str) -> Any:
-    """Return torch.cuda, torch.npu, torch.xpu etc., which share the few functions used here."""
+    """Return torch.cuda, torch.npu, torch.xpu etc.; each has the functions that this module uses."""
     return getattr(torch, kind)
 
 
@@ -637,7 +633,7 @@ def _hold(duration_us: float) -> None:
 
 
 def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport]) -> Filling | None:
-    """Return the description of the contents; the first of `reports` is about the default values."""
+    """Return the description of the argument contents, if any; `reports[0]` is about the default values."""
     if rule is not None:
         said = reports[1].summary
         return Filling(summary=said) if said else None
@@ -659,7 +655,7 @@ def _with_lengths(function: Callable[..., Any], lengths: BatchLengths | None) ->
 
 
 def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that the op writes to according to its schema."""
+    """Return the tensors that the op writes to, according to its schema."""
     values = [args[arg.name] for arg in op.args if arg.mutated]
     return tuple(value for value in tensors.flattened(values) if isinstance(value, torch.Tensor))
 
@@ -680,7 +676,7 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    """Return the layout of a tensor in its storage: offset, shape, strides."""
+    """Return (offset, shape, strides) of a tensor in its storage."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
@@ -689,16 +685,16 @@ def _first_line(error: BaseException) -> str:
 
 
 def _set_numbers(op: ReplayOp, args: dict[str, Any]) -> None:
-    """Fill tensors that torch made from a Python number with the value in the captured plan."""
+    """Set tensors that torch made from a Python number to the value in the captured plan."""
     for arg in op.args:
         if arg.type == "Tensor" and arg.value is not None and args[arg.name] is not None:
             args[arg.name].fill_(tensors.wrapped_number(arg))
 
 
 def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Callable[[], Any] | None:
-    """Return a function that launches all these calls at once; None if the device has no graphs.
+    """Return a function that launches all these calls at once as a CUDA graph; None if the device has no graphs.
 
-    Raises RuntimeError for calls that cannot be captured, such as calls that wait for the device.
+    Raises RuntimeError for calls that cannot be captured, e.g. because they wait for the device.
     """
     if device.type != "cuda":
         return None
@@ -716,8 +712,8 @@ def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Calla
 
 
 def _load_compiler_for_users() -> None:
-    """Import torch's compiler if plugins registered custom ops, because their first call would import it, which takes
-    some seconds.
+    """Import torch's compiler if plugins registered custom ops; otherwise their first call would import it, which takes
+    seconds.
     """
     if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
         importlib.import_module("torch._dynamo")

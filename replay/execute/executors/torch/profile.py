@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs one call of an op under torch.profiler to get its kernels and child ops; its times are never reported as
+"""Run one call of an op under torch.profiler to get its kernels and child ops. Its times are never reported as
 measurements.
 """
 
@@ -18,24 +18,24 @@ from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
 EVENT_ROUNDS, EVENT_CALLS = 5, 200
-"""Number of rounds, and of calls per round, to measure the overhead per child op as a minimum, since all disturbances
-add time.
+"""Number of rounds, and of calls per round, to measure the overhead per child op; the minimum counts, since all
+disturbances add time.
 """
 MAX_BELOW = 512
 """Maximum number of nested ops that are reported."""
 
 
 def torch_profiler(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
-    """Return torch's profiler as a context manager, for the host and, if `device` is "cuda", the device.
+    """Return torch's profiler as a context manager for the host and, if `device` is "cuda", for the device.
 
-    It is the class that torch.profiler wraps, because the wrapper imports torch._inductor (1.7 s of CPU time).
+    This is the class that torch.profiler wraps; the wrapper would import torch._inductor (1.7 s of CPU time).
     """
     use_device = "cuda" if device == "cuda" else None
     return profile(use_kineto=True, use_device=use_device, record_shapes=record_shapes, profile_memory=memory)
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
-    """Return what one call of the op `name` launches: the op's children, or all ops of a substitute's call.
+    """Return what one call of the op `name` launches: its children, or all ops of the function that replaces it.
 
     Raises RuntimeError if the profiler cannot start.
     """
@@ -52,8 +52,8 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
 
 
 def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Return the names of the direct children of op `name` (or of the top-level ops if it is missing) and of all nested
-    ops.
+    """Return (direct children of op `name`, all nested ops) by name; if the op is missing, the top-level ops
+    and None.
     """
     op_event = next((event for event in top if event.name == name), None)
     if op_event is None:
@@ -63,7 +63,7 @@ def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
-    """Return CUDA kernels by name, with the number of runs and the total time in microseconds."""
+    """Return CUDA kernels by name, with the number of runs and the total time in µs."""
     times_us: defaultdict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.device_type.name == "CUDA":
@@ -72,7 +72,7 @@ def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
 
 
 def profiler_event_us() -> float:
-    """Return the host overhead of torch.profiler with `record_shapes=True` per child op of an op, in microseconds.
+    """Return the overhead of torch.profiler with `record_shapes=True`, in µs per child op.
 
     Raises RuntimeError if the profiler cannot start.
     """

@@ -16,10 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NAMESPACES = ("_VariableFunctions", "TensorBase", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
-"""Attributes of torch._C with the functions and methods that torch's Python modules call."""
+"""Attributes of torch._C whose functions and methods torch's Python modules call."""
 
 _Spelling = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""(function, positional arguments, named arguments)."""
+"""Form of a call: (function, positional arguments, named arguments)."""
 
 
 def python_call(call: partial[Any]) -> partial[Any]:
@@ -46,7 +46,7 @@ def python_call(call: partial[Any]) -> partial[Any]:
 
 
 def _spellings(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
-    """Yield torch functions and methods with the op's name, and their arguments; most common form first."""
+    """Yield torch functions and methods with the op's name, with their arguments; most common form first."""
     if overload is torch.ops.aten.slice.Tensor and len(args) == len(overload._schema.arguments):
         tensor, dim, start, end, step = args
         if dim >= 0:
@@ -70,8 +70,8 @@ def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict
 
 
 def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
-    """Return the Python number that the dispatcher turned into this tensor, as in `x * 2.0`; for any other value, the
-    value itself.
+    """Return the Python number from which the dispatcher made this tensor, as in `x * 2.0`; return any other value
+    unchanged.
 
     A float is recorded as 0-dim float64 and an int as 0-dim int64, whatever the dtype of the other argument.
     """
@@ -85,7 +85,7 @@ def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
 def _without_defaults(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments without named arguments and trailing positional ones that equal the schema's defaults."""
+    """Drop named arguments, and positional arguments at the end, that equal the schema's defaults."""
     schema = overload._schema.arguments
     count = len(args)
     while count and _is_default(schema[count - 1], args[count - 1]):
@@ -103,7 +103,7 @@ def _is_default(argument: Any, value: Any) -> bool:
 
 
 def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
-    """Return the named arguments without tensor-creation options that equal torch's defaults."""
+    """Drop tensor-creation options (dtype, layout, device, pin_memory) that equal torch's defaults."""
     usual = {
         "dtype": torch.get_default_dtype(),
         "layout": torch.strided,
@@ -114,7 +114,7 @@ def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
 
 
 _Dispatched = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""(overload, positional arguments, named arguments)."""
+"""Call to the dispatcher: (overload, positional arguments, named arguments)."""
 
 
 class _Stop(Exception):
@@ -130,7 +130,7 @@ class _Stopper(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because excluding torch's compiler would import it, which takes more than a second."""
+        """Return False: to exclude torch's compiler from this mode would import it, which takes more than a second."""
         return False
 
     def __torch_dispatch__(
@@ -140,7 +140,7 @@ class _Stopper(TorchDispatchMode):
 
 
 def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> _Dispatched | None:
-    """Return the first call to the dispatcher; None if the function refuses the arguments or dispatches nothing."""
+    """Return a function's first call to the dispatcher, not run; None if it refuses the arguments or makes none."""
     try:
         with _Stopper():
             function(*args, **named)
@@ -191,6 +191,6 @@ def require_gradients(values: Iterable[Any]) -> None:
 
 
 def without_gradient(error: RuntimeError) -> str | None:
-    """Return the argument that must not require a gradient according to torch's error; None for other errors."""
+    """Return the argument that cannot require a gradient according to torch's error; None for other errors."""
     match = _NO_GRADIENT.search(str(error))
     return match[1] if match else None

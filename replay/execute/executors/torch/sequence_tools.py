@@ -1,5 +1,5 @@
 # pyright: strict
-"""Operations on torch tensors for the passes of a sequence; order and lifetimes are managed elsewhere."""
+"""Operations on torch tensors for running a sequence; other modules manage order and lifetimes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHECKED_BYTES = 2
-"""Minimum bytes of a checked float: torch has no check for one-byte floats, most of whose formats have no infinity."""
+"""Minimum bytes of a float to check: torch has no check for one-byte floats, most of which have no infinity."""
 
 
 class TorchTools(Tools):
-    """Tools for torch tensors on one device."""
+    """Tensor operations of a sequence on one torch device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,7 @@ class TorchTools(Tools):
         return list(flattened(returned))
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
-        """Check whether a result is the expected tensor on this device; a scalar copied to the host is not."""
+        """Check whether a result is the expected tensor on this device; a scalar copied to the host does not count."""
         if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result.device != self._device:
             return False
         name = _NAMES.get(result.dtype)
@@ -80,7 +80,7 @@ class TorchTools(Tools):
 
 
 def timer_on(device: torch.device, synchronize: Callable[[], None], hold: Callable[[float], None]) -> Timer:
-    """Return the timer of a device; `hold(us)` keeps a CUDA device busy."""
+    """Return the timer for a device; `hold(us)` keeps a CUDA device busy."""
     if device.type == "cpu":
         return HostTimer()
     backend = getattr(torch, device.type)

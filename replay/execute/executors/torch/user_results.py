@@ -1,6 +1,6 @@
 # pyright: strict
-"""Checks the results of a user's executor against the op: a wrong number of results is an error, shared memory is a
-note.
+"""Check the results of a user's function for an op: a wrong number of results is an error, shared memory
+gives a note.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[Assumption, ...]:
-    """Return notes on the results of a user's executor.
+    """Return notes on the results of a user's function for an op.
 
-    There is a note if results share memory with an argument or with each other and the schema does not allow it,
-    because a copy would take longer. Raises NotReplayable if a function (inputs, attrs) returns a different number of
-    tensors than the schema or the recording.
+    Results that share memory with an argument or with each other give a note unless the schema allows it, because an op
+    that copies takes longer. Raises NotReplayable if a function of the form (inputs, attrs) returns a different number
+    of tensors than the schema or the recording.
     """
     results = tensors_in(returned)
     returns = _returns(op)
@@ -46,7 +46,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
 
 
 def _returns(op: ReplayOp) -> Sequence[Any] | None:
-    """Return the results that the schema of the call declares; None without a schema."""
+    """Return the results declared in the op's schema; None without a readable schema."""
     if op.schema is None:
         return None
     import torch

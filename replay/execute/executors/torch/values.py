@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compares the results of two calls on the same arguments: tolerances by dtype, and where they differ."""
+"""Compare the results of two calls on the same arguments: tolerances by dtype, and where results differ."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.int8: 1.0,
     torch.uint8: 1.0,
 }
-"""Element type → tolerance, relative to the sum of the element and the root mean square.
+"""Element type → tolerance, relative to the element's magnitude plus the root mean square.
 
 It is about ten times the rounding error of 16-bit types and a thousand times that of longer types, since sums may be
-reordered. For 8-bit (quantised) integers, it is one step. Other integers and bools must be equal.
+reordered. For 8-bit (quantised) integers, it is a difference of 1. Other integers and bools must be equal.
 """
 EIGHT_BIT_FLOATS = 0.25
 """Tolerance of float8 types, whose rounding error is an eighth."""
 
 
 class Verdict(NamedTuple):
-    """The outcome of a comparison."""
+    """Outcome of a comparison of results."""
 
     differs: str
-    """Position of the first difference; "" if there is none."""
+    """The first difference and its position; "" if there is none."""
     results: int
 
 
 def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function: Callable[..., Any]) -> ValueCheck:
-    """Compare the results of `call`, which runs `op`, with those of `function`, the op's own implementation.
+    """Compare the results of `call`, which replays `op`, with those of `function`, the op's own implementation.
 
-    Both use the same arguments. Arguments that `call` writes to keep its values.
+    Both use the same argument values. Arguments that `call` writes to are not restored.
     """
     if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
         return not_compared("its results are random")
@@ -87,7 +87,7 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 
 def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Compare results of the op's own implementation and of the replay, and the pairs of values that both wrote into
+    """Compare the results of the op's own implementation and of the replay, and the pairs of values that both wrote to
     arguments.
     """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))

@@ -1,4 +1,4 @@
-"""Tensors of a collective on one rank, the call on them, and a check of its results; imports torch."""
+"""Tensors of a collective on one rank, the call that uses them, and a check of its results; imports torch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 CHUNK = 1 << 20
 """Elements filled or checked at a time, to limit memory."""
 LARGEST_SUM = 100
-"""Upper bound of sums over all ranks, which are then exact in bfloat16 and 8 bits."""
+"""Maximum number of elements filled or checked at a time, to limit memory."""
 PERIOD = 251
-"""Period of the pattern along the elements: a prime, so that a misplaced part is detected."""
+"""Upper bound of sums over all ranks, so that they are exact in bfloat16 and in 8 bits."""
 REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
-"""Bytes per element → dtype for reductions if the back-end does not support the element's own dtype."""
+"""Period of the fill pattern along the elements: a prime, so that the check detects a misplaced part."""
 MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
 KNOWN = {
     "gloo": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
     "nccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
     "hccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"}),
 }
-"""Back-end → supported dtypes."""
+"""Back-end → dtypes that it supports."""
 
 
 Issue = Callable[[bool], Any]
-"""Starts a collective; returns the work to wait for if asynchronous, otherwise waits."""
+"""Starts a collective; returns the work to wait for if called with True, otherwise waits."""
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
-    """Return the dtype for moving a message of `dtype`: the same if the back-end supports it, otherwise one of the same
-    width.
+    """Return the dtype in which a message of `dtype` is moved: `dtype` if the back-end supports it, otherwise one of
+    the same width.
     """
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
         return dtype
@@ -44,15 +44,15 @@ def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
 
 
 class Buffers:
-    """Tensors that one member of a group needs for a collective, and its call."""
+    """The tensors that one rank needs for a collective, and the call that uses them."""
 
     def __init__(self, share: Share, rank: int, group: Any, *, backend: str, device: str) -> None:
-        """`rank` is one of the members."""
+        """`rank` is one of the members of `share`."""
         self.share, self.me, self.group, self.device = share, share.members.index(rank), group, device
         dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not support {share.dtype}"
-        """Difference from the recorded call."""
+        """Difference from the recorded call; "" if there is none."""
         self.n = len(share.members)
         self._modulus = max(1, min(17, LARGEST_SUM // self.n))
         kind = share.kind
@@ -150,7 +150,7 @@ class Buffers:
         return lambda later: dist.scatter(output, parts, root, group=group, async_op=later)
 
     def _send(self) -> Issue:
-        """Return the call for this member's side of a send and receive; the first member sends."""
+        """Return this rank's side of a send and receive; the first member sends, the second receives."""
         tensor, group, other = self.input, self.group, self.share.members[1 - self.me]
         move: Callable[..., Any] = dist.isend if self.me == 0 else dist.irecv
         return lambda later: _wait_all([move(tensor, other, group=group)], later)
@@ -173,7 +173,7 @@ class Buffers:
             self.output.fill_(LARGEST_SUM + 1)
 
     def wrong(self) -> str:
-        """Describe the first error in the results of a call on filled buffers; "" if everything is correct."""
+        """Describe the first error in the results after `fill` and one call; "" if everything is correct."""
         checked = self.output
         if self.share.kind == "barrier" or (self.share.kind in ("reduce", "gather") and self.me != self.share.root):
             return ""
@@ -186,7 +186,7 @@ class Buffers:
         return ""
 
     def _pattern(self, who: int, start: int, count: int) -> torch.Tensor:
-        """Return the integer pattern in 0..modulus - 1, as int64 on the CPU."""
+        """Return `count` elements of a rank's integer pattern in 0..modulus - 1, as int64 on the CPU."""
         return ((torch.arange(start, start + count) % PERIOD) * 3 + 5 * who) % self._modulus
 
     def _reduced(self, start: int, count: int) -> torch.Tensor:
@@ -216,7 +216,7 @@ class Buffers:
         return self._gathered(start, count)
 
     def _gathered(self, start: int, count: int) -> torch.Tensor:
-        """Return the expected result of a gather or exchange: the pieces of all ranks in order."""
+        """Return the expected result of a gather or all-to-all: the parts from all ranks in order."""
         share, me = self.share, self.me
         if share.matrix:
             pieces = [(who, sum(row[:me]), row[me]) for who, row in enumerate(share.matrix)]

@@ -1,8 +1,8 @@
-"""A recorded step on one rank: calls in order, collectives issued and awaited at their recorded positions; imports
+"""A recorded step on one rank: calls in order, collectives started and awaited at their recorded positions; imports
 torch.
 
-Three kinds of passes alternate: calls with overlapping collectives, only calls, only collectives. The time hidden by
-overlap, and how much each slows down the other, follow from passes that are adjacent in time.
+Three kinds of passes alternate: calls with overlapping collectives, only calls, only collectives. Passes that are
+adjacent in time show how much time overlap hides, and how much calls and collectives slow each other.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from opreplay.replay.results import stats
 MOST_STAMPS = 20_000
 """Maximum number of stored times of collectives; a step with many collectives gets fewer passes."""
 Span = tuple[int, int]
-"""(start, end) on the monotonic clock."""
+"""(start, end) in ns on the monotonic clock."""
 Groups = Mapping[tuple[int, ...], Any]
 
 
 def run_step(
     step: SharedStep, rank: int, groups: Groups, *, backend: str, device: str, host: str, check: bool, op_bytes: int
 ) -> SharedStepOutcome:
-    """Run this rank's part of the step, with `op_bytes` for tensors of collectives.
+    """Run this rank's part of the step; tensors of collectives may take `op_bytes`.
 
-    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they have
-    succeeded before.
+    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they succeeded
+    before.
     """
     options = step.config.options
     executor = make_executor(step.config)
@@ -80,10 +80,10 @@ def run_step(
 
 
 class Raised(Exception):
-    """Raised if a call raises, on this or another rank, although it had succeeded before."""
+    """A call raised, on this or another rank, although it had succeeded before."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
-        """`errors` maps indices of ops in the task to errors; empty if another rank's calls raised."""
+        """Store the errors by op index in the task; empty if only calls of another rank raised."""
         super().__init__("a call raised on another rank")
         self.errors = errors
 
@@ -96,13 +96,13 @@ class _Flight:
     def __init__(self) -> None:
         self.asked_ns = self.issue_ns = self.ended_ns = 0
         self.left = 0
-        """Number of its work handles that have not ended."""
+        """Number of the call's work handles that have not ended."""
         self.work: Any = None
         self.buffers: Buffers | None = None
 
 
 class StepCollectives:
-    """The collectives of the step on this rank; called at each position of a pass to issue them and wait for them."""
+    """The step's collectives on this rank; called at each position of a pass to start them and wait for them."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class StepCollectives:
         device: str,
         budget_bytes: int,
     ) -> None:
-        """`places` maps each position of the task to that of the program; `at` gets the next op.
+        """`places` maps positions in the task to positions in the program; `at` is called with the next op.
 
         Raises NotReplayable if the tensors need more than `budget_bytes`.
         """
@@ -138,10 +138,10 @@ class StepCollectives:
         self._times: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
             call.op: ([], [], [], []) for call in calls
         }
-        """Op → (microseconds in flight, starts, ends, microseconds until the call returned), one entry per call."""
+        """Op index → (µs in flight, starts in ns, ends in ns, µs until the call returned), with one entry per call."""
 
     def __call__(self, place: int) -> None:
-        """Issue and await the collectives that are due before the call at this position."""
+        """Start and await the collectives that are due before the call at this position."""
         for number in self._issue.get(place, ()):
             self._ask(number)
             if self._calls[number].at_once:
@@ -169,7 +169,7 @@ class StepCollectives:
             self._await(number)
 
     def busy_spans(self) -> list[Span]:
-        """Return the time spans in the last pass with at least one collective in flight, in order."""
+        """Return the spans of the last pass in which at least one collective was in flight, in order."""
         spans: list[Span] = []
         for flight in sorted((f for f in self._flights if f.buffers is not None), key=lambda f: f.asked_ns):
             if spans and flight.asked_ns <= spans[-1][1]:
@@ -179,7 +179,7 @@ class StepCollectives:
         return spans
 
     def record_times(self) -> None:
-        """Record the times of the last pass."""
+        """Add the times of the last pass to the results."""
         for call, flight in zip(self._calls, self._flights, strict=True):
             if flight.buffers is None:
                 continue
@@ -190,12 +190,12 @@ class StepCollectives:
             issued.append(flight.issue_ns / 1e3)
 
     def zero(self) -> None:
-        """Zero the input buffers, because sums of sums would grow without limit."""
+        """Zero the input buffers; otherwise repeated sums would grow without limit."""
         for buffers in {id(candidate): candidate for candidate in self._buffers if candidate is not None}.values():
             buffers.input.zero_()
 
     def replies(self, rank: int, host: str, *, checked: bool) -> tuple[RankReply, ...]:
-        """Return the reply for each distinct collective."""
+        """Return one reply per distinct collective, with its times."""
         return tuple(
             RankReply(
                 number=op,
@@ -245,7 +245,7 @@ class StepCollectives:
             self._wrong.setdefault(call.op, wrong)
 
     def _listen(self, number: int, flight: _Flight) -> None:
-        """Record the end time of a collective, which a thread of the back-end reports."""
+        """Let the back-end's thread record when a collective ends."""
         works: list[Any] = getattr(flight.work, "works", [flight.work])
 
         def ended(_: Any) -> None:
@@ -262,7 +262,7 @@ class StepCollectives:
             self._unseen.add(number)
 
     def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
-        """Return the tensors of each call; calls of one op share tensors if each is awaited before the next."""
+        """Return the tensors of each collective; calls of one op share them if each is awaited before the next."""
         pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
         by_call: list[Buffers | None] = []
         used_bytes = 0
@@ -294,7 +294,7 @@ class StepCollectives:
 
 
 class _Passes:
-    """The passes of one rank. Every rank makes the same number."""
+    """Runs the passes of one rank; every rank makes the same number."""
 
     def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: StepCollectives) -> None:
         self._run, self._program, self._timer, self._beside = run, program, timer, beside
@@ -305,7 +305,7 @@ class _Passes:
         self.refilled = 0
 
     def checked(self) -> None:
-        """Make a pass that does not count and check the results of collectives. Exceptions of calls pass through."""
+        """Make a pass that does not count, and check the results of collectives. Exceptions of calls pass through."""
         self._beside.begin(checking=True)
         self._program.run_pass(self._timer, self._run.at_call, self._beside)
         self._timer.end()
@@ -369,9 +369,9 @@ class _Passes:
 
 
 def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
-    """Return how long collectives were in flight while nothing waited for them.
+    """Return how long collectives were in flight (`on`) while nothing waited for them.
 
-    The spans in `busy_spans` and in `waits` are in order, and do not overlap each other.
+    The spans in `on` and in `waits` are in order, and those of one list do not overlap.
     """
     hidden = sum(end - begin for begin, end in on)
     at = 0

@@ -1,4 +1,4 @@
-"""The measuring loop of a collective on one rank: a plain timing loop, and separate calls with time stamps."""
+"""The measuring loop of a collective on one rank: a plain timing loop, then separate calls with time stamps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
 
 SAMPLE_US = 2000.0
-"""Target duration of a sample."""
+"""Target duration of a sample in µs."""
 MOST_CALLS = 1000
 STAMPED = 16
 """Number of calls whose start and end each rank records."""
@@ -60,7 +60,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
 
 
 def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
-    """Return the microseconds of a warm call as seen by this rank; every rank makes the same number of calls."""
+    """Return the median time of a warm call on this rank, in µs; every rank makes the same number of calls."""
     took: list[float] = []
     for _ in range(max(2, options.warmup_calls)):
         started = perf_counter_ns()
@@ -71,14 +71,14 @@ def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -
 
 
 def _agreed(call_us: float, buffers: Buffers) -> float:
-    """Return the longest estimate of all members."""
+    """Return the longest estimate among the members."""
     slowest = torch.tensor([call_us], dtype=torch.float32, device=buffers.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=buffers.group)
     return float(slowest.item())
 
 
 def _stamps(buffers: Buffers, count: int, wait: Callable[[], None]) -> tuple[list[float], list[int], list[int]]:
-    """Time `count` calls: microseconds until an asynchronous call returned, and the begin and end time of each call."""
+    """Return (µs until an asynchronous call returned, start in ns, end in ns) for `count` calls, as three lists."""
     issue_us: list[float] = []
     arrived_ns: list[int] = []
     done_ns: list[int] = []

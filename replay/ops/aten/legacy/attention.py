@@ -30,5 +30,5 @@ def attention(
 
 
 def flash_attention(c: Call) -> Tensor:
-    """Return the attention of packed sequences [tokens, heads, E], with the sequence starts [n + 1]."""
+    """Return the attention of packed sequences [tokens, heads, E] with cumulative lengths [n + 1]."""
     return flash_attention_forward(with_changes(c, scale=None))[0]

@@ -38,7 +38,7 @@ def _backward(
 
 
 def _shaped(like: Tensor, size: Sizes) -> Tensor:
-    """Return an uninitialised tensor of the given size in the memory format of `like`; only its size is used."""
+    """Return an uninitialised tensor of the given size in the memory format of `like`; its values are never read."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
     channels_last = last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last)
     memory_format = torch.contiguous_format if not channels_last or last is None else last
@@ -60,14 +60,14 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """Same as `backward` without groups, and without dilation if the op has none; the forward's buffers are
-    not read.
+    """Return the gradients of a convolution without groups, and without dilation if the op has none; the forward's
+    buffers are not read.
     """
     return backward(with_changes(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
 def depthwise(c: Call) -> tuple[Maybe, ...]:
-    """Same as `backward`, with one group per channel."""
+    """Return the gradients of a depthwise convolution, which has one group per channel."""
     return backward(with_changes(c, groups=c.self.shape[1]))
 
 
@@ -111,7 +111,7 @@ def transpose_to_input(c: Call) -> Tensor:
 
 
 def transpose_to_weight(c: Call) -> Maybe:
-    """Return the weight gradient of a transposed convolution, as `to_weight` does."""
+    """Return the weight gradient of a transposed convolution; the weight's size is an argument."""
     grad, x = c.grad_output, c.self
     extra = _rest(grad, x, c.weight_size, c.stride, c.padding, c.dilation)
     window = (c.stride, c.padding, c.dilation, c.groups)
@@ -124,10 +124,10 @@ def nnpack(c: Call) -> tuple[Maybe, ...]:
 
 
 def nnpack_to_input(c: Call) -> Maybe:
-    """Return only the input gradient of `nnpack`."""
+    """Return the input gradient of a convolution with stride 1 and without groups."""
     return nnpack(with_changes(c, output_mask=_INPUT))[0]
 
 
 def nnpack_to_weight(c: Call) -> Maybe:
-    """Return only the weight gradient of `nnpack`."""
+    """Return the weight gradient of a convolution with stride 1 and without groups."""
     return nnpack(with_changes(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]

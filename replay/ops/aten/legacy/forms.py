@@ -26,29 +26,31 @@ class Legacy:
 
     schema: str
     """Schema without the namespace. The overload name is torch's own, or `until_1_10` if torch now uses that name for
-    another one.
+    another overload.
     """
     via: str
-    """Op that does the work today; "plain torch" for a composition of several."""
+    """Op that does the work today; "plain torch" for a composition of several ops."""
     function: str = ""
-    """"module.function" in `ops.aten` that takes the arguments of `schema`; if "", `via` is called with the arguments
-    that both have, by name.
+    """"module.function" in `ops.aten` that takes the arguments of `schema`. If "", `via` is called by keyword with the
+    arguments that occur in both schemas.
     """
     given: tuple[tuple[str, Any], ...] = ()
     """Arguments of `via` that the old overload did not have, with their values."""
 
     @property
     def name(self) -> str:
-        """Qualified op name, "aten::op"."""
+        """Return the qualified op name, "aten::op"."""
         return "aten::" + self.schema.partition("(")[0].partition(".")[0]
 
     @property
     def overload(self) -> str:
-        """Overload name, "" for the default one."""
+        """Return the overload name, "" for the default overload."""
         return self.schema.partition("(")[0].partition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; it takes the arguments of `schema`, keyword-only arguments by name."""
+        """Return the function that runs the overload. It takes the arguments of `schema`, keyword-only ones
+        by keyword.
+        """
         if self.function:
             module, _, function = self.function.rpartition(".")
             run = getattr(import_module(f"opreplay.replay.ops.aten.{module}"), function)
@@ -58,9 +60,9 @@ class Legacy:
 
 @lru_cache(maxsize=256)
 def _by_name(row: Legacy) -> Callable[..., Any]:
-    """Return a function that takes the old schema's arguments and calls `row.via` with those that it shares.
+    """Return a function that takes the old schema's arguments and calls `row.via`.
 
-    The constants in `row.given` are added; arguments that `row.via` lacks are dropped.
+    Arguments that `row.via` lacks are dropped; the constants in `row.given` are added.
     """
     import torch
 
@@ -97,7 +99,7 @@ RENAMED: dict[str, str] = {
     "aten::thnn_conv2d_forward": "aten::_slow_conv2d_forward",
     "aten::slow_conv2d_forward": "aten::_slow_conv2d_forward",
 }
-"""Removed op → its replacement, which has the same leading arguments."""
+"""Removed op → op that replaces it, with the same leading arguments."""
 
 WITHOUT: dict[str, str] = {
     **dict.fromkeys(
@@ -119,7 +121,7 @@ WITHOUT: dict[str, str] = {
         "in one release only, or an internal helper"),
     **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
 }  # fmt: skip
-"""aten op of torch 1.8 to 1.13 that has no equivalent here → reason."""
+"""aten op of torch 1.8 to 1.13 without an equivalent → reason."""
 
 _CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool allow_tf32"
 _CUDNN_UP = _CUDNN.replace("int[] stride", "int[] output_padding, int[] stride", 1)

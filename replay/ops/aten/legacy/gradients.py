@@ -18,13 +18,13 @@ _MEAN = 1
 
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """Gradient of softmax in the dtype of `source`, the input of the softmax: 16-bit input, 16-bit gradient."""
+    """Return the gradient of softmax in the dtype of `source`, the softmax's input: 16-bit input, 16-bit gradient."""
     grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
 
 def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """Gradient of log_softmax, with the arguments of softmax_backward_data."""
+    """Return the gradient of log_softmax, with the arguments of softmax_backward_data."""
     grad = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
@@ -43,7 +43,7 @@ def batch_norm_elemt(
 
 
 def cumprod_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Gradient of cumprod; the cumulative product is recomputed."""
+    """Return the gradient of cumprod; the cumulative product is recomputed."""
     return torch.ops.aten.cumprod_backward.default(grad, x, dim, x.cumprod(dim))
 
 
@@ -100,7 +100,7 @@ def binary_cross_entropy_with_logits_backward(
 def kl_div_backward(
     grad_output: Tensor, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False
 ) -> Tensor:
-    """Return -target, or -exp(target), times the gradient; 0 if the target is 0."""
+    """Return -target · gradient, 0 where target <= 0; with log_target, return -exp(target) · gradient."""
     if log_target:
         return _reduced(-target.exp() * grad_output, x, reduction)
     return _reduced(torch.where(target > 0, -target * grad_output, torch.zeros_like(target)), x, reduction)
@@ -120,19 +120,19 @@ def prelu_backward(grad_output: Tensor, x: Tensor, weight: Tensor) -> tuple[Tens
 
 
 def col2im_backward(grad: Tensor, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Tensor:
-    """Gradient of col2im: [N, C, H, W] → [N, C k k, L]."""
+    """Return the gradient of col2im: [N, C, H, W] → [N, C k k, L]."""
     return torch.ops.aten.im2col.default(grad, kernel_size, dilation, padding, stride)
 
 
 def im2col_backward(
     grad: Tensor, input_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
 ) -> Tensor:
-    """Gradient of im2col: [N, C k k, L] → [N, C, H, W]."""
+    """Return the gradient of im2col: [N, C k k, L] → [N, C, H, W]."""
     return torch.ops.aten.col2im.default(grad, input_size, kernel_size, dilation, padding, stride)
 
 
 def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
-    """Gradient of diag: the diagonal of grad if the input was a vector, otherwise a matrix that is 0 off the
+    """Return the gradient of diag: the diagonal of grad if the input was a vector, otherwise a matrix that is 0 off the
     diagonal.
     """
     if len(input_sizes) == 1:
@@ -185,7 +185,7 @@ def max_pool2d_backward(
     dilation: Sizes = (1, 1),
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Gradient of max_pool2d; the indices of the maxima are recomputed."""
+    """Return the gradient of max_pool2d; the indices of the maxima are recomputed."""
     window = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
     _, indices = functional.max_pool2d_with_indices(x, window[0], window[1] or None, *window[2:])
     return torch.ops.aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)

@@ -72,7 +72,7 @@ def _window(op: OpView) -> float | None:
 
 
 def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Return attention of query (B, H, S, D); torch's causal mask is aligned to the first key."""
+    """Return the kernels of attention with query (B, H, S, D); torch's causal mask is aligned to the first key."""
     q, k, v = _three(op, at)
     rows = prod(q.shape[:-1])
     queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
@@ -91,7 +91,7 @@ def _fix_ups(op: OpView, tensors: Iterable[TensorMeta]) -> list[KernelCall]:
 
 
 def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Return attention of query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
+    """Return the kernels of attention with query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
     q, k, v = _three(op, at)
     mask = op.integer("custom_mask_type", default=0)
     causal = op.flag("is_causal", "causal") or mask > 0
@@ -124,7 +124,7 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
     """
 )
 def heads_second(op: OpView) -> Iterable[KernelCall]:
-    """Return forward attention in layout (B, H, S, D)."""
+    """Return the kernel of forward attention in layout (B, H, S, D)."""
     return () if op.op.name.endswith("_fused_sdp_choice") else _heads_second(op, "FlashAttentionScore")
 
 
@@ -137,7 +137,7 @@ def heads_second(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return backward attention in layout (B, H, S, D); the gradient is the first argument."""
+    """Return the kernel of backward attention in layout (B, H, S, D); the gradient is the first argument."""
     return _heads_second(op, "FlashAttentionScoreGrad", at=1)
 
 
@@ -148,23 +148,23 @@ def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def heads_third(op: OpView) -> Iterable[KernelCall]:
-    """Return forward attention in layout (B, S, H, D) or packed."""
+    """Return the kernels of forward attention in layout (B, S, H, D) or packed."""
     return _heads_third(op, "FlashAttentionScore")
 
 
 @costs("aten::_flash_attention_backward aten::_efficient_attention_backward")
 def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return backward attention in layout (B, S, H, D) or packed."""
+    """Return the kernels of backward attention in layout (B, S, H, D) or packed."""
     return _heads_third(op, "FlashAttentionScoreGrad", at=1)
 
 
 def npu_training(op: OpView) -> Iterable[KernelCall]:
-    """Return torch_npu's training attention; the layout ("BSH", "SBH", ...) is a string, which traces do not record."""
+    """Return the kernel of torch_npu's training attention; the layout ("BSH", "SBH", ...) is not recorded."""
     return [_npu(op, "FlashAttentionScore")]
 
 
 def npu_training_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return the backward of torch_npu's training attention."""
+    """Return the backward kernel of torch_npu's training attention."""
     return [_npu(op, "FlashAttentionScoreGrad")]
 
 

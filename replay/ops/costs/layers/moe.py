@@ -13,7 +13,7 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
-"""Experts per token if the trace does not record it."""
+"""Number of experts per token if the trace does not record it."""
 INT4_IN_INT32 = 8
 SPLIT_ALONG_K = 2
 """`group_type` of `npu_grouped_matmul` for the gradients of weights: groups split the summed dimension."""
@@ -89,9 +89,9 @@ def grouped(
 ) -> KernelCall:
     """Return GroupedMatmul with rows spread evenly over the experts, and the busiest expert's row count if it is known.
 
-    `loads`: rows of each expert, if the shapes determine them; otherwise they are contents.
-    `fixed`: the recorded contents determine how rows are distributed over experts, but not the number of rows.
-    `weight_bits`: bits per weight element in memory, if the weights are packed.
+    `loads`: rows of each expert, if the shapes determine them; otherwise they come from the call's contents. `fixed`:
+    the recorded contents determine how rows are distributed over experts, but not the number of rows. `weight_bits`:
+    bits per weight element in memory, if the weights are packed.
     """
     if loads is None and op.contents is not None:
         loads = op.contents.expert_rows
@@ -218,7 +218,7 @@ def _rows_by_expert(
 
 
 def _product_of_lists(op: OpView) -> list[KernelCall]:
-    """Return GroupedMatmul of one tensor of rows, or of one for each weight, with a list of weights (K, N).
+    """Return GroupedMatmul of one tensor of rows, or of one tensor per weight, with a list of weights (K, N).
 
     Weights of different shapes are costed as one GroupedMatmul each.
     """
@@ -274,8 +274,8 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """
 )
 def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
-    """Return MoeDistributeDispatch or MoeDistributeCombine: send each token to the ranks of its top-k
-    experts, or back.
+    """Return MoeDistributeDispatch, which sends each token to the ranks of its top-k experts, or MoeDistributeCombine,
+    which sends the results back.
     """
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)
@@ -294,7 +294,7 @@ def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
 
 
 def stages(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedMatmul over each token's slots.
+    """Return GroupedMatmul with one row for each token and chosen expert.
 
     Stage 1 multiplies (T, H) by w1 (E, 2I, H) and applies SwiGlu; stage 2 multiplies (T, k, I) by w2.
     """

@@ -13,11 +13,11 @@ from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
-"""Caches that hold a token's key and value in one row."""
+"""Names of caches that hold a token's key and value in one row."""
 
 
 def paged(op: OpView) -> Iterable[KernelCall]:
-    """Return attention over a paged cache; the batch or the arguments give the number of context tokens."""
+    """Return attention over a paged cache; the iteration's batch or the arguments give the number of context tokens."""
     q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)
     if q is None or not q.shape:
         raise DoesNotFit("attention needs a query")

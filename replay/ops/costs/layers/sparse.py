@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of sparse attention to the keys that an indexer selects, of the indexer, and of latent (MLA) projections."""
+"""Lowering of sparse attention over the keys that an indexer selects, of the indexer itself, and of MLA projections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_CHOSEN = 2048
-"""Number of keys that a query attends to if no argument gives it; DeepSeek's indexer selects this many."""
+"""Number of keys that a query attends to if no argument gives the number; DeepSeek's indexer selects this many."""
 LATENT = 512
 """Width of the MLA latent."""
 
@@ -32,7 +32,7 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Return attention of each query to the keys, or blocks of keys, in its row of indices; keys are read row
+    """Return the kernels of attention to the keys, or blocks of keys, in each query's row of indices; keys are read row
     by row.
     """
     q = op.need("query", "q", at=0, rank=3)
@@ -96,8 +96,8 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
 def latent_projections(op: OpView) -> Iterable[KernelCall]:
     """Return MLA's four products before attention as one kernel.
 
-    The products are query to latent, latent to query, into key space, and key to latent. Each weight is read once,
-    because the weights dominate with so few tokens.
+    The products are query to latent, latent to query, into key space, and key to latent. Each weight is read once: with
+    so few tokens, the weights dominate.
     """
     x = op.need("token_x", at=0, rank=2)
     down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)

@@ -16,8 +16,8 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """Return a multiply-add per tap, and the activation: x (..., D, L), weight (D, taps), or both transposed
-    on NPUs.
+    """Return one multiply-add per tap, and the activation: x is (..., D, L), weight (D, taps); on NPUs both are
+    transposed.
     """
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
     tap_count = max(1, min(weight.shape[-2:]))
@@ -28,7 +28,7 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:
-    """Return a decay, a product with the input and a product with the output per state: u (..., D, L), A (D,
+    """Return a decay, a product with the input and a product with the output for each state: u is (..., D, L), A (D,
     states).
     """
     u, decay = op.need("u", at=0, rank=2), op.need("A", rank=2)
@@ -39,11 +39,11 @@ def selective_scan(op: OpView) -> Iterable[KernelCall]:
 
 
 CHUNK = 64
-"""Tokens per chunk of the delta rule."""
+"""Tokens per chunk of the chunked delta rule."""
 
 
 def delta_rule(op: OpView) -> Iterable[KernelCall]:
-    """Return the gated delta rule, recurrent or chunked.
+    """Return the kernels of the gated delta rule, recurrent or chunked.
 
     Recurrent: every sequence's state is read and written at each step. Chunked: products within each chunk and with the
     states between chunks, at the speed of attention.
@@ -65,7 +65,7 @@ def delta_rule(op: OpView) -> Iterable[KernelCall]:
 
 
 def delta_gates(op: OpView) -> Iterable[KernelCall]:
-    """Return one pass over a and b (tokens, heads), which writes log decays in float32 and write strengths."""
+    """Return one pass over a and b (tokens, heads), which yields float32 log decays and the write strengths."""
     a, b = op.need("a", rank=1), op.need("b", rank=1)
     op.note("costed as a softplus: the kernel was never measured")
     gates = op.outputs(spec(a.shape, "float32"), spec(b.shape, b.dtype))
@@ -73,7 +73,7 @@ def delta_gates(op: OpView) -> Iterable[KernelCall]:
 
 
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
-    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over them, with one pass per tensor."""
+    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over n; every tensor passes once."""
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)

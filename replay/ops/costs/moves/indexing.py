@@ -95,8 +95,8 @@ def _transpose_innermost(tensor: TensorSpec, dim: int, *, back: bool) -> KernelC
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """Return the sizes of the indexed dimension and the dimensions inside it, or the flat table's size if there are
-    none.
+    """Return the sizes of the indexed dimension and the dimensions after it, or the table's size if it is
+    indexed flat.
     """
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
@@ -117,17 +117,15 @@ The latter take little longer than moving their bytes (gather of 8 and scatter_r
 def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
     """Return the number of memory accesses for n single elements.
 
-    Elements in the part of the dimension that fits in a core's memory count as one access per `together` elements (this
-    size is assumed). Each element outside that part is fetched from or written to device memory by its own access.
+    Elements in the part of the dimension that fits in a core's memory (half of it, assumed) count as one access per
+    `together` elements. Every other element needs its own access to device memory.
     """
     outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
     return max(n // together + 1, round(n * outside))
 
 
 def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
-    """Return the number of elements that an index picks along its dimension, or all elements if the table counts as
-    flat.
-    """
+    """Return how many elements `index` picks along the indexed dimension, or all its elements if the table is flat."""
     along = _along(op, table)
     is_flat = len(along) != len(table.shape) - op.integer("dim", default=0) % max(1, len(table.shape))
     return elements(index) if is_flat or len(index.shape) != len(table.shape) else index.shape[-len(along)]
@@ -136,13 +134,13 @@ def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
 def _span(along: int, picks: int, dtype: str) -> int:
     """Return how many elements of a dimension a core must hold to reach `picks` of them.
 
-    These are all elements of the blocks that are read, at most the dimension's length.
+    Memory is read in blocks, so all elements of these blocks count, up to the dimension's length.
     """
     return min(along, picks * max(1, BLOCK // itemsize(dtype)))
 
 
 def _is_few(count: int, table: TensorMeta) -> bool:
-    """Check whether single elements touch fewer blocks than the table has, so that most of it is not read."""
+    """Check whether `count` single elements touch fewer blocks than the table has, so that most of it is not read."""
     return count * BLOCK < elements(table) * itemsize(table.dtype)
 
 
@@ -291,9 +289,7 @@ def rows_put(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::masked_scatter")
 def masked_scatter(op: OpView) -> Iterable[KernelCall]:
-    """Find the mask's True elements and write the source elements there, on AI CPUs, because AI cores have no kernel
-    for this.
-    """
+    """Return an AI CPU program that writes source elements where the mask is True; AI cores have no kernel for this."""
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
     op.assume("not measured whether an AI core runs it")
@@ -307,7 +303,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
-    """Clear a tensor, then add the gradient at the indices."""
+    """Return kernels that clear a tensor, then add the gradient at the indices."""
     grad = op.need("grad", "grad_output", at=0)
     base = op.meta("self")
     sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
@@ -327,7 +323,7 @@ def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
-    """Sort the indices, clear the table, and run EmbeddingDenseGradV2."""
+    """Return kernels that sort the indices and clear the table, then EmbeddingDenseGradV2."""
     grad = op.need("grad_output", "grad", at=0)
     index = _index(op, "indices")
     width = grad.shape[-1] if grad.shape else 1
@@ -361,7 +357,7 @@ def embedding_bag(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_embedding_bag_per_sample_weights_backward")
 def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return, for each index, the dot product of a row with its bag's gradient."""
+    """Return kernels that compute, for each index, the dot product of its row with the gradient of its bag."""
     grad, index = op.need("grad", at=0), _index(op, "indices")
     rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
     moved = elements(rows) * itemsize(rows.dtype)

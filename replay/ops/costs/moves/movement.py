@@ -77,7 +77,7 @@ def pad(op: OpView) -> Iterable[KernelCall]:
 
 @costs(*(f"aten::{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def pad_backward(op: OpView) -> Iterable[KernelCall]:
-    """Copy the gradient without its border, and add the border's gradient to it."""
+    """Return PadV3Grad, which copies the gradient without its border and adds the border's gradient to it."""
     grad, base = op.dense("grad_output", at=0), op.meta("self", at=1)
     if grad is None or base is None:
         return []
@@ -106,7 +106,7 @@ def repeat(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def reorder_elements(op: OpView) -> Iterable[KernelCall]:
-    """Copy all elements in another order."""
+    """Return the kernel that copies all elements in another order."""
     source = op.dense("self", at=0)
     if source is None:
         return []
@@ -125,7 +125,7 @@ def reorder_elements(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
-    """Clear a tensor, then copy into part of it."""
+    """Return kernels that clear a tensor, then copy into part of it."""
     grad = op.meta("grad_output", "src", "grad", at=0)
     if grad is None:
         return []
@@ -139,14 +139,14 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::slice_scatter aten::select_scatter aten::as_strided_scatter aten::diagonal_scatter")
 def into_copy(op: OpView) -> Iterable[KernelCall]:
-    """Copy the tensor, then copy into part of the copy."""
+    """Return kernels that copy the tensor, then copy into part of the copy."""
     base, part = op.packed(op.need("self", "input", at=0)), op.packed(op.need("src", at=1))
     return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
 
 
 @costs("aten::diag aten::diag_embed aten::diagflat")
 def diagonal(op: OpView) -> Iterable[KernelCall]:
-    """Clear a tensor, then copy to its diagonal; `diag` of a matrix copies the diagonal out."""
+    """Return kernels that clear a tensor, then copy to its diagonal; `diag` of a matrix copies the diagonal out."""
     source = op.dense("self", "input", at=0)
     if source is None:
         return []
@@ -214,12 +214,12 @@ def _permuted_view(op: OpView, meta: TensorMeta) -> TensorMeta | None:
 
 @costs("aten::_foreach_clone")
 def clones(op: OpView) -> Iterable[KernelCall]:
-    """Return one copy per tensor."""
+    """Return one copy kernel per tensor."""
     return [kernel("TensorMove", [tensor], [tensor]) for tensor in map(op.packed, op.metas("self"))]
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
-    """Write new keys and values to their cache slots: one row per token, independent of the cache size."""
+    """Return the write of new keys and values to cache slots: one row per token, independent of the cache size."""
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []
@@ -249,7 +249,7 @@ def slices_written(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:
-    """Move blocks within or between caches; the smallest operand gives the size, because block lists are contents."""
+    """Return a copy of blocks within or between caches, as large as the smallest operand: block lists are contents."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
     if not metas:
         return []

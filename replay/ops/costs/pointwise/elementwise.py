@@ -135,7 +135,7 @@ def _wanted_dtype(op: OpView) -> str | None:
     *(f"aten::_cast_{name}" for name in CASTS),
 )
 def cast(op: OpView) -> Iterable[KernelCall]:
-    """Cast to the requested dtype; TensorMove if only device or memory format changes."""
+    """Return Cast to the requested dtype, or TensorMove if only device or memory format changes."""
     other = op.meta("other")
     named = CASTS.get(op.op.name.removeprefix("aten::_cast_"))
     wanted = other.dtype if other is not None else named or _wanted_dtype(op)
@@ -150,7 +150,7 @@ def cast(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::copy_ aten::copy aten::_copy_from aten::_copy_from_and_resize")
 def copy(op: OpView) -> Iterable[KernelCall]:
-    """Copy src to self: Cast if the dtypes differ, a strided copy if the layouts differ."""
+    """Return the copy of src to self: Cast if the dtypes differ, a strided copy if the layouts differ."""
     target, source = op.meta("self", at=0), op.meta("src", at=1)
     if target is None or source is None:
         return []
@@ -225,13 +225,13 @@ def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def vendor_activation(op: OpView) -> Iterable[KernelCall]:
-    """Return an activation that a vendor's op computes."""
+    """Return Gelu or Swish for a vendor's activation op."""
     source = op.packed(op.need(at=max(0, len(op.tensors) - 1)))
     return [kernel("Gelu" if "gelu" in op.op.name else "Swish", [source], [source])]
 
 
 def rope(op: OpView) -> Iterable[KernelCall]:
-    """Return the rotary embedding of queries and, if given, keys: one kernel each."""
+    """Return one rotary-embedding kernel for the queries and, if given, one for the keys."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32") and len(t.shape) >= 2]
     named = [t for t in (op.meta("query", "q", "self", "x"), op.meta("key", "k")) if t is not None]
     turned = named or metas[:2]
@@ -240,7 +240,7 @@ def rope(op: OpView) -> Iterable[KernelCall]:
 
 @costs("npu::npu_rotary_mul_backward")
 def rope_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradient of the rotary embedding."""
+    """Return the kernel for the gradient of the rotary embedding."""
     meta = op.need(at=0, rank=1)
     return [_rope_of(op, "RotaryPositionEmbeddingGrad", spec(meta.shape, meta.dtype))]
 
@@ -281,7 +281,7 @@ FP8_CODES = {35: "float8_e5m2", 36: "float8_e4m3fn"}
 """torch_npu's `dst_type` code → dtype; codes 40 and 41 are 4-bit numbers, two per byte."""
 FP4_CODES = frozenset({40, 41})
 NO_HALF_TO_FP4 = 5.0
-"""Relative cost of converting a float16 element to 4 bits.
+"""Cost of converting a float16 element to 4 bits, relative to a bfloat16 element.
 
 float16 has no direct conversion to 4 bits and goes through float32 and bfloat16. For 1 to 17 million elements, a core
 of a 950PR takes 0.6 cycles per float16 element and 0.12 per bfloat16 element (npu_dynamic_mx_quant_with_dual_axis,

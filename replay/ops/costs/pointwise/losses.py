@@ -77,7 +77,7 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 READ_TOGETHER = 128
-"""Bytes that are read for one score; samples with few classes share them.
+"""Bytes that one read of scores fetches; neighbouring samples with few classes share a read.
 
 A million samples of two classes take 42 us on a 950PR, 8192 samples of 16384 classes 13 us (hicann/cann-bench).
 """
@@ -98,7 +98,7 @@ def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -
     """
 )
 def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """Write the gradient of all scores."""
+    """Return NLLLossGrad, which writes the gradient of all scores."""
     x = op.need("self", at=1)
     full = spec(x.shape, x.dtype)
     return [kernel("NLLLossGrad", [full], [full])]

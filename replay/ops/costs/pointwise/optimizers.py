@@ -47,13 +47,13 @@ for _name, _kinds in FOREACH.items():
 
 @costs("aten::_foreach_norm aten::_foreach_max aten::_foreach_powsum")
 def foreach_norm(op: OpView) -> Iterable[KernelCall]:
-    """Return one norm per tensor."""
+    """Return one LpNormV2 per tensor."""
     return [kernel("LpNormV2", [spec(t.shape, t.dtype)], [spec((), "float32")]) for t in op.metas("self")]
 
 
 @costs("aten::_amp_foreach_non_finite_check_and_unscale npu::_amp_foreach_non_finite_check_")
 def unscale(op: OpView) -> Iterable[KernelCall]:
-    """Unscale the gradients and check them for inf and nan."""
+    """Return the kernel that unscales the gradients and checks them for inf and nan."""
     tensors = [spec(t.shape, t.dtype) for t in op.metas("self")]
     return [kernel("ForeachNonFiniteCheckAndUnscale", tensors, tensors)]
 

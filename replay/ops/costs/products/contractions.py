@@ -23,7 +23,7 @@ def _pair(op: OpView, *, rank: int = 1) -> tuple[TensorMeta, TensorMeta]:
 
 @costs("aten::addr")
 def outer_sum(op: OpView) -> Iterable[KernelCall]:
-    """Return A + x y^T: an elementwise product of a column and a row, and a sum."""
+    """Return the kernels of A + x y^T: an elementwise product of a column and a row, and a sum."""
     x, y = op.need("vec1", at=1), op.need("vec2", at=2)
     column, row = spec((prod(x.shape), 1), x.dtype), spec((1, prod(y.shape)), y.dtype)
     out = spec((prod(x.shape), prod(y.shape)), x.dtype)
@@ -37,9 +37,7 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
-    """Return a dense A @ B; sparse operands are multiplied with their zeros, because these cores have no sparse
-    products.
-    """
+    """Return a dense product for A @ B, also for sparse operands, because these cores have no sparse products."""
     a, b = _pair(op)
     if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
         op.note("this SoC has no sparse matrix products: costed as a dense one")
@@ -53,7 +51,7 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def sparse_sum(op: OpView) -> Iterable[KernelCall]:
-    """Return C + A @ B with a sparse operand, as a dense product."""
+    """Return a dense product for C + A @ B with a sparse operand."""
     op.note("this SoC has no sparse matrix products: costed as a dense one")
     metas = [t for t in op.tensors if len(t.shape) == 2]
     out = op.outputs()
@@ -93,7 +91,7 @@ def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::einsum")
 def einsum(op: OpView) -> Iterable[KernelCall]:
-    """Return pairwise products from left to right, with sizes from the equation if it is recorded."""
+    """Return products of pairs from left to right, with sizes from the equation if it is recorded."""
     equation = op.value("equation")
     metas = op.metas("tensors" if "tensors" in op.args else "operands")
     if not isinstance(equation, str) or "." in equation:
@@ -145,7 +143,9 @@ def bilinear(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
-    """Return one product of the first two operands: equal leading sizes are the batch, inner sizes are summed over."""
+    """Return one product of two operands: leading sizes shared with the result are the batch, inner sizes are
+    summed.
+    """
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
@@ -201,7 +201,7 @@ def _transposed_meta(meta: TensorMeta) -> TensorMeta:
 
 @costs("aten::_foreach_mm")
 def list_of_products(op: OpView) -> Iterable[KernelCall]:
-    """Return one product per pair of two lists."""
+    """Return one product for each pair of matrices of two lists."""
     lhs, rhs = op.metas("self"), op.metas("mat2")
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
@@ -224,7 +224,7 @@ def distances(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
-    """Write out all pairs of rows as in the forward pass, then sum the pairs' gradients over the rows of one set."""
+    """Return kernels that write out all pairs of rows, then sum the pairs' gradients over the rows of one set."""
     batch, m, n, k, dtype = _rows_compared(op, at=1)
     pairs, gradient = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
     product_of_pairs = kernel("Mul", [pairs, pairs], [pairs])

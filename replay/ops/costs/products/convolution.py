@@ -66,8 +66,8 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Return the number of groups; depthwise ops lack the argument and use image channels / channels of
-        one filter.
+        """Return the number of groups; for depthwise ops, which lack the argument, image channels / channels of one
+        filter.
         """
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
-    """Return a layout conversion."""
+    """Return TransData, which converts a layout."""
     return kernel("TransData", [source], [target])
 
 
@@ -151,7 +151,7 @@ TO_INPUT = tuple(
         "miopen_convolution_transpose",
     )
 )
-"""Ops for the input gradient only, as torch had them until 1.10."""
+"""Ops of torch until 1.10 that compute only the input gradient."""
 TO_WEIGHT = tuple(name.removesuffix("_input") + "_weight" for name in TO_INPUT if "mkldnn" not in name)
 BACKWARD = (
     "aten::convolution_backward", "aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
@@ -168,7 +168,7 @@ BACKWARD = (
 
 
 def _of_size(op: OpView, name: str, like: TensorMeta | None) -> TensorMeta | None:
-    """Return a tensor that a single-gradient op describes only by its size, or None if no size is given."""
+    """Return a tensor with the size in argument `name` and the dtype of `like`, or None without such a size."""
     sizes = op.integers(name)
     return TensorMeta(shape=sizes, dtype=like.dtype) if sizes and like is not None else None
 
@@ -189,7 +189,7 @@ def _wanted(op: OpView) -> tuple[bool, bool, bool]:
 
 @costs(*BACKWARD, *TO_INPUT, *TO_WEIGHT)
 def backward(op: OpView) -> Iterable[KernelCall]:
-    """Return the gradients of input, weight and bias that `output_mask` or the op's name requests."""
+    """Return the kernels for the gradients of input, weight and bias that `output_mask` or the op's name requests."""
     grad = op.meta("grad_output", "grad")
     source = op.meta("input", "self") or _of_size(op, "self_size", grad)
     weight = op.meta("weight") or _of_size(op, "weight_size", grad) or _of_size(op, "weightsize", grad)

@@ -58,7 +58,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
 
 @costs("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::vdot aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
-    """Return A @ B, or A @ B^T for `inner`; for two vectors the vector cores sum the products (Dot)."""
+    """Return the kernel of A @ B, or A @ B^T for `inner`; two vectors are multiplied on the vector cores (Dot)."""
     a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
     if len(a.shape) == len(b.shape) == 1:
         dtype = promote([a.dtype, b.dtype])
@@ -68,7 +68,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::addmm aten::addmv aten::baddbmm aten::addbmm aten::_addmm_activation aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
-    """Return beta * C + alpha * A @ B: a one-dimensional C is the kernel's bias, any other C is added afterwards."""
+    """Return the kernels of beta * C + alpha * A @ B: a 1-D C is the product's bias, any other is added after it."""
     a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
     c = op.meta("self", at=0)
     one_dim = c is not None and len(c.shape) == 1 and len(b.shape) == 2
@@ -87,7 +87,7 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def layer(op: OpView) -> Iterable[KernelCall]:
-    """Return x @ W^T + b; W is stored as (out features, in features)."""
+    """Return the kernel of x @ W^T + b; W is stored as (out features, in features)."""
     a, b = op.need("input", "x", "XQ", "A", "in_a", at=0), op.need("weight", "WQ", "B", "in_b", at=1)
     if a.shape and b.shape and a.shape[-1] != b.shape[-1] and len(a.shape) >= 2 and a.shape[0] == b.shape[-1]:
         # LLMM1 and wvSplitK name the weight first.
@@ -120,7 +120,7 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
 
 
 def of_eight_bits(op: OpView, a: TensorMeta, b: TensorMeta) -> KernelCall:
-    """Return the kernel for A @ B of 8-bit operands, or A @ B^T if only that fits."""
+    """Return the kernel for A @ B of 8-bit operands, or for A @ B^T if only its shapes match."""
     if "float8" in a.dtype:
         op.note("8-bit floats are not supported on this SoC; costed as int8")
     _, ta = operand(op, TensorMeta(shape=a.shape, dtype="int8", strides=a.strides))

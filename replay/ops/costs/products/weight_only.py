@@ -24,7 +24,7 @@ SCALES = ("b_scales", "b_gptq_scales", "_scaling_factors", "weight_scale", "grou
 USUAL_BITS = 4
 """Bits per packed weight if neither the result's columns nor an argument gives them."""
 MARLIN_ROWS = 16
-"""Rows of K in one row of Marlin's packed weights."""
+"""Number of elements along K in one row of Marlin's packed weights."""
 
 
 def bits_of(weight: TensorMeta, unpacked: int) -> int:
@@ -79,7 +79,7 @@ def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) ->
 
 
 def experts_product(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedMatmul of all tokens' slots with the packed weights of all experts."""
+    """Return GroupedMatmul of one row per token and chosen expert with the packed weights of all experts."""
     x, weight = op.need("input", "a", at=0, rank=2), op.need("b_qweight", "b_q_weight", rank=3)
     inner = x.shape[-1]
     cols = op.integer("size_n", default=0) or max(1, weight.shape[1])

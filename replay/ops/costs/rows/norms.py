@@ -156,7 +156,7 @@ SYNCHRONISED = {
 
 @costs(*SYNCHRONISED)
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
-    """Return one pass over the images, the largest tensors."""
+    """Return one kernel that passes once over the images, which are the largest tensors."""
     images = op.widest()
     channels = _channels(images)
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
@@ -181,7 +181,7 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
-    """Return the norm of each row, and the weights scaled by it."""
+    """Return kernels that compute the norm of each row and scale the weights by it."""
     weight = op.widest()
     source = op.packed(weight)
     norms = spec(weight.shape[:1], "float32")

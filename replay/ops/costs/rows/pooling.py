@@ -134,7 +134,7 @@ def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::max_unpool2d aten::max_unpool3d")
 def unpool(op: OpView) -> Iterable[KernelCall]:
-    """Clear a tensor, then write single elements at the recorded positions."""
+    """Return kernels that clear a tensor, then write single elements at the recorded positions."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -204,7 +204,7 @@ def channels_last(plain: TensorSpec) -> TensorSpec:
     """
 )
 def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradient of adaptive pooling, in channels-last layout."""
+    """Return the kernels for the gradient of adaptive pooling, in channels-last layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
     space = space_of(op, meta)
     plain = images(meta, space)

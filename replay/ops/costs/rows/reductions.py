@@ -22,7 +22,7 @@ def reduced(op: OpView) -> tuple[int, ...]:
 
 
 def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
-    """Return the attribute `inner`, the number of elements inside one index of `dim`; empty if `dim` is innermost."""
+    """Return the attribute `inner`, the product of all sizes after `dim`; empty if `dim` is innermost."""
     if dim is None:
         return {}
     inner = prod(shape[dim + 1 :])
@@ -30,7 +30,7 @@ def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
 
 
 def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
-    """Return the attribute `across`: whether a kept dimension lies inside a reduced one; empty if all are reduced."""
+    """Return the attribute `across`: whether a kept dimension follows a reduced one; empty if all are reduced."""
     dims = {d % len(shape) for d in op.integers("dim", "dims", "axis")} if shape else set[int]()
     if not dims:
         return {}
@@ -40,7 +40,7 @@ def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
 SCANS = frozenset({"Cumsum", "Cumprod", "Cummax", "Cummin", "LogCumsumExp"})
 """Kernels that process a dimension sequentially."""
 SORTED = frozenset({"Median", "KthValue", "Mode", "Quantile"})
-"""Kernels costed as a sort of all elements, which they may need."""
+"""Kernels that may need to sort all elements; costed as a sort."""
 
 
 def _rule(kind: str) -> Cost:
@@ -82,7 +82,7 @@ costs_by_kernel(
 
 @costs("aten::equal aten::allclose")
 def same_values(op: OpView) -> Iterable[KernelCall]:
-    """Compare both tensors elementwise, then reduce to whether all elements are equal."""
+    """Return kernels that compare two tensors elementwise and reduce to whether all elements are equal."""
     compared = spec(broadcast([meta.shape for meta in op.tensors[:2]]), "bool")
     equal = kernel("Equal", [op.packed(meta) for meta in op.tensors[:2]], [compared])
     return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]

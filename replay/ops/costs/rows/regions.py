@@ -27,7 +27,7 @@ The share of boxes kept is assumed to be the square root of the threshold: 4096 
 
 
 def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
-    """Return the samples of all regions and channels as (regions, bins and samples, channels)."""
+    """Return the tensor of all samples: (regions, bins · samples per bin, channels)."""
     sides = (op.integer(side, "group_size", default=USUAL_BINS) for side in ("pooled_height", "pooled_width"))
     samples = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2))
     per_region = prod(sides) * samples**2
@@ -49,7 +49,7 @@ def roi_align(op: OpView) -> Iterable[KernelCall]:
 
 
 def aligned_backward(op: OpView) -> Iterable[KernelCall]:
-    """Clear the images' gradient, then add the samples' gradients to it."""
+    """Return kernels that clear the images' gradient, then add the samples' gradients to it."""
     grad, rois = op.need("grad", "self", at=0, rank=2), op.need("rois", at=1, rank=2)
     channels = grad.shape[1]
     by_name = tuple(op.integer(name, default=0) for name in ("batch_size", "channels", "height", "width"))

@@ -39,7 +39,7 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @costs(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Return interpolation: every output element is computed from its neighbours; nearest repeats input elements."""
+    """Return the interpolation kernel: outputs are computed from their neighbours; nearest repeats input elements."""
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -60,7 +60,7 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
 
 @costs(*(f"aten::{name}_backward" for name in UPSAMPLE))
 def upsample_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradient of interpolation: every input element sums over the outputs that it contributed to."""
+    """Return the gradient of interpolation: every input element sums over the outputs that it contributed to."""
     meta = _source(op, "grad_output", "grad")
     space = space_of(op, meta)
     source = images(meta, space)
@@ -107,7 +107,7 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
-    """Clear a gradient and add single elements to it; compute the gradient of the grid."""
+    """Return kernels that clear a gradient, add single elements to it, and compute the gradient of the grid."""
     grad, meta = _source(op, "grad_output", at=0), _source(op, "input", at=1)
     grid = op.meta("grid", at=2)
     out, source = spec(meta.shape, meta.dtype), spec(grad.shape, grad.dtype)
@@ -121,7 +121,7 @@ def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::im2col aten::col2im")
 def columns(op: OpView) -> Iterable[KernelCall]:
-    """Copy windows to columns (im2col), or sum columns back into windows (col2im)."""
+    """Return Im2col, which copies windows to columns, or Col2im, which sums columns back into windows."""
     meta = _source(op, "self", "input")
     outs = op.outputs()
     if not outs:

@@ -48,6 +48,6 @@ WINDOWS = ("hann_window", "hamming_window", "blackman_window", "bartlett_window"
 
 @costs("aten::fft_fftfreq aten::fft_rfftfreq", *(f"aten::{name}" for name in WINDOWS))
 def window(op: OpView) -> Iterable[KernelCall]:
-    """Return a range, and the window function applied to it."""
+    """Return kernels for a range and for the window function applied to it."""
     out = op.output(spec((max(1, op.integer("window_length", "n", default=1)),), "float32"))
     return [kernel("Range", [], [out]), kernel("Cos", [out], [out])]

@@ -44,7 +44,7 @@ def reorder_segments(op: OpView) -> Iterable[KernelCall]:
 
 
 def scan_row(op: OpView) -> Iterable[KernelCall]:
-    """Return a scan of one long row by a dedicated kernel, which computes block sums and then the blocks.
+    """Return a scan of one long row by a dedicated kernel, which sums up blocks and then scans them.
 
     NPU libraries for recommendation models have this kernel; CANN's sequential cumulative sum would take thousands of
     times as long.
@@ -57,7 +57,7 @@ def scan_row(op: OpView) -> Iterable[KernelCall]:
 
 
 def check_indices(op: OpView) -> Iterable[KernelCall]:
-    """Compare every index with the size of its table."""
+    """Return the kernel that compares every index with the size of its table."""
     index = op.need("indices", at=1)
     source = spec(index.shape, index.dtype)
     return [kernel("Less", [source], [source])]
@@ -65,7 +65,7 @@ def check_indices(op: OpView) -> Iterable[KernelCall]:
 
 @costs_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
 def convert_rows(op: OpView) -> Iterable[KernelCall]:
-    """Convert rows to or from a few bits per element: one read, one write."""
+    """Return the kernel that converts rows to or from a few bits per element: one read, one write."""
     source = op.widest()
     plain = in_rows(spec(source.shape, source.dtype))
     if source.dtype in ("uint8", "int8"):

@@ -20,7 +20,7 @@ def jagged_rows(op: OpView) -> Iterable[KernelCall]:
 
 
 def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
-    """Return (T, M)^T @ (T, N) as one product per sequence, accumulated if a sum is given."""
+    """Return (T, M)^T @ (T, N) as one product per sequence; the results are added to the argument `self` if given."""
     x, y = op.need("x_values", "x", rank=2), op.need("y_values", "weight", rank=2)
     offsets, total = op.meta("x_offsets", "group_list"), op.meta("self")
     steps = length(offsets)

@@ -85,7 +85,7 @@ def anti_quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 def taken_rows(op: OpView) -> Iterable[KernelCall]:
-    """Gather rows of a cache into `dst`."""
+    """Return GatherV2, which gathers rows of a cache into `dst`."""
     rows = op.need("dst", at=1, rank=1)
     out = spec(rows.shape, rows.dtype)
     moved = elements(rows) * itemsize(rows.dtype)
@@ -100,7 +100,7 @@ def backward_of_sum(op: OpView) -> Iterable[KernelCall]:
 
 
 def widest(kind: str) -> Cost:
-    """Return a cost rule for one kernel of this CANN type that reads and writes the size of the widest tensor."""
+    """Return a cost rule for one kernel of CANN type `kind` that reads and writes as much as the widest tensor."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         source = op.widest()

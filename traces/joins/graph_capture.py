@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -443,14 +444,23 @@ class _Table:
         if not added:
             return ops
         signature, start, track = added
-        numbers = ops.record_function_id
+
+        def longer(column: npt.NDArray[Any] | None, value: Any) -> npt.NDArray[Any] | None:
+            """Return an optional column with this value for the added calls."""
+            return None if column is None else np.concatenate([column, np.full(len(start), value, column.dtype)])
+
+        rows = np.concatenate([np.arange(len(ops)), np.full(len(start), -1)])
         return OpTable(
             signature=np.concatenate([ops.signature.astype(np.int64), signature]).astype(np.uint32),
             start_ns=np.concatenate([ops.start_ns, start]),
             dur_ns=np.concatenate([ops.dur_ns, np.zeros(len(start), ops.dur_ns.dtype)]),
             track=np.concatenate([ops.track, track.astype(ops.track.dtype)]),
             parent=np.concatenate(self._parents),
-            record_function_id=None if numbers is None else np.concatenate([numbers, np.full(len(start), -1)]),
+            record_function_id=longer(ops.record_function_id, -1),
+            sequence=longer(ops.sequence, -1),
+            gradients=longer(ops.gradients, False),
+            gradients_assumed=longer(ops.gradients_assumed, True),
+            memories=None if ops.memories is None else ops.memories.of_calls(rows),
         )
 
 

@@ -161,6 +161,19 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
     return None
 
 
+def _elementwise_loss_reduction(known: Call, context: Context) -> Guess | None:
+    """Guess the reduction code from the nested calls: 2 for a sum, 0 if there are others but neither mean nor sum.
+
+    Losses over classes reduce in their kernel, and may call aten::sum for label smoothing, whatever the reduction.
+    """
+    inside = {call.name for call in context.relatives().inside}
+    if not inside or "aten::mean" in inside:
+        return _loss_reduction(known, context)
+    if "aten::sum" in inside:
+        return Guess(value=2, why="2: the op calls aten::sum inside")
+    return Guess(value=0, why="0: the op calls neither aten::mean nor aten::sum inside")
+
+
 def _loss_back(known: Call, context: Context) -> Guess | None:
     """Guess the reduction in the backward of a loss: 0 if the gradient has one value per element."""
     grad = known.tensor("grad_output")
@@ -411,9 +424,9 @@ _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
 }
 
-_LOSSES = names(
-    "nll_loss nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward cross_entropy_loss mse_loss l1_loss "
-    "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
+_CLASS_LOSSES = names("nll_loss nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward cross_entropy_loss")
+_ELEMENTWISE_LOSSES = names(
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
 )
 _LENGTHS = (
     ("linspace", "steps"),
@@ -440,8 +453,9 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     ("eye", "n"): _side_of_matrix(0), ("eye", "m"): _side_of_matrix(1),
     ("topk", "k"): _largest_count,
     **{(op, "dtype"): _summed_type for op in ("sum", "mean", "prod", "nansum", "cumsum", "cumprod")},
-    **{(op, "reduction"): _loss_reduction for op in _LOSSES},
-    **{(f"{op}_backward", "reduction"): _loss_back for op in _LOSSES},
+    **{(op, "reduction"): _loss_reduction for op in _CLASS_LOSSES},
+    **{(op, "reduction"): _elementwise_loss_reduction for op in _ELEMENTWISE_LOSSES},
+    **{(f"{op}_backward", "reduction"): _loss_back for op in (*_CLASS_LOSSES, *_ELEMENTWISE_LOSSES)},
     ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip

@@ -157,6 +157,20 @@ def test_each_kernel_gets_the_op_of_the_capture_for_its_batch(tmp_path: Path, ap
     assert (joined.ops.dur_ns == 0).all()
 
 
+def test_recorded_calls_keep_what_is_known_of_them(tmp_path: Path) -> None:
+    """Sequence numbers and gradients were lost with the calls that a capture added."""
+    file = write(tmp_path / "capture.json", capture("cuda", {4: [LAYER]}))
+    recorded = {**op("aten::mul", 4, 900, 50), "args": {**op("aten::mul", 4, 900, 50)["args"], "Sequence number": 7}}
+    trace = read_trace(write(tmp_path / "run.json", [recorded, *execution("cuda", [(4, [LAYER])])]), gradients=True)
+    joined = with_captures(trace, [file], Limits())
+    added = len(joined.ops) - 1
+    assert added > 0
+    for column, value in (("sequence", -1), ("gradients", False), ("gradients_assumed", True)):
+        before, after = getattr(trace.ops, column), getattr(joined.ops, column)
+        assert before is not None, column
+        assert after.tolist() == [*before.tolist(), *[value] * added]
+
+
 def test_parts_of_equal_kernels_go_by_the_order_of_their_capture(tmp_path: Path) -> None:
     narrow, wide = (
         (("aten::mm", 1, "gemm"), ("aten::relu", 1, "relu")),

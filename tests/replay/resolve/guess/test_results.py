@@ -209,3 +209,20 @@ def test_positions_and_spectra_have_types_of_their_own(tmp_path: Path) -> None:
     plan = stripped(lambda: torch.bucketize(wave, edges), tmp_path)
     assert value_of(plan, "aten::empty", "dtype") == "torch.int64"
     assert value_of(plan, "aten::empty", "size") == (0,)
+
+
+REDUCTIONS = [
+    (loss, reduction)
+    for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div)
+    for reduction in ("none", "mean", "sum")
+    if reduction != "none" or loss not in (F.mse_loss, F.smooth_l1_loss)  # they call nothing
+]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize(("loss", "reduction"), REDUCTIONS)
+def test_reductions_of_losses_follow_from_the_calls_inside(loss: Any, reduction: str, tmp_path: Path) -> None:
+    """A sum was replayed as a mean."""
+    x, y = torch.randn(6, 5, requires_grad=True), torch.rand(6, 5)
+    plan = stripped(lambda: loss(x, y, reduction=reduction).sum().backward(), tmp_path)
+    assert value_of(plan, f"aten::{loss.__name__}", "reduction") == ["none", "mean", "sum"].index(reduction)

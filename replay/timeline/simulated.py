@@ -358,8 +358,8 @@ def _collectives(
         )
     if small:
         out.notes.append(
-            f"{len(small)} collectives have larger groups than the cluster ({max(small, key=len)}): "
-            "predicted for the dies of this cluster, so less data moves"
+            f"{len(small)} collectives have more ranks than the cluster has dies ({max(small, key=len)}): "
+            "they are predicted for these dies only, so less data moves"
         )
     if assumed:
         out.notes.append(f"{assumed} collectives of unknown group: assumed to span the 8 dies of a server")

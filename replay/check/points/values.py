@@ -191,7 +191,7 @@ def _compared(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference. Raises NotApplicable."""
     arguments = arguments_for(bench, case)
     if case.trait == "expanded" and (name := _once_permutation(bench, case)) is not None:
-        return nothing(f"{name} lists each index once, which an expanded tensor cannot")
+        return nothing(f"{name} must list each index once, but an expanded tensor repeats them")
     same, refusal = _reference(bench, case, arguments)
     try:
         mine = bench.call(case, arguments.copy())

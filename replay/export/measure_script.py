@@ -401,7 +401,8 @@ class Report:
         )
         if not ratios:
             return
-        print(f"measured over predicted: median {statistics.median(ratio for ratio, *_ in ratios):.2f}; furthest:")
+        median = statistics.median(ratio for ratio, *_ in ratios)
+        print(f"measured / predicted: median {median:.2f}; largest deviations:")
         for ratio, call, row in ratios[:8]:
             print(f"  {ratio:8.2f}x  {row['us']:10.1f} us  {row['l2']}  {short(call['text'])}")
 

@@ -175,7 +175,7 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
 def _verify_tensors(where: str, arg: ReplayArg) -> None:
     if arg.type == "Tensor":
         is_single = len(arg.tensors) <= 1 and _is_wrapped(arg)
-        _need(is_single, where, "a Tensor needs at most one tensor, and a value only if it stands for a number")
+        _need(is_single, where, "a Tensor needs at most one tensor, and a value only if it is a number")
     else:
         is_list = arg.value is None or (arg.value == () and not arg.tensors)
         _need(is_list, where, "a Tensor[] needs tensors, or () as its value if it is empty")

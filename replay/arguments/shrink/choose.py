@@ -56,7 +56,7 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
             cut = partial(_cut, op, base, dim, at, unit)
             pieces = largest_fitting(0, size // unit, cut, lambda smaller: need_of(smaller).total <= limit_bytes)
             if pieces:
-                what = f"{pieces * unit} of {size} in dimension {dim}, because a view moves no data"
+                what = f"cut to {pieces * unit} of {size} in dimension {dim}, because a view moves no data"
                 return cut(pieces), (Assumption(argument=op.args[0].name, what=what),)
     return op, ()
 

@@ -535,7 +535,7 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     if links.launches_without_work:
         notes.append(
             f"{links.launches_without_work:,} of {links.launches:,} launches in the file have no kernel: the profiler "
-            "lost it, or the launch was captured into a graph"
+            f"lost the kernel, or the launch was captured into a graph"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

@@ -149,7 +149,7 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     if said not in L2_WORDS:
         return f"column l2 is {said[:20]!r} instead of cold, loop or warm"
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
-        return "a similar call was timed, not this one (column exact)"
+        return "a similar call was timed, not this call (column exact)"
     if _soc_of(row, soc) not in {*list_devices(), soc}:
         return f"device {row.get('soc') or 'not given'}: must be one of {', '.join(list_devices())}"
     return ""

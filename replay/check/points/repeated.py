@@ -126,7 +126,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
         unit, leak = ("bytes", LEAK_BYTES) if name in ("heap", "device") else (name, 1.0)
         if per_call >= leak:
             return failed(f"keeps {per_call:,.0f} {unit} per call ({LEAK_ROUNDS} times {LEAK_CALLS} calls)")
-    return passed(f"nothing kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
+    return passed(f"no memory kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
 
 
 def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[int]:

@@ -209,8 +209,8 @@ def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -
     if capacity is None or total <= capacity:
         return float(total)
     op.note(
-        f"the batch tells {total} context tokens for {sequences} sequences, impossible in this call: its cache and "
-        f"tables hold {longest} of each; costed with {capacity}"
+        f"the batch has {total} context tokens for {sequences} sequences, but the cache and tables of this call hold "
+        f"only {longest} per sequence; costed with {capacity} tokens"
     )
     return float(capacity)
 

@@ -511,8 +511,8 @@ def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) 
     bare = sum(op.low is None and op.verdict != "unclear" for op in timed)
     if bare:
         notes.append(
-            f"no interval: {bare} of {len(timed)} ops with fewer than six calls or from a plan, compared as exact "
-            "values"
+            f"no interval: {bare} of {len(timed)} ops have fewer than six calls or are from a plan, so their times "
+            f"are compared as exact values"
         )
     if _on_host(before) or _on_host(after):
         notes.append(

@@ -258,7 +258,7 @@ def runs_of(ref: Ref) -> tuple[int, int]:
         raise fail(
             "stride",
             f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
-            "runs of neighbours",
+            f"contiguous elements",
             hint="Load the rows in memory order, then use tile.transpose, or .T of a tile in L1."
             if any(stride == 1 for _, stride in dims)
             else "Load the elements in between as well, and select with tile.gather.",

@@ -57,7 +57,7 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
     """
     core = current()
     if len(shape) != len(sizes):
-        raise fail("shape", f"{len(sizes)} block sizes for {len(shape)} dimensions")
+        raise fail("shape", f"{len(sizes)} block sizes do not fit {len(shape)} dimensions")
     shape = tuple(map(operator.index, shape))
     steps = tuple(1 if isinstance(size, Each) else _positive(operator.index(size)) for size in sizes)
     drops = tuple(isinstance(size, Each) for size in sizes)

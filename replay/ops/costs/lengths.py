@@ -184,7 +184,8 @@ def _of_batch(
         seen = decode * float(longest) if longest else new
         if batch.decode_seen is None:
             op.note(
-                f"context lengths of {decode} decoding sequences not recorded, assumed: {seen / decode:.0f} tokens each"
+                f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each "
+                f"assumed"
             )
         else:
             seen = _within_cache(op, batch.decode_seen, decode, longest)

@@ -72,7 +72,9 @@ def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[
     """Guess the string that belongs to a word in the name of a recorded kernel."""
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
-    return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
+    return (
+        None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: from the name of the recorded kernel")
+    )
 
 
 def _padding_mode(known: Call, context: Context) -> Guess | None:
@@ -261,7 +263,7 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 def _side(known: Call, context: Context) -> Guess | None:
     """Guess None for the side of a search: the flag `right` has the same meaning."""
-    return Guess(value=None, why=f"None: `right` gives the side unless a text does; {UNTOLD}", evident=False)
+    return Guess(value=None, why=f"None: `right` selects the side unless `side` is given; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Call, context: Context) -> Guess | None:

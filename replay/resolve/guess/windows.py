@@ -80,7 +80,7 @@ def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
 
 def _is_transposed_rule(known: Call, context: Context) -> Guess | None:
     turned = _is_transposed(known, context)
-    return Guess(value=turned, why="transposed, judging by sizes or its caller" if turned else "not transposed")
+    return Guess(value=turned, why="transposed, judging by its sizes or its caller" if turned else "not transposed")
 
 
 def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:

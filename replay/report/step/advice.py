@@ -38,7 +38,7 @@ def head_line(advice: AdviceList, name: str = "") -> str:
     elif not advice.tried:
         text = f"none of the usual changes applies to {length}"
     elif not advice.items:
-        text = f"no change would save 1 % of {length}: {plural(advice.tried, 'change')} tried"
+        text = f"no change would save 1 % or more of {length}: {plural(advice.tried, 'change')} tried"
     else:
         first = advice.items[0]
         text = f"{first.what} would save {share_text(first.share)} ({_range(first)}) of {length}: {first.why}"

@@ -160,7 +160,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
         why = (
             "one of the traces does not mark its steps" if comparison.paired == "whole" else "step lengths are unknown"
         )
-        kind = "all ops, including other load on the host" if host else "all recorded ops"
+        kind = "host time of all ops, including other load on the host" if host else "all recorded ops"
         return f"{why}: {kind}{_little_in_common(comparison)}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))

@@ -100,7 +100,7 @@ def read_call_table(
         except csv.Error as error:
             raise Malformed(f"{path}: {error}", hint="docs/ascend-model.md describes the columns.") from None
     if len(rows) > MAX_ROWS:
-        raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
+        raise TooLarge(f"{path} has more than {MAX_ROWS:,} rows", hint="Split the table.")
     whys = [_unusable(row, column, soc) for row in rows]
     usable = [row for row, why in zip(rows, whys, strict=True) if not why]
     ops_of = ops_of_texts(list({part for row in usable for part in row["op"].strip().split(BETWEEN)}))

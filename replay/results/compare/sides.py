@@ -482,7 +482,7 @@ def _notes(
         return []
     if not timed:
         return ["no op has a time on both sides: the models, sizes or selections (--select) may differ"]
-    notes = ["ratio: between the medians of an op's calls; total: medians × number of calls before"]
+    notes = ["the ratio compares the medians of an op's calls; the total is medians × number of calls before"]
     if paired is not None:
         notes = ["times of an op: sum of its calls per step; verdict: from the medians of its calls"]
         if paired == "whole":

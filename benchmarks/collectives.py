@@ -106,7 +106,7 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
                 done = replayed is not None and replayed.checked == "right"
                 named, named_calls = named + 1, named_calls + result.count
                 right, right_calls = right + done, right_calls + result.count * done
-                cut += replayed is not None and done and "for memory" in replayed.mapping
+                cut += replayed is not None and done and "to save memory" in replayed.mapping
                 if not done:
                     missed.append(f"{path.name}: {result.name}: {result.reason}")
         share = right / named if named else 0.0

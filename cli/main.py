@@ -257,7 +257,7 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
     used = settings.used.get(ctx.invoked_subcommand or "", ())
     if used:
-        console.narrate(f"opreplay: {', '.join(used)} from {settings.path}")
+        console.narrate(f"opreplay: options {', '.join(used)} are from {settings.path}")
 
 
 def _settings(ctx: click.Context, config: str | None) -> Settings:

@@ -93,7 +93,9 @@ def find_file(start: Path) -> Path | None:
         own_file, shared_file = folder / OWN, folder / SHARED
         files = [path for path in (own_file, shared_file) if path.is_file() and (path is own_file or _speaks(path))]
         if len(files) > 1:
-            raise _wrong(f"{own_file} and {shared_file} both have options", "Keep them in one of the files.")
+            raise _wrong(
+                f"{own_file} and {shared_file} both have options", "Keep the options in only one of the files."
+            )
         if files:
             return _own(files[0])
         if folder == home or (folder / ".git").exists():

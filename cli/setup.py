@@ -155,7 +155,7 @@ def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
     from opreplay.cli.terminal import console
 
     for why, text in (
-        (contents.impossible, "{} are too small for the batch that the trace records: {}"),
+        (contents.impossible, "arguments of {} are too small for the batch that the trace records: {}"),
         (contents.unrecorded, "{} may have done more work than is predicted: {}"),
         (contents.problems, "inputs of {} could not be generated, so only shapes affect the prediction: {}"),
     ):

@@ -142,7 +142,7 @@ def first_time_ns(path: str | Path, limits: Limits | None = None) -> int:
     with Source(path, limits) as source:
         _scanner(source, earliest).run()
     if earliest.ns is None:
-        raise TraceError(f"{path} has no event with a time", hint="Is it a profiler trace?")
+        raise TraceError(f"{path} has no event with a time", hint="Use a trace of torch.profiler.")
     return earliest.ns // 1000 * 1000
 
 

@@ -80,7 +80,7 @@ class Duration(click.ParamType):
             if self._without_unit:
                 self.fail(f"{value!r} has no unit: {self._without_unit}", param, ctx)
             name = "a time" if param is None else param.name
-            click.echo(f"opreplay: {name} is {seconds:g} s: {value!r} has no unit", err=True)
+            click.echo(f"opreplay: {name} is taken as {seconds:g} s, because {value!r} has no unit", err=True)
         return seconds
 
 

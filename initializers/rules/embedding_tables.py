@@ -33,7 +33,7 @@ class TableBatchedInit(CustomInit):
         tables = starts.numel() - 1
         weights = _largest(context, WEIGHTS)
         if tables < 1 or weights is None:
-            raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
+            raise InitializerError(f"{context.op} has no tables or no weights among its arguments")
         total = _total_width(context, tables)
         if not tables <= total < MAX_COLUMNS:
             raise InitializerError(f"{context.op}: {tables} tables do not fit {total} columns in total")

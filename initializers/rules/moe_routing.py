@@ -146,7 +146,7 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
     """Fill router scores with log probability plus Gumbel noise, so that top-k draws experts without replacement."""
     scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
-        raise InitializerError(f"{context.op}: no router scores among its arguments")
+        raise InitializerError(f"{context.op} has no router scores among its arguments")
     experts = scores.shape[-1]
     rows = max(1, scores.numel() // experts)
     distinct = min(rows, max(1, DISTINCT_SCORES // experts))
@@ -183,7 +183,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     if ids is None:
         if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
             return InitReport(summary="no experts among its arguments")
-        raise InitializerError(f"{context.op}: no chosen experts among its arguments")
+        raise InitializerError(f"{context.op} has no chosen experts among its arguments")
     experts = expert_count(context)
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
     _local(context, experts)
@@ -209,7 +209,9 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if owners is None or valid is None:
-        raise InitializerError(f"{context.op}: no experts of the blocks, or no count of valid ids, among its arguments")
+        raise InitializerError(
+            f"{context.op} has no experts of the blocks, or no count of valid ids, among its arguments"
+        )
     weights = context.first(("topk_weights",), elements=True)
     tokens, topk = _sorted_tokens(context, weights)
     experts = expert_count(context)

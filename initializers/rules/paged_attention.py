@@ -80,7 +80,7 @@ class CacheSlotsInit(LengthRule):
         name, slots = next(((n, t) for n, t in tensors if t is not None), ("", None))
         pool = find_pool(context)
         if slots is None or pool is None:
-            raise InitializerError(f"{context.op}: no slots or no cache among its arguments")
+            raise InitializerError(f"{context.op} has no slots or no cache among its arguments")
         count = slots.numel()
         tokens = pool.blocks * pool.page
         drawn, assumed = None, "random distinct slots"

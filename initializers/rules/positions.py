@@ -28,7 +28,7 @@ class PositionsInit(LengthRule):
     def initialize(self, context: InitContext) -> InitReport:
         positions = context.first(POSITIONS)
         if positions is None:
-            raise InitializerError(f"{context.op}: no positions among its arguments")
+            raise InitializerError(f"{context.op} has no positions among its arguments")
         rows = table_rows(context)
         for name in OFFSETS:
             if (offsets := context.tensor(name)) is not None and fill.is_integer(offsets.dtype):
@@ -79,7 +79,7 @@ def table_rows(context: InitContext) -> int:
     """Return the number of positions in the sine/cosine table. Raises InitializerError if there is no table."""
     table = next((t for name in TABLES if (t := context.tensor(name)) is not None and t.dim() and t.shape[0]), None)
     if table is None:
-        raise InitializerError(f"{context.op}: no sine/cosine table among its arguments")
+        raise InitializerError(f"{context.op} has no sine/cosine table among its arguments")
     return table.shape[0]
 
 

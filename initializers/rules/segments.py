@@ -31,7 +31,7 @@ class BatchSizesInit(CustomInit):
         sizes = context.need("batch_sizes")
         rows = context.first(("data", "input", "grad"))
         if rows is None or not rows.dim() or not sizes.numel():
-            raise InitializerError(f"{context.op}: no data to pack by time step")
+            raise InitializerError(f"{context.op} has no data to pack by time step")
         fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)))
         return InitReport(
             summary=f"{int(sizes.flatten()[0])} sequences of up to {sizes.numel()} steps",
@@ -122,7 +122,7 @@ class CompressedInit(CustomInit):
     def _first(context: InitContext, *names: str) -> torch.Tensor:
         tensor = context.first(names)
         if tensor is None:
-            raise InitializerError(f"{context.op}: no {names[0]}")
+            raise InitializerError(f"{context.op} has no {names[0]}")
         return tensor
 
 

@@ -57,7 +57,7 @@ def _adapters(context: InitContext) -> int:
     listed = next((value for value in by_name if value is not None), None)
     weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
     if not isinstance(weights, torch.Tensor) or not weights.dim():
-        raise InitializerError(f"{context.op}: no adapter weights among its arguments")
+        raise InitializerError(f"{context.op} has no adapter weights among its arguments")
     return max(1, weights.shape[0])
 
 
@@ -138,7 +138,7 @@ class RegroupInit(CustomInit):
         pooled = _all_of(torch.Tensor, context.args.get("pooled_embs"))
         wanted = _all_of(int, context.args.get("out_lengths"))
         if not pooled or wanted is None:
-            raise InitializerError(f"{context.op}: no tensors or no result widths among its arguments")
+            raise InitializerError(f"{context.op} has no tensors or no result widths among its arguments")
         pieces = _pieces([extent(t, 1) for t in pooled], wanted, extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
         fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten())

@@ -51,7 +51,7 @@ def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device)
     if seconds <= PATIENCE_S:
         return op, None
     names = " and ".join(halves)
-    what = f"computed in float32, because this CPU cannot multiply {names} (about {seconds:.2g} s per call)"
+    what = f"computed in float32: this CPU multiplies {names} only in a slow loop, about {seconds:.2g} s per call"
     return in_float32(op), Assumption(argument="dtype", what=what)
 
 

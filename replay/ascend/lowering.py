@@ -157,7 +157,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             view.assume(f"no lowering for {op.name}: costed as {other}, which has a similar name")
     if rule is not None:
         if op.unfit:
-            view.assume(f"the arguments do not match the known schema of {op.name}: used by position and name")
+            view.assume(
+                f"the arguments do not match the known schema of {op.name}, so they are used by position and name"
+            )
         try:
             kernels = list(rule(view))
         except DoesNotFit as misfit:

@@ -178,8 +178,8 @@ class _Reader(Workers):
         answer = self.take()
         if isinstance(answer, Death):
             raise OpReplayError(
-                f"a process reading traces died at {path}: {answer.cause}",
-                hint="Probably out of memory: read fewer traces in parallel with --workers.",
+                f"a worker process died while it read {path}: {answer.cause}",
+                hint="It probably ran out of memory: read fewer traces in parallel with --workers.",
             )
         if answer is None:
             return None
@@ -350,7 +350,7 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
     if any(processes):
         names = [name or path for name, (path, _) in zip(processes, traces, strict=True)]
         shown = ", ".join(f"{number} is {name}" for number, name in enumerate(names))
-        tell(f"processes of one file as ranks: {shown}")
+        tell(f"each process of the file counts as a rank: {shown}")
         return list(range(len(traces)))
     ranks = [(path, rank_in_name(path) if trace.info.rank is None else trace.info.rank) for path, trace in traces]
     numbers = [rank for _, rank in ranks if rank is not None]
@@ -360,7 +360,8 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
     if len(numbers) < len(ranks):
         nameless = next(path for path, rank in ranks if rank is None)
         raise UsageError(
-            f"the rank of {nameless} is unknown, but others have one", hint="Put the rank into its name: rank3.json.gz."
+            f"the rank of {nameless} is unknown, but other traces have a rank",
+            hint="Put the rank into the file name: rank3.json.gz.",
         )
     return numbers
 

@@ -60,7 +60,7 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
     differs = None if found.equal or found.reason else found.first_difference or other
     if not found.equal and not found.reason and differs is None:
         found = msgspec.structs.replace(
-            found, reason="all calls of the plan give the same results, so the plan lacks calls"
+            found, reason="outputs differ although all calls of the plan give the same results, so the plan lacks calls"
         )
     return msgspec.structs.replace(found, first_difference=differs or found.first_difference, other_calls=other)
 
@@ -218,7 +218,8 @@ def _refuse_other_values(first: Sequence[tuple[str, torch.Tensor]], second: Sequ
             raise UsageError(
                 f"two runs of the step with the same seed differ: {name}: {detail}",
                 hint=(
-                    "make() must return the same each time: draw random numbers with torch, whose generator is seeded."
+                    "make() must return the same model and inputs each time: draw random numbers with torch, because "
+                    "only its generator is seeded."
                 ),
             )
 

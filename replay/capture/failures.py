@@ -73,8 +73,11 @@ _UNSUPPORTED = (
 
 _NO_FORWARD_FORMULA = re.compile(r"Trying to use forward AD with (\S+) that does not support it")
 _FORWARD_WAYS = (
-    ("attention", "Wrap attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has one."),
-    ("mkldnn", "Wrap it in torch.backends.mkldnn.flags(enabled=False): the other CPU kernels have one."),
+    ("attention", "Wrap attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has a forward derivative."),
+    (
+        "mkldnn",
+        "Wrap it in torch.backends.mkldnn.flags(enabled=False): the other CPU kernels have a forward derivative.",
+    ),
 )
 """Words in the name of an op without a forward derivative, each with a hint at an alternative that has one."""
 
@@ -118,8 +121,8 @@ def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
     if (op := _NO_FORWARD_FORMULA.search(str(error))) is not None:
         ways = [way for word, way in _FORWARD_WAYS if word in op[1]]
         return UsageError(
-            f"torch has no forward derivative of {op[1]}, which torch.func.jvp and jacfwd need, on real tensors "
-            f"either{at}",
+            f"torch.func.jvp and jacfwd need a forward derivative of {op[1]}, but torch has none, not even for real "
+            f"tensors{at}",
             hint=ways[0]
             if ways
             else "Write it with other ops, or leave it out of the function that is differentiated.",

@@ -94,8 +94,8 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.pipeline_parallel > 1:
         notes.append(
-            f"one micro-batch in one of {shape.pipeline_parallel} stages: the other stages wait for it or run other "
-            "micro-batches"
+            f"the plan contains one micro-batch in one of {shape.pipeline_parallel} stages; the other stages wait for "
+            f"it or run other micro-batches"
         )
     if shape.phase == "train" and shape.ranks > 1:
         notes.append("gradients of parameters that the ranks share are not exchanged")
@@ -117,7 +117,7 @@ def config_of(path: Path) -> Any:
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(architecture)
     except Exception as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is this the model's config.json?") from error
+        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Use the model's config.json.") from error
 
 
 _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
@@ -319,7 +319,8 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
     model.train()
     if model.main_input_name != "input_ids" or "labels" not in signature(model.forward).parameters:
         raise UsageError(
-            f"training {type(model).__name__} needs specific targets", hint="Write it as FILE.py:make with its loss."
+            f"training {type(model).__name__} needs targets other than token labels",
+            hint="Write it as FILE.py:make with its loss.",
         )
     if model.config.is_encoder_decoder and getattr(model.config, "decoder_start_token_id", None) is None:
         model.config.decoder_start_token_id = 0  # which token, changes no size

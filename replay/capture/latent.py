@@ -14,7 +14,7 @@ import torch
 NAME = "opreplay_absorbed"
 NOTE = "latent attention (MLA) is absorbed, as in servers; --set mla=expanded captures what transformers runs"
 EXPANDED = (
-    "each token expands the latents of all cached ones to keys and values: servers that absorb that projection into "
+    "each token expands the latents of all cached tokens to keys and values; servers that absorb this projection into "
     "the query (MLA) need much less time"
 )
 

@@ -14,7 +14,7 @@ from opreplay.traces.errors import UsageError
 OPTIONS = frozenset({"optimizer", "loss"})
 _FORM = (
     'make() must return (callable, args), or (module, inputs, {"optimizer": ..., "loss": ...}); '
-    "args and inputs are a tuple, or a dictionary of named ones."
+    "args and inputs are a tuple, or a dictionary by argument name."
 )
 
 

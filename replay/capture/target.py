@@ -74,7 +74,8 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     reads_text = wanted.phase != "prefill" or has_context(path)
     if "context" in shape and not reads_text:
         raise UsageError(
-            f"{Path(path).name} has no context: its inputs have the sizes of its config", hint="Leave context out."
+            f"{Path(path).name} has no context length: its config gives the sizes of the inputs",
+            hint="Leave context out.",
         )
     size = f"{wanted.batch} x {wanted.context}" if reads_text else f"batch {wanted.batch}"
     form = f"{wanted.phase}, {size}, {wanted.dtype}"

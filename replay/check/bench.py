@@ -83,7 +83,7 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
         text = case.text.partition(": ")[2]
-        assumed.append(Assumption(argument="*", what=f"generated, because no call was given: {text}"))
+        assumed.append(Assumption(argument="*", what=f"calls are generated, because none was given: {text}"))
     add_compact(bench)
     return bench, tuple(assumed)
 

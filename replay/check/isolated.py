@@ -80,7 +80,9 @@ class Checker:
                 continue
             why = end.detail
             if end.lost:
-                raise EnvironmentRefused(f"the worker process {why}", hint="Find out what ended the process.")
+                raise EnvironmentRefused(
+                    f"the worker process {why}", hint="Look in the system log (dmesg) for what ended the process."
+                )
             if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
                 raise UsageError(
                     f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",

@@ -31,7 +31,7 @@ POINTS: dict[str, str] = {
     "gradient": "gradients pass gradcheck and match the reference; second-order ones, too, if they exist",
     "in-place, out=": "in-place and out= variants agree with the functional one",
     "determinism": "every run returns the same bits",
-    "memory": "no memory is kept between calls; peak of temporary memory",
+    "memory": "no memory is kept between calls; reports the peak of temporary memory",
     "asynchrony": "the call returns before the device is done",
     "bad input": "raises an exception that says what is wrong; never crashes",
     "CPU fallback": "there is a kernel for the CPU",

@@ -99,7 +99,7 @@ def _map_to_members(collective: Collective, members: tuple[int, ...], recorded: 
     if n < recorded:
         what = "the data that leaves a rank" if kind == "all_to_all" else "the message"
         notes.append(
-            f"group of {recorded:,} on {n}: {what} has its recorded size, but goes to {n - 1} peers, not "
+            f"a group of {recorded:,} ran on {n} ranks: {what} has its recorded size, but goes to {n - 1} peers, not "
             f"{recorded - 1:,}"
         )
     matrix, factor = (), bus_factor(kind, n)
@@ -225,7 +225,8 @@ def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
         inputs = outputs = elements = less(share.inputs)
     ran = elements / share.elements if share.elements else 1.0
     whole = size_text(size_elements(collective) * collective.itemsize)
-    text = f"{ran:.3g} of the message ran, for memory: {size_text(elements * collective.itemsize)} of {whole}"
+    sent = size_text(elements * collective.itemsize)
+    text = f"only {ran:.3g} of the message was sent, to save memory: {sent} of {whole}"
     return msgspec.structs.replace(
         share,
         inputs=inputs,

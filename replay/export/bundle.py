@@ -206,8 +206,8 @@ def _prepared(
     namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
     if namespace != "aten" and not from_plugin and namespace not in policy.allow_imports:
         what = (
-            f"a bundle calls only ATen ops (for your own ops, use --plugin FILE.py --with-plugins where a file defines "
-            f"them by torch.library, else --allow-import {namespace}=MODULE)"
+            f"a bundle calls only ATen ops (for ops that a file defines with torch.library, add --plugin FILE.py "
+            f"--with-plugins; for ops of a module, --allow-import {namespace}=MODULE)"
         )
         raise NotReplayable(Reason("library missing", what))
     described, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)

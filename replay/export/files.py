@@ -23,7 +23,7 @@ SHOWN = 200
 
 def check_target(path: Path, *, force: bool) -> None:
     """Raise UsageError if the bundle may not be written because the archive exists or the folder is not empty."""
-    hint = "Name another one, or overwrite the bundle's files with --force."
+    hint = "Name another file or folder, or overwrite the bundle's files with --force."
     if not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file or folder in an existing folder.")
     if path.suffix.lower() == ".zip":

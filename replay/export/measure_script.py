@@ -377,9 +377,12 @@ class Report:
             shown = "; ".join(f"{f['tflops']:.3g} TFLOP/s, {f['gb_per_s']:.4g} GB/s" for f in self.references)
             print(f"reference matrix product and copy: {shown}")
             changed = drift(self.references)
-            steady = f"readings differ by {100 * changed:.0f} %: times may be wrong by as much; measure again"
+            steady = (
+                f"reference measurements differ by {100 * changed:.0f} %: times may be wrong by as much; measure again"
+            )
             steady = "steady" if changed <= DRIFT else steady
-            print(f"clock: {steady if len(self.references) > 1 else 'not checked, because there is only one reading'}")
+            steady = steady if len(self.references) > 1 else "not checked: there is only one reference measurement"
+            print(f"clock: {steady}")
         self.show_ratios()
         unsteady = sum(row["spread"] > STEADY for _, row in self.rows)
         host_bound = sum(row["host_bound"] for _, row in self.rows)
@@ -401,7 +404,8 @@ class Report:
         )
         if not ratios:
             return
-        print(f"measured over predicted: median {statistics.median(ratio for ratio, *_ in ratios):.2f}; furthest:")
+        median = statistics.median(ratio for ratio, *_ in ratios)
+        print(f"measured / predicted: median {median:.2f}; largest deviations:")
         for ratio, call, row in ratios[:8]:
             print(f"  {ratio:8.2f}x  {row['us']:10.1f} us  {row['l2']}  {short(call['text'])}")
 

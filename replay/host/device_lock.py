@@ -89,7 +89,9 @@ def lock_folder() -> Path:
         path.mkdir(mode=0o700)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise EnvironmentRefused(f"{path} is not a folder of this user", hint="Remove it, or set TMPDIR.")
+        raise EnvironmentRefused(
+            f"{path} is not a folder of this user", hint="Remove it, or set TMPDIR to another folder."
+        )
     return path
 
 

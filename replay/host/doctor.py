@@ -67,7 +67,8 @@ def check_reader() -> Check:
     if compiled_scanner() is not None:
         return Check(name="trace reader", found="compiled", ok=True)
     note = (
-        "traces are read at 35 to 80 % of the speed; install a C compiler and Python's headers, then reinstall opreplay"
+        "traces are read at only 35 to 80 % of full speed; install a C compiler and Python's headers, then reinstall "
+        "opreplay"
     )
     return Check(name="trace reader", found="Python only", ok=False, note=note)
 
@@ -101,7 +102,7 @@ def check_devices() -> list[Check]:
 def check_libraries() -> list[Check]:
     """Find optional and vendor libraries without importing any of them."""
     checks = [check_reader(), *(_library(name, note) for name, note in OPTIONAL.items())]
-    return checks + [_library(name, "stand-ins run instead, if available") for name in VENDOR]
+    return checks + [_library(name, "reference implementations run instead, if available") for name in VENDOR]
 
 
 def _library(module: str, note: str) -> Check:

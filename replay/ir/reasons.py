@@ -194,7 +194,7 @@ class NotReplayable(OpReplayError):
     """Raised to skip one op, never to end the run; carries the reason that the result shows."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known about it.")
+        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known about the op.")
         self.reason = reason
 
 

@@ -15,9 +15,9 @@ from opreplay.replay.ir.model import Assumption, ReplayArg
 from opreplay.replay.ir.sizes import extent, itemsize
 from opreplay.traces.model import TensorMeta
 
-MIXED = "separate memory: it shared bytes with a tensor of another dtype"
-INDEXED = "separate memory: its indices must be valid for this argument"
-REFUSED = "separate memory: this implementation refuses arguments that share memory"
+MIXED = "given separate memory, because it shared bytes with a tensor of another dtype"
+INDEXED = "given separate memory, because its indices must be valid for this argument"
+REFUSED = "given separate memory, because this implementation refuses arguments that share memory"
 LARGE_BYTES = 1 << 20
 """Minimum size in bytes of a tensor that no longer is in a core's nearest caches when it is read again."""
 _FLOATING = ("float", "bfloat", "complex")

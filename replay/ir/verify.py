@@ -68,7 +68,7 @@ def _need(is_right: bool, where: str, fault: str) -> None:
 def _verify_sequence(sequence: RecordedSequence) -> None:
     calls, collectives = len(sequence.calls), sequence.collectives
     checks = {
-        f"the sequence has {calls} calls, limit {MAX_CALLS}": calls <= MAX_CALLS,
+        f"the sequence has {calls} calls, over the limit of {MAX_CALLS}": calls <= MAX_CALLS,
         "the sequence does not have one recorded time per call": (
             len(sequence.host_us) == calls and len(sequence.device_us) in (0, calls)
         ),
@@ -102,20 +102,20 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     is_called_by_name = op.via is None or op.resolved_by == "equivalent" or split_name(op.via) is not None
     _need(is_called_by_name, where, "the op that it calls is not in the form namespace::op")
     ranks_fit = op.ranks is None or 1 <= op.ranks <= MAX_RANKS
-    _need(ranks_fit, where, f"a collective of {op.ranks} ranks, limit {MAX_RANKS}")
+    _need(ranks_fit, where, f"a collective has {op.ranks} ranks instead of 1 to {MAX_RANKS}")
     recorded = op.recorded
     for kernel in recorded.kernels:
-        _need(kernel.count >= 1, where, f"a kernel with count {kernel.count}")
+        _need(kernel.count >= 1, where, f"a kernel has count {kernel.count} instead of 1 or more")
     totals = (recorded.host_us_total, recorded.host_us_median, recorded.device_us_total)
     _times(where, *totals, recorded.device_us_median or 0.0, *(kernel.total_us for kernel in recorded.kernels))
     # Both may be set: a reason found after resolving, such as a budget, leaves resolved_by.
     is_resolved = op.resolved_by is not None
-    _need(is_resolved or op.reason is not None, where, "neither resolved nor with a reason")
+    _need(is_resolved or op.reason is not None, where, "the op has neither a resolution nor a reason")
     if op.collective is not None:
         _verify_collective(where, op.collective)
     else:
         is_named = not is_resolved or split_name(op.name) is not None
-        _need(is_named, where, "resolved, but its name is not in the form namespace::op")
+        _need(is_named, where, "the op is resolved, but its name is not in the form namespace::op")
     verify_arguments(where, op)
     for meta in filter(None, (*(op.outputs or ()), *(op.recorded_outputs or ()))):
         _verify_tensor(f"{where}, outputs", meta)
@@ -134,14 +134,14 @@ def _verify_collective(where: str, collective: Collective) -> None:
     lists = (collective.in_splits, collective.out_splits, collective.parts)
     sizes = (collective.in_elements, collective.out_elements, *itertools.chain(*lists))
     sizes_fit = all(0 <= n <= MAX_ELEMENTS for n in sizes)
-    _need(sizes_fit, where, f"a collective of {max(sizes)} elements, limit {MAX_ELEMENTS}")
+    _need(sizes_fit, where, f"a collective has {max(sizes)} elements, over the limit of {MAX_ELEMENTS}")
     _need(collective.dtype in ITEMSIZE_BYTES, where, f"dtype {collective.dtype!r} is unknown")
     ranks = (collective.rank, collective.root, collective.source, collective.target, *collective.group_ranks)
     _need(all(0 <= n <= MAX_RANKS for n in ranks if n is not None), where, f"a rank is not in 0..{MAX_RANKS}")
     parts_fit = max(map(len, (*lists, collective.group_ranks))) <= MAX_PARTS
     _need(parts_fit, where, f"a collective has more than {MAX_PARTS} parts")
     size = collective.group_size
-    _need(size is None or 1 <= size <= MAX_RANKS, where, f"a group of {size} ranks, limit {MAX_RANKS}")
+    _need(size is None or 1 <= size <= MAX_RANKS, where, f"a group has {size} ranks instead of 1 to {MAX_RANKS}")
     for total, splits in zip(sizes[:2], lists[:2], strict=True):
         splits_fit = not splits or sum(splits) == total
         _need(splits_fit, where, f"the splits have {sum(splits)} elements, but the message has {total}")
@@ -174,7 +174,7 @@ def verify_argument(where: str, arg: ReplayArg) -> None:
 def _verify_tensors(where: str, arg: ReplayArg) -> None:
     if arg.type == "Tensor":
         is_single = len(arg.tensors) <= 1 and _is_wrapped(arg)
-        _need(is_single, where, "a Tensor needs at most one tensor, and a value only if it stands for a number")
+        _need(is_single, where, "a Tensor needs at most one tensor, and a value only if it is a number")
     else:
         is_list = arg.value is None or (arg.value == () and not arg.tensors)
         _need(is_list, where, "a Tensor[] needs tensors, or () as its value if it is empty")
@@ -222,7 +222,9 @@ def _is_complex(value: Value) -> bool:
 
 def _verify_tensor(where: str, meta: TensorMeta) -> None:
     _need(meta.dtype in ITEMSIZE_BYTES, where, f"dtype {meta.dtype!r} is unknown")
-    _need(len(meta.shape) <= MAX_RANK, where, f"{len(meta.shape)} dimensions, limit {MAX_RANK}")
+    _need(
+        len(meta.shape) <= MAX_RANK, where, f"a tensor has {len(meta.shape)} dimensions, over the limit of {MAX_RANK}"
+    )
     strides_fit = meta.strides is None or len(meta.strides) == len(meta.shape)
     _need(strides_fit, where, f"strides {meta.strides} do not fit shape {meta.shape}")
     numbers = (*meta.shape, *(meta.strides or ()), meta.storage_offset, meta.storage or 0)

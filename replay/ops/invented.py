@@ -32,7 +32,7 @@ _EXPERTS = (
     Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, 8 of more"),
 )
 _CACHE = (Invented("cache", "invented: the layer's cache is not an argument, so rows of the keys are repeated"),)
-_LATENT = (*_CACHE, Invented(WEIGHTS, "invented: the layer's up-projection is left out, its result is cut"))
+_LATENT = (*_CACHE, Invented(WEIGHTS, "invented: the layer's up-projection is left out, and its result is truncated"))
 _HEADS = (Invented("head size", "invented: heads of 128"),)
 
 _BY_OP: dict[str, tuple[Invented, ...]] = {

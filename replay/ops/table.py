@@ -204,8 +204,8 @@ def family(
         renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
         if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None):
             raise ValueError(
-                f"family {name}: {line.strip()!r} sets an unknown key, or needs or may not have kernel= "
-                "(keys: inputs=, role=, kernel=, like=; with like= also into= and renames)"
+                f"family {name}: {line.strip()!r} sets an unknown key, lacks kernel=, or may not have kernel= (keys: "
+                f"inputs=, role=, kernel=, like=; with like= also into= and renames)"
             )
         rule = _left_out(uncosted) if uncosted else cost if kernels is None else kernels(kernel)
         for op in names:

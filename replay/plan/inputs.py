@@ -371,8 +371,8 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
     if outlier is not None:
         notes.append(
             f"one kernel of {outlier.us:,.0f} µs takes {100 * outlier.share:.0f} % of the device time, but the "
-            f"{outlier.others:,} others with its name in {outlier.op} with the same shapes take "
-            f"{outlier.usual_us:,.3g} µs: it dominates totals and shares"
+            f"{outlier.others:,} other kernels of this name in {outlier.op} with the same shapes take "
+            f"{outlier.usual_us:,.3g} µs: this kernel dominates totals and shares"
         )
     return [f"{WARNING}{name}: {note}" for note in notes]
 
@@ -393,8 +393,8 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
         of = "" if collided.same_thread else "processes "
         of += f"{', '.join(collided.of[:MOST_NAMED])}{', ...' if len(collided.of) > MOST_NAMED else ''}"
         notes.append(
-            f"{WARNING}{name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
-            f"certain owner: {which} of {of} {why}; read the processes' own files instead"
+            f"{WARNING}{name}: ids collide: {100 * collided_share(trace):.0f} % of the device time cannot be assigned "
+            f"to an op: {which} of {of} {why}; read the processes' own files instead"
         )
     if links.displaced:
         some = "1 kernel starts" if links.displaced == 1 else f"{links.displaced:,} kernels start up to"

@@ -78,7 +78,7 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
         return (
             f"more work than possible in the recorded time: {done / 1e9:.1f} GFLOP take at least "
             f"{done / fastest * 1e6:.0f} µs at "
-            f"{fastest / 1e12:.0f} TFLOP/s, recorded were {recorded_us:.1f} µs"
+            f"{fastest / 1e12:.0f} TFLOP/s, but only {recorded_us:.1f} µs were recorded"
         )
     touched = least_bytes(op)
     peak, cache = peak_of(device)
@@ -87,7 +87,8 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
         return None
     return (
         f"more work than possible in the recorded time: {touched / 1e6:.1f} MB take at least {least_us:.0f} µs at "
-        f"{peak / 1e12:.2f} TB/s, {CACHE_SPEEDUP:g} times that in the last cache, recorded were {recorded_us:.1f} µs"
+        f"{peak / 1e12:.2f} TB/s ({CACHE_SPEEDUP:g} times as fast in the last-level cache), but only "
+        f"{recorded_us:.1f} µs were recorded"
     )
 
 

@@ -157,7 +157,7 @@ def _scalar(kind: str, value: Any) -> PlainValue:
     codes = CODES.get(kind.removesuffix("[]"))
     if codes is not None and type(value) is int:
         if not 0 <= value < len(codes):
-            raise Unknown(f"{kind} with code {value}")
+            raise Unknown(f"{kind} has no code {value}")
         return codes[value]
     if isinstance(value, str) and not is_unicode(value):
         raise Refused("a text is not valid Unicode")

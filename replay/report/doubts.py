@@ -21,15 +21,15 @@ MARKED: dict[str, str] = {
     "interrupted": "other programs used the processor in most samples",
     VALUES: "results differ from the op's own implementation",
     ONE_SAMPLE: "only 1 sample, so the variance is unknown",
-    "one thread": "one thread, because several threads waited for processors",
-    "threads waited": "several threads that waited for processors",
+    "one thread": "measured with one thread, because several threads waited for processors",
+    "threads waited": "measured with several threads that waited for processors",
 }
 """Kind of warning that marks a time as possibly far off → its text in notes."""
 
 
 STATUSES: dict[ValueStatus, str] = {
     "differs": "differ from the op's own implementation",
-    "agrees": "agree with it",
+    "agrees": "agree with the op's own implementation",
     "own": "ran the op's own implementation",
     "not compared": "cannot be compared",
 }

@@ -143,8 +143,8 @@ def _beside_lines(where: Where, least: float) -> list[str]:
     if where.clock == "device" or where.beside_us <= 0.0 or where.beside_us < least * where.total_us:
         return []
     return [
-        f"also, on gloo's own threads: {time_text(where.beside_us)} of collectives; with --ranks they have rows, which "
-        "then sum up to more than the time above"
+        f"not included: {time_text(where.beside_us)} of collectives on gloo's own threads; with --ranks, the table "
+        f"has rows for them, so its sum exceeds the time above"
     ]
 
 

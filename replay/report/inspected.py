@@ -87,7 +87,9 @@ def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> V
     view = steps.view(step_table(part), top, TOP)
     if part is trace:
         return view
-    told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
+    told = (
+        f"shown are the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file; "
+    )
     return msgspec.structs.replace(view, lines=[*view.lines, f"{told}select another with --process"])
 
 

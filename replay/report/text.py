@@ -149,7 +149,7 @@ def doubt_lines(doubts: Doubts) -> list[str]:
     if doubts.zero_durations:
         lines.append(f"{plural(doubts.zero_durations, 'kernel')} with duration 0, which is not a measured time")
     if doubts.collided_share:
-        lines.append(f"ids collide: {share_text(doubts.collided_share)} of the device time has no certain owner")
+        lines.append(f"ids collide: {share_text(doubts.collided_share)} of the device time cannot be assigned to an op")
     if doubts.displaced:
         starts = "starts" if doubts.displaced == 1 else "start up to"
         by = time_text(doubts.displaced_by_us)

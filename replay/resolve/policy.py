@@ -210,9 +210,9 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
         raise ValueError(f"not a qualified op name: {name!r}")
     namespace, op, _ = parts
     if namespace in REFUSED_NAMESPACES:
-        return Reason("policy", f"namespace {namespace}")
+        return Reason("policy", f"namespace {namespace} is not allowed")
     if namespace in COLLECTIVE_NAMESPACES and not policy.collectives:
-        return Reason("policy", f"namespace {namespace} outside collective mode")
+        return Reason("policy", f"namespace {namespace} is allowed only with --ranks")
     word = next((word for word in UNSAFE_WORDS if word in op), None)
     if word is not None and f"{namespace}::{op}" not in SAFE_DESPITE_NAME:
         return Reason("policy", f"name contains {word!r}")
@@ -227,11 +227,11 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
     namespace = name.partition("::")[0]
     for argument, type_text in arguments:
         if argument in REFUSED_ARGUMENTS:
-            return Reason("policy", f"argument {argument!r}")
+            return Reason("policy", f"argument {argument!r} is not allowed")
         if any(refused in type_text for refused in REFUSED_TYPES):
-            return Reason("policy", f"argument {argument!r} of type {type_text}")
+            return Reason("policy", f"argument {argument!r} has type {type_text}, which is not allowed")
         if _base(type_text) == "str" and not _may_be_string(namespace, name, argument):
-            return Reason("policy", f"string argument {argument!r} is not on the list")
+            return Reason("policy", f"string argument {argument!r} is not on the list of allowed arguments")
         if re.fullmatch(r"(Optional\[|List\[)*t\w*\]*", type_text):
             return Reason("policy", f"argument {argument!r} accepts any type")
     return None
@@ -240,10 +240,10 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
 def refuse_value(argument: str, value: object) -> Reason | None:
     """Return why the policy forbids this value of an argument, or None."""
     if argument in FIXED_ARGUMENTS and value is not None and bool(value) != FIXED_ARGUMENTS[argument]:
-        return Reason("policy", f"{argument}={value}")
+        return Reason("policy", f"{argument}={value} is not allowed")
     texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     if any(isinstance(text, str) and not _PLAIN_TEXT.fullmatch(text) for text in texts):
-        return Reason("policy", f"string value of argument {argument!r}")
+        return Reason("policy", f"the string value of argument {argument!r} is not allowed")
     return None
 
 

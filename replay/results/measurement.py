@@ -32,7 +32,7 @@ KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 _TEXTS: dict[WarningKind, str] = {
     "few samples": "{samples:.0f} of {wanted:.0f}",
     "noisy": "interquartile range is {iqr_share:.0f} % of the median",
-    "timer resolution": "{resolution_us:.3g} us for samples of {sample_us:.3g} us",
+    "timer resolution": "the clock resolves {resolution_us:.3g} us, and a sample takes {sample_us:.3g} us",
     "unstable clock": "a fixed workload took {before_us:.3g} us before the op and {after_us:.3g} us after it",
     "other load": "a fixed workload took {times:.2f} times its best time of this run",
     "throttled": "the processor was throttled {events:.0f} times because of heat or power",

@@ -163,7 +163,9 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     import torch
 
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise UsageError("only dense tensors can be used", hint="Sparse, nested and quantized tensors cannot.")
+        raise UsageError(
+            "only dense tensors can be used", hint="Sparse, nested and quantized tensors are not supported."
+        )
     begin = int(tensor.storage_offset()) * tensor.itemsize
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     return tensor.untyped_storage()._cdata, begin, begin + reach * tensor.itemsize

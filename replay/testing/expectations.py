@@ -88,7 +88,7 @@ class Expectations:
             )
         opened = trace if isinstance(trace, OpenTrace) else self.open(trace, **selection)
         if not len(opened):
-            raise OpsNotAsExpected("nothing was replayed: the selection holds no ops")
+            raise OpsNotAsExpected("nothing was replayed: the selection contains no ops")
         file = None if baseline is None else self.folder / baseline
         before, output = (None, file) if self.update else (file, None)
         if before is not None and not before.is_file():

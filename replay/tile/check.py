@@ -171,11 +171,12 @@ def too_large(bound: Bound, part: int = 1) -> str:
     """Return why the values of a case are too expensive to compute; "" if they are not. `part` divides the limits."""
     elements = sum(prod(meta.shape) for meta in bound.tensors.values())
     if elements > MOST_ELEMENTS // part:
-        return f"{elements:,} elements; values are checked for up to {MOST_ELEMENTS:,}"
+        return f"the case has {elements:,} elements, but values are checked only up to {MOST_ELEMENTS:,}"
     sizes = sorted((prod(meta.shape) for meta in bound.tensors.values()), reverse=True)[:3]
     # Of a product of [m, k] and [k, n] the root of m k * k n * m n.
     if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > (MOST_PRODUCTS // part) ** 2:
-        return f"about {prod(sizes) ** 0.5:.2g} multiplications; values are checked for up to {MOST_PRODUCTS:,}"
+        needed = f"about {prod(sizes) ** 0.5:.2g} multiplications are needed"
+        return f"{needed}, but values are checked only up to {MOST_PRODUCTS:,}"
     return ""
 
 

@@ -317,11 +317,11 @@ def _buffers(runs: CoreRuns, device: DeviceProfile) -> dict[Place, tuple[int, in
 def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
     notes: list[str] = []
     if skipped := max(recording.left_out for _, recording in runs.classes):
-        notes.append(f"{skipped:,} iterations repeat others: they were counted, not run")
+        notes.append(f"{skipped:,} iterations repeat other iterations: they were counted, not run")
     if looked := max(recording.position_dependent for _, recording in runs.classes):
         notes.append(
-            f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, others may differ "
-            "(--every runs all)"
+            f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, the others may "
+            f"differ (--every runs all)"
         )
     if slowest.averaged:
         notes.append(f"{slowest.averaged:,} loop iterations without a steady schedule count with the mean time")

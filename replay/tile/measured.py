@@ -126,10 +126,10 @@ def read_times(path: Path) -> tuple[Row, ...]:
             rows: list[Row] = []
             for line in reader:
                 if len(rows) >= MOST_CASES:
-                    raise TooLarge(f"{path}: more than {MOST_CASES:,} measured times")
+                    raise TooLarge(f"{path} has more than {MOST_CASES:,} measured times")
                 rows.append(_row(path, reader.line_num, cast("dict[Any, Any]", line), columns))
     except OSError as error:
-        raise UsageError(f"measured times {path}: {error.strerror or error}", hint=_HINT) from error
+        raise UsageError(f"cannot read measured times from {path}: {error.strerror or error}", hint=_HINT) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
     return tuple(rows)

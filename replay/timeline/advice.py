@@ -277,8 +277,8 @@ def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
         what="overlapping communication with compute",
         why=f"compute kernels wait for collectives, {float(of_lane.sum()) / 1e3:,.2f} ms in total",
         basis=(
-            "collectives are split and begin early enough to end during compute; the low end of the gain is without "
-            "that; waiting for late ranks counts as collective time"
+            "collectives are split and begin early enough to end during compute; the low end of the gain does not "
+            "assume this; waiting for late ranks counts as collective time"
         ),
         certainty="medium",
         edit=edit,

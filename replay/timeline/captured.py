@@ -425,7 +425,7 @@ def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[st
         if measured
         else "",
         f"the host takes {call_us:.3g} µs for a call that launches kernels (from a public torch_npu profile), "
-        f"{view_us:.3g} µs for one that launches none (assumed), within a factor of {DISPATCH_BAND:g}; "
+        f"{view_us:.3g} µs for a call that launches none (assumed), within a factor of {DISPATCH_BAND:g}; "
         f"only the upper end of the band includes Python between calls, {PYTHON_US:.0f} µs each",
         f"a launch takes {LAUNCH_LATENCY_US:g} µs and the gap between tasks {TASK_GAP_US:g} µs (public 910B profiles); "
         "collectives do not overlap with compute kernels",

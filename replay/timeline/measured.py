@@ -143,5 +143,5 @@ def _notes(results: MeasuredOps) -> list[str]:
             f"measured: {results.profiler_event_us:.2f} µs per nested op is the profiler's own time, which a step "
             "without profiler does not need"
         )
-    notes.append("measured: recorded times include first touches of new memory, measured ones do not")
+    notes.append("measured: recorded times include first touches of new memory, measured times do not")
     return notes

@@ -356,11 +356,13 @@ def _collectives(
         )
     if small:
         out.notes.append(
-            f"{len(small)} collectives have larger groups than the cluster ({max(small, key=len)}): "
-            "predicted for the dies of this cluster, so less data moves"
+            f"{len(small)} collectives have more ranks than the cluster has dies ({max(small, key=len)}): "
+            "they are predicted for these dies only, so less data moves"
         )
     if assumed:
-        out.notes.append(f"{assumed} collectives of unknown group: assumed to span the 8 dies of a server")
+        out.notes.append(
+            f"{assumed} collectives have an unknown group: they are assumed to span the 8 dies of a server"
+        )
 
 
 def _collective_from_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
@@ -548,7 +550,11 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
     out.scaled_recorded_us = float(nodes.dur_us[others].sum())
     _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
     share = out.scaled_recorded_us / out.recorded_us if out.recorded_us else 0.0
-    why = "scaled like the predicted tasks" if before else "as recorded, because no compute kernel of this step has one"
+    why = (
+        "scaled like the time of the predicted tasks"
+        if before
+        else "as recorded, because no compute kernel of this step has a prediction"
+    )
     out.notes.append(
         f"{len(others)} tasks = {100 * share:.1f} % of the recorded device time have no prediction: their time is {why}"
     )

@@ -518,8 +518,8 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     if graph.begin_us > 0.0:
         notes.append(
             f"the device was still running the previous step for the first {graph.begin_us / 1e3:,.2f} ms (inferred "
-            f"from its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms count from "
-            "then until its own work was done, but at least the time that the host needed"
+            f"from its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms are the time "
+            f"from then until its own work was done, or the time of the host if that is longer"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))
@@ -531,7 +531,7 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     if links.launches_without_work:
         notes.append(
             f"{links.launches_without_work:,} of {links.launches:,} launches in the file have no kernel: the profiler "
-            "lost it, or the launch was captured into a graph"
+            f"lost the kernel, or the launch was captured into a graph"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

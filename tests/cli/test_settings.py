@@ -35,7 +35,7 @@ def test_a_file_above_counts_and_the_command_line_wins(project: Path) -> None:
     done = invoke("op", RELU)
     assert done.exit_code == 0, done.stderr
     assert list(json.loads(done.stdout)["cases"][0]["simulated_us"]) == ["910b4", "910c"]
-    assert "opreplay: soc, op.measure, op.format from " in done.stderr
+    assert "opreplay: options soc, op.measure, op.format are from " in done.stderr
     assert list(json.loads(invoke("op", RELU, "--soc", "910b1").stdout)["socs"]) == ["910b1"]
     assert list(
         json.loads(invoke("--config", "none", "op", RELU, "--no-measure", "--format", "json").stdout)["socs"]

@@ -92,7 +92,7 @@ def test_a_large_group_is_mapped_and_the_row_says_so(tmp_path: Path) -> None:
     for one in collectives(out):
         ran = one.collective.replayed
         assert (ran.ranks, ran.ranks_recorded, ran.checked, ran.elements) == (2, 64, "not checked", 640)
-        assert "group of 64 on 2" in ran.mapping
+        assert "a group of 64 ran on 2 ranks" in ran.mapping
         assert any(a.argument == "group" and "64" in a.what for a in one.assumptions)
     assert "64 → 2" in (tmp_path / "out.md").read_text()
 

@@ -121,8 +121,8 @@ def test_an_executor_that_computes_something_else_is_found(
     text = " ".join(done.stdout.split())
     assert "values: aten::add differs from its own implementation (torch): result 0: " in text
     assert (
-        "values of 9 ops: 4 differ from the op's own implementation; 1 agree with it; 1 ran the op's own "
-        "implementation; 3 cannot" in text
+        "values of 9 ops: 4 differ from the op's own implementation; 1 agree with the op's own implementation; 1 ran "
+        "the op's own implementation; 3 cannot" in text
     )
     assert "results differ from the op's own implementation (4)" in text, "their times are marked"
     console(*flags, "--check", "values", "--max-failed", "0", code=1)

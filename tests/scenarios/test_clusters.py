@@ -50,14 +50,14 @@ def test_more_servers_take_longer(console: Console, trace_of: Trace) -> None:
 def test_a_cluster_smaller_than_the_groups_is_told(console: Console, trace_of: Trace, tmp_path: Path) -> None:
     trace, out = trace_of(*distributed_step()), tmp_path / "out.jsonl"
     done = console("simulate", trace, "--cluster", "1x8x910b3", "--include", "c10d*")
-    assert "smaller than the groups of 1 of 1 collectives (up to 16 ranks on 8 dies)" in done.stderr
+    assert "1 of 1 collectives have more ranks than the cluster has dies (up to 16 ranks on 8 dies)" in done.stderr
     done = console("run", trace, "--cluster", "1x1x910b3", "--include", "c10d*", "-o", out)
     assert "up to 16 ranks on 1 die" in done.stderr
     (one,) = read_result_file(out).results
     made = one.simulated["910b3"]
     assert (made.algorithm, made.extrapolated) == ("no link, 16 ranks on 1 die", True)
     told = json.loads(console("timeline", trace, "--cluster", "1x8x910b3", "--format", "json").stdout)
-    assert "1 collectives have larger groups than the cluster (16 ranks on 8 dies)" in str(told["socs"])
+    assert "1 collectives have more ranks than the cluster has dies (16 ranks on 8 dies)" in str(told["socs"])
     assert "smaller" not in console("simulate", trace, "--cluster", "2x8x910b3", "--include", "c10d*").stderr
 
 

@@ -165,7 +165,7 @@ class TableRows:
         places = self._places
         for index, line in enumerate(line for line in self._reader if line):
             if index >= self._max_rows:
-                raise TooLarge(f"{self._path}: more than {self._max_rows} rows (limit max_rows)")
+                raise TooLarge(f"{self._path} has more than {self._max_rows} rows (limit max_rows)")
             try:
                 yield _row({field: line[at] for field, at in places.items() if at < len(line)}, index, self._units)
             except (ValueError, OverflowError):

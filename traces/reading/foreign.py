@@ -35,7 +35,10 @@ _MAGIC: tuple[tuple[bytes, Foreign], ...] = (
     (b"BZh", Foreign("bzip2 data", "Decompress it: bzip2 -d FILE.")),
     (b"\x04\x22\x4d\x18", Foreign("lz4 data", "Decompress it: lz4 -d FILE.")),
     (b"PK\x03\x04", Foreign("a zip archive", f"{_UNPACK} unzip -l FILE lists them.")),
-    (b"PK\x05\x06", Foreign("an empty zip archive", "Was the profiler stopped before the file was written?")),
+    (
+        b"PK\x05\x06",
+        Foreign("an empty zip archive", "Record it again: the profiler may have ended before it wrote the file."),
+    ),
     (b"7z\xbc\xaf\x27\x1c", Foreign("a 7z archive", _UNPACK)),
     (b"Rar!", Foreign("a rar archive", _UNPACK)),
     (b"\x89PNG", Foreign("a PNG image", HINT)),

@@ -154,7 +154,9 @@ def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:
     path = buffer.source.path
     if not text.strip(_SPACE):
         what = ", ".join(buffer.source.losses) or "nothing in it"
-        raise Malformed(f"{path} is empty ({what})", hint="Was the profiler stopped before the file was written?")
+        raise Malformed(
+            f"{path} is empty ({what})", hint="Record it again: the profiler may have ended before it wrote the file."
+        )
     keys = _keys_of(text)
     if keys is None:
         raise no_trace(buffer.source, "damaged or cut off before any event")

@@ -56,7 +56,7 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
             cut = partial(_cut, op, base, dim, at, unit)
             pieces = largest_fitting(0, size // unit, cut, lambda smaller: need_of(smaller).total <= limit_bytes)
             if pieces:
-                what = f"{pieces * unit} of {size} in dimension {dim}, because a view moves no data"
+                what = f"cut to {pieces * unit} of {size} in dimension {dim}, because a view moves no data"
                 return cut(pieces), (Assumption(argument=op.args[0].name, what=what),)
     return op, ()
 
@@ -140,7 +140,7 @@ def shrink_to_limit(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf)
     smaller, notes = with_smaller_view(op, limit_bytes)
     if notes:
         return Fitted(op=smaller, assumptions=notes)
-    return _in_part(op, limit_bytes, max_flops, f"the full op needs {readable(need)}, limit {readable(limit_bytes)}")
+    return _in_part(op, limit_bytes, max_flops, f"the full op needs {readable(need)} (limit {readable(limit_bytes)})")
 
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
@@ -151,5 +151,5 @@ def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitt
     if best_cut is None:
         return Fitted(op=op)
     part, share, what = best_cut
-    said = f"{what}: {why}; times are scaled up"
+    said = f"ran on only {what}, because {why}; times are scaled up"
     return Fitted(op=part, part=share, assumptions=(Assumption(argument="size", what=said),))

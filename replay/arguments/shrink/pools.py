@@ -78,7 +78,7 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
         return op, ()
     rows = largest_fitting(needed, min(sizes.values()), partial(_cut, op, pools), fits)
     notes = tuple(
-        Assumption(argument=name, what=f"{rows} of {size} rows, because the call accesses only few")
+        Assumption(argument=name, what=f"cut to {rows} of {size} rows, because the call accesses only a few")
         for name, size in sizes.items()
     )
     return _cut(op, pools, rows), notes

@@ -81,8 +81,8 @@ def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
     comparisons = comparisons_of(pairs)
     if not comparisons:
         raise Malformed(
-            "the files contain no transfer with a time on a known transport",
-            hint="Known are " + ", ".join(transports()),
+            "the files contain no timed transfer over a known transport",
+            hint="Known transports: " + ", ".join(transports()),
         )
     socs = by_soc(comparisons)
     return Validation(
@@ -104,7 +104,7 @@ def read_and_validate(paths: Sequence[str], socs: Sequence[str]) -> Validation:
     """
     if len(socs) not in (0, 1, len(paths)):
         raise UsageError(
-            f"{len(paths)} files, but {len(socs)} times --soc",
+            f"the number of --soc options ({len(socs)}) differs from the number of files ({len(paths)})",
             hint="Give --soc once for all files, or once per file in the same order.",
         )
     files = [read_transfers(path) for path in paths]

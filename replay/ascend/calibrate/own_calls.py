@@ -132,7 +132,7 @@ def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
     if len(call.ops) > 1:
         return "several calls were timed together"
     if canonical_name(device.name) is not None and call.soc != device.name:
-        return f"measured on a {call.soc}"
+        return f"the call was measured on a {call.soc}"
     return "" if call.text.isprintable() else "the call contains unprintable characters"
 
 

@@ -124,7 +124,7 @@ def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DevicePr
         main = first(call.inputs)
         if main is None or not (elements := prod(main.shape)):
             continue
-        source = f"{describe_sizes(call)}: {row.measured_us:.4g} us measured, {row.predicted_us:.4g} predicted"
+        source = f"{describe_sizes(call)}: {row.measured_us:.4g} us measured, {row.predicted_us:.4g} us predicted"
         slow_paths.append(
             SlowPath(
                 name=f"{call.type} measured slow",

@@ -134,7 +134,7 @@ def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> lis
     """
     if len(devices) not in (1, len(paths)):
         raise UsageError(
-            f"{len(paths)} kernel tables, but {len(devices)} times --soc",
+            f"the number of --soc options ({len(devices)}) differs from the number of kernel tables ({len(paths)})",
             hint="Give --soc once for all tables, or once per table in the same order.",
         )
     chosen = list(devices) * len(paths) if len(devices) == 1 else list(devices)

@@ -236,7 +236,7 @@ def list_devices() -> list[str]:
 
 def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = ()) -> Any:
     if len(text) > MAX_FILE_BYTES:
-        raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
+        raise FormatError(f"{where} has {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
     try:
         raw = parse_toml(text)
     except ValueError as error:
@@ -384,7 +384,7 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
     for name, entry in file.families.items():
         _check_family(f"{where}: families.{name}", entry)
     if len(file.measured) > MOST_MEASURED:
-        raise FormatError(f"{where}: {len(file.measured):,} measured calls, over the limit of {MOST_MEASURED:,}")
+        raise FormatError(f"{where} has {len(file.measured):,} measured calls, over the limit of {MOST_MEASURED:,}")
     return file
 
 

@@ -30,7 +30,7 @@ def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, st
         return {"source": source, "confidence": "fitted"}
     if samples_elsewhere:
         return {"source": "fitted to other SoCs", "confidence": "fitted"}
-    return {"source": "shared model; the band is that of all families together", "confidence": "assumed"}
+    return {"source": "shared model; its band covers all families together", "confidence": "assumed"}
 
 
 @lru_cache(maxsize=1)

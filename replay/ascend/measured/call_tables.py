@@ -100,7 +100,7 @@ def read_call_table(
         except csv.Error as error:
             raise Malformed(f"{path}: {error}", hint="docs/ascend-model.md describes the columns.") from None
     if len(rows) > MAX_ROWS:
-        raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
+        raise TooLarge(f"{path} has more than {MAX_ROWS:,} rows", hint="Split the table.")
     whys = [_unusable(row, column, soc) for row in rows]
     usable = [row for row, why in zip(rows, whys, strict=True) if not why]
     ops_of = ops_of_texts(list({part for row in usable for part in row["op"].strip().split(BETWEEN)}))
@@ -149,7 +149,7 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     if said not in L2_WORDS:
         return f"column l2 is {said[:20]!r} instead of cold, loop or warm"
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
-        return "a similar call was timed, not this one (column exact)"
+        return "a similar call was timed, not this call (column exact)"
     if _soc_of(row, soc) not in {*list_devices(), soc}:
         return f"device {row.get('soc') or 'not given'}: must be one of {', '.join(list_devices())}"
     return ""

@@ -107,7 +107,7 @@ def read_transfers(path: str | Path) -> Transfers:
                 rows += _of_op(name, raw, str(Path(path).parent), dropped)
                 if len(rows) > MAX_TRANSFERS:
                     raise TooLarge(
-                        f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Keep only one step of the file."
+                        f"{path} has more than {MAX_TRANSFERS:,} transfers", hint="Keep only one step of the file."
                     )
     return Transfers(path=str(path), rows=tuple(rows), dropped=dict(dropped))
 
@@ -196,7 +196,7 @@ def _table(path: str, text: bytes) -> Transfers:
             )
         )
         if len(rows) > MAX_TRANSFERS:
-            raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Cut it down.")
+            raise TooLarge(f"{path} has more than {MAX_TRANSFERS:,} transfers", hint="Cut it down.")
     if not rows:
         raise Malformed(f"{path}: no row describes a transfer", hint=f"Columns must be {', '.join(COLUMNS)}.")
     return Transfers(path=path, rows=tuple(rows), dropped=dict(dropped))

@@ -52,8 +52,9 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
         if text := missing_dies(largest, device):
             some = sum(bool(missing_dies(size, device)) for size in groups)
             return (
-                f"opreplay: warning: the cluster is smaller than the groups of {some} of {len(groups)} collectives (up "
-                f"to {text}): predicted for the dies of this cluster, so less data moves; describe a larger --cluster"
+                f"opreplay: warning: {some} of {len(groups)} collectives have more ranks than the cluster has dies "
+                f"(up to {text}): they are predicted for these dies only, so less data moves; describe a larger "
+                f"--cluster"
             )
     return None
 

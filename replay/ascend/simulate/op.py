@@ -575,9 +575,9 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
-        f"{kind} by its bytes, because that kernel name is unknown"
+        f"{kind} costed by its bytes, because that kernel name is unknown"
         if name == "Unknown"
-        else f"{kind} as a kernel of family {name}"
+        else f"{kind} costed as a kernel of family {name}"
         for kind, name in families.items()
     )
     placed = ", ".join(f"{name} = argument {place}" for name, place in lowering.placed)

@@ -97,9 +97,9 @@ class Inversion(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.smaller} is predicted faster than {self.larger}, which has at least as much of everything, for "
-            f"{self.ops:,} of {self.compared:,} ops, by up to {self.most:.2f} times: a difference of that size between "
-            "the two devices means nothing"
+            f"{self.smaller} is predicted up to {self.most:.2f} times as fast as {self.larger} for {self.ops:,} of "
+            f"{self.compared:,} ops, although {self.larger} is at least equal in every specification: differences of "
+            f"up to that factor between the two devices mean nothing"
         )
 
 

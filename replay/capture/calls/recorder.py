@@ -237,7 +237,9 @@ class Recorder(TorchDispatchMode):
         resolution = candidates(spec.name, Policy())
         reason = _refusal(spec, resolution.reason, replay_args, missing)
         if func.namespace in COLLECTIVE_NAMESPACES:
-            reason = Reason("collective", "" if collective else "moves no data itself, or does not show which")
+            reason = Reason(
+                "collective", "" if collective else "moves no data itself, or does not show which data it moves"
+            )
         op = ReplayOp(
             id=blake2b(msgspec.json.encode(identity), digest_size=6).hexdigest(),
             name=spec.name,

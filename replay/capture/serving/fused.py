@@ -330,7 +330,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     if not counts or capture is None:
         return plan
     names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the unfused calls"
+    note = f"calls are fused as on Ascend servers: {names}. Peak memory is computed without fusion"
     notes = (*(each for each in capture.notes if each != UNFUSED), note)
     capture = msgspec.structs.replace(capture, notes=notes, fused=True)
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))

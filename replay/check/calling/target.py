@@ -99,7 +99,7 @@ def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
     unloaded = known.reason is not None and known.reason.kind == "policy" and refuse_name(qualified, policy) is None
     why = "no loaded library or plugin registers it" if unloaded else str(known.reason)
     raise UsageError(
-        f"torch does not know an op {name} here: {why}",
+        f"torch has no op {name} here: {why}",
         hint=f"Did you mean {near}?" if near else "Name the file that registers it: --plugin my_ops.py.",
     )
 
@@ -273,7 +273,7 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     """
     spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:
-        raise TypeError(f"{forward.name} needs arguments that the op does not have by their names")
+        raise TypeError(f"{forward.name} needs arguments with names that the op does not have")
     named = {arg.name: values[arg.name] for arg in spec.args if arg.name in values}
     leaves = {name: value.detach().requires_grad_() for name, value in named.items() if _is_differentiable(value)}
     with torch.enable_grad():

@@ -56,17 +56,17 @@ def _refused(bench: Bench, case: Case) -> Finding:
         bench.refer(case, arguments.copy())
     except Exception as error:  # references raise anything
         if case.trait == "dtype":
-            return passed(f"accepted, but the reference refuses it: {words(error)}")
-        return failed(f"accepted, but the reference refuses it: {words(error)}")
+            return passed(f"the op accepts it, but the reference refuses it: {words(error)}")
+        return failed(f"the op accepts it, but the reference refuses it: {words(error)}")
     with contextlib.suppress(NotApplicable):
         finding = against_reference(bench, case)
         if finding.verdict == "fail":
-            return failed(f"accepted, but the result is wrong: {finding.detail}")
-    return passed("accepted, as by the reference")
+            return failed(f"the op accepts it, but the result is wrong: {finding.detail}")
+    return passed("the op accepts it, like the reference")
 
 
 def _said(error: BaseException) -> Finding:
-    return passed(words(error)) if str(error).strip() else failed(f"{type(error).__name__} without a message")
+    return passed(words(error)) if str(error).strip() else failed(f"raises {type(error).__name__} without a message")
 
 
 def _elsewhere(bench: Bench, case: Case) -> Finding:

@@ -133,7 +133,7 @@ def _exported(bench: Bench, base: Case) -> Finding:
             return Finding(case=text, verdict="fail", detail=f"exported for only one size: {_reason(error)}")
         if not _alike(results, real):
             return Finding(case=text, verdict="fail", detail="returns results that differ from the op's")
-    return passed(f"also at {len(others)} other sizes")
+    return passed(f"passes at {len(others)} other sizes, too")
 
 
 def _compiled(bench: Bench, base: Case) -> Finding:

@@ -93,7 +93,7 @@ def gradient(bench: Bench) -> list[Attempt]:
         *(attempt(bench, base, partial(_against_reference, form=form), name) for name, form in FORMS.items()),
         # Each argument the only one that needs a gradient, as beside frozen weights.
         *(
-            attempt(bench, base, partial(_against_reference, only=name), f"only {name} needs one")
+            attempt(bench, base, partial(_against_reference, only=name), f"only {name} needs a gradient")
             for name in (names if len(names) > 1 else ())
         ),
         attempt(bench, base, _twice, "twice"),

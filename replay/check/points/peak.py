@@ -116,7 +116,7 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
         return None
     size = peaks[1][0] * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
     if (peak := _continued(peaks, size)) > MOST_PEAK:
-        return NotApplicable(f"it would take {peak / 1e9:.1f} GB, estimated from smaller calls")
+        return NotApplicable(f"a call would take {peak / 1e9:.1f} GB, estimated from smaller calls")
     if (seconds := _continued(times, size)) > MOST_SECONDS:
         return NotApplicable(f"a call would take {seconds:.0f} s, estimated from smaller calls")
     return None

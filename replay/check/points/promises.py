@@ -215,7 +215,7 @@ def only_accepted_calls(judge: Callable[[Bench, Case], Finding]) -> Callable[[Be
 
     def judged(bench: Bench, case: Case) -> Finding:
         if bench.reference_refuses(case, arguments_for(bench, case)):
-            return nothing("the reference refuses it")
+            return nothing("the reference refuses the call")
         return judge(bench, case)
 
     return judged

@@ -126,7 +126,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
         unit, leak = ("bytes", LEAK_BYTES) if name in ("heap", "device") else (name, 1.0)
         if per_call >= leak:
             return failed(f"keeps {per_call:,.0f} {unit} per call ({LEAK_ROUNDS} times {LEAK_CALLS} calls)")
-    return passed(f"nothing kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
+    return passed(f"no memory kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
 
 
 def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[int]:
@@ -199,10 +199,10 @@ def _peak(bench: Bench, case: Case) -> Finding:
     try:
         arguments = bench.arguments(case)
         temporary, total = peak_of(bench, case, arguments)
-        detail = f"temporary memory is {temporary / max(1, total):.2f} times that of arguments and results"
+        detail = f"temporary memory is {temporary / max(1, total):.2f} times the memory of arguments and results"
         if bench.has_reference(case):
             of_reference, _ = peak_of(bench, case, arguments, reference=True)
-            detail += f", the reference {of_reference / max(1, total):.2f}"
+            detail += f", {of_reference / max(1, total):.2f} times for the reference"
     except Exception as error:  # judged by other points
         return nothing(words(error))
     return passed(detail)

@@ -82,7 +82,11 @@ def _stays_inside(bench: Bench, case: Case) -> Finding:
         return nothing(f"no memory that ends with the tensor: {words(error)}")
     after = bench.call(case, at_the_end)
     forms = [[(t.shape, t.dtype) for t in results.all()] for results in (before, after)]
-    return passed() if forms[0] == forms[1] else failed("results there have another shape or dtype")
+    return (
+        passed()
+        if forms[0] == forms[1]
+        else failed("results have another shape or dtype in memory that ends with each tensor")
+    )
 
 
 def _correctness_cases(bench: Bench) -> Iterator[Case]:
@@ -191,14 +195,14 @@ def _compared(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference. Raises NotApplicable."""
     arguments = arguments_for(bench, case)
     if case.trait == "expanded" and (name := _once_permutation(bench, case)) is not None:
-        return nothing(f"{name} lists each index once, which an expanded tensor cannot")
+        return nothing(f"{name} must list each index once, but an expanded tensor repeats them")
     same, refusal = _reference(bench, case, arguments)
     try:
         mine = bench.call(case, arguments.copy())
     except Exception as error:  # ops raise anything
         return _of_error(case, error, refusal, fits=same is None or _fits_buffers(arguments, same))
     if refusal is not None:
-        raise BothRefuse(f"the reference refuses it: {words(refusal)}")
+        raise BothRefuse(f"the reference refuses the call: {words(refusal)}")
     if same is not None and not _fits_buffers(arguments, same):
         return nothing("the buffers do not have the sizes of the results")
     if case.values == "beyond" and not _narrower(mine, arguments):
@@ -239,7 +243,7 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
     """
     wanted = case.kind in ("given", "recorded")  # no variant of ours
     if refusal is not None:
-        detail = f"{words(error)}; the reference refuses it, too: {words(refusal)}"
+        detail = f"{words(error)}; the reference refuses the call, too: {words(refusal)}"
         if wanted:
             return refused(detail)
         raise BothRefuse(detail)

@@ -269,12 +269,13 @@ def serve_joined(place: Launched) -> None:
             keeper.listen()
             if monotonic() - last > keeper.patience_s:
                 raise EnvironmentRefused(
-                    f"rank {place.rank} received nothing from rank 0", hint="Find out what ended rank 0."
+                    f"rank {place.rank} received nothing from rank 0",
+                    hint="Look in the output and the system log of rank 0 for what ended it.",
                 )
     except RuntimeError as error:
         raise EnvironmentRefused(
             f"rank {place.rank} lost its connection to rank 0: {str(error).splitlines()[0]}",
-            hint="Find out what ended rank 0.",
+            hint="Look in the output and the system log of rank 0 for what ended it.",
         ) from None
     finally:
         keeper.end()

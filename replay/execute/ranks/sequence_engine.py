@@ -29,7 +29,9 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult, SharedStepResult
 from opreplay.replay.results.stats import quantile
 
-OWN_TENSORS = Assumption(argument="tensors", what="separate memory: no call of the step reads its results")
+OWN_TENSORS = Assumption(
+    argument="tensors", what="given separate memory, because no call of the step reads its results"
+)
 
 
 class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):

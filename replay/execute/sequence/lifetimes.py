@@ -53,7 +53,7 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
         return whole
     largest = max((sizes.whole[index] for index in linked.calls), default=0)
     if largest > budget_bytes:
-        raise ValueError(f"an op needs {largest} bytes, but the budget is {budget_bytes:.0f}")
+        raise ValueError(f"an op needs {largest} bytes, but the budget is {budget_bytes:.0f} bytes")
     results_bytes = whole.peak_bytes - whole.outside_bytes
     room = budget_bytes - min(max(results_bytes, largest), budget_bytes)
     shared, recycled = _recycled(linked, sizes, room)
@@ -192,7 +192,8 @@ class _Sweep:
                 continue
             if not used and all(source.kind in ("own", "absent") for source in available):
                 raise ValueError(
-                    f"call {place} needs {self._total(index, available)} bytes, but the budget is {self._limit:.0f}"
+                    f"call {place} needs {self._total(index, available)} bytes, but the budget is {self._limit:.0f} "
+                    f"bytes"
                 )
             # Views can lie in memory that is much larger than they are: then nothing but the call's own is kept.
             for memory in used:

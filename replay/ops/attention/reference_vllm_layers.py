@@ -54,11 +54,12 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
-_LENGTHS = "no window and no sinks; keys and values of earlier tokens are copies of those in the call"
+_LENGTHS = "no sliding window and no sinks; keys and values of earlier tokens are copied from the tokens of the call"
 _LATENT = "without the layer's own projections: all heads share one latent head"
 _EXPERTS = (
     "top-k 2 of up to 8 experts, 4 of up to 64, 8 of more, unless `moe_routing.top_k` is set",
-    "one pair of matrices for all experts, of the hidden size unless the recorded time or the user limits it",
+    "one pair of matrices for all experts; their intermediate size is the hidden size unless the recorded time or the "
+    "user limits it",
 )
 
 

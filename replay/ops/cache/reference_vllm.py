@@ -70,7 +70,9 @@ def concat_and_cache_mla(
     pages = fp8_view(kv_cache, kv_cache_dtype)
     rows = torch.cat((kv_c, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
     if rows.shape[-1] != pages.shape[-1]:
-        raise ValueError(f"cache rows of {pages.shape[-1]} elements do not fit {rows.shape[-1]} (fp8_ds_mla?)")
+        raise ValueError(
+            f"cache rows of {pages.shape[-1]} elements do not fit rows of {rows.shape[-1]} elements (fp8_ds_mla?)"
+        )
     write_slots(as_stored(rows, pages, scale), pages, slot_mapping)
 
 

@@ -87,7 +87,7 @@ def kernel_of(collective: Collective) -> KernelCall:
 def _lowered(op: OpView, kind: str) -> list[KernelCall]:
     world = op.integer("world_size", "group_size", default=0) or op.op.ranks or _by_sizes(op, kind)
     if world <= 0:
-        op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("number of ranks not recorded: 8 assumed (one server)")
     op.note("waiting for other ranks is not part of the prediction")
     inputs, outputs = _message(op, kind, world or 8)
     return [kernel(kind, inputs, outputs, **({"world_size": world} if world > 0 else {}))]
@@ -129,7 +129,7 @@ def _with_product(op: OpView, kind: str) -> list[KernelCall]:
     a = op.need("x1", "self", "gmm_x", at=0, rank=2)
     world = op.integer("world_size", "tpRankSize", "ep_world_size", default=0) or op.op.ranks or 0
     if world <= 0:
-        op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("number of ranks not recorded: 8 assumed (one server)")
     op.note("waiting for other ranks is not part of the prediction")
     op.assume("product and collective times are added, because their overlap in CANN was never measured")
     rows, inner, ranks = prod(a.shape[:-1]), a.shape[-1], world if world > 0 else 8
@@ -184,7 +184,7 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:
-            op.note("number of ranks not recorded: one server of 8 assumed")
+            op.note("number of ranks not recorded: 8 assumed (one server)")
         op.note("waiting for other ranks is not part of the prediction")
         if EXPERTS in op.op.name:
             kind = "Dispatch" if "dispatch" in op.op.name else "Combine"

@@ -56,7 +56,7 @@ def triangular(op: OpView) -> Iterable[KernelCall]:
     """Return the AI CPU program of a triangular solve: each row needs its products with all rows before it."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
     if len(sides) < 2:
-        raise DoesNotFit("a triangular system has a matrix and right-hand sides")
+        raise DoesNotFit("a triangular solve needs a matrix and right-hand sides")
     rows = op.need("A", at=1 if op.op.name.startswith("aten::triangular") else 0, rank=2).shape[-1]
     columns = max(1, elements(op.need("B", "self", at=1 if "linalg" in op.op.name else 0, rank=2)) // max(1, rows))
     return on_host(op, 2.0 * rows * rows * columns + STEP_OPERATIONS * rows)

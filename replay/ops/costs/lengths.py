@@ -184,7 +184,8 @@ def _of_batch(
         seen = decode * float(longest) if longest else new
         if batch.decode_seen is None:
             op.note(
-                f"context lengths of {decode} decoding sequences not recorded, assumed: {seen / decode:.0f} tokens each"
+                f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each "
+                f"assumed"
             )
         else:
             seen = _within_cache(op, batch.decode_seen, decode, longest)
@@ -209,8 +210,8 @@ def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -
     if capacity is None or total <= capacity:
         return float(total)
     op.note(
-        f"the batch tells {total} context tokens for {sequences} sequences, impossible in this call: its cache and "
-        f"tables hold {longest} of each; costed with {capacity}"
+        f"the batch has {total} context tokens for {sequences} sequences, but the cache and tables of this call hold "
+        f"only {longest} per sequence; costed with {capacity} tokens"
     )
     return float(capacity)
 

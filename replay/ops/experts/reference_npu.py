@@ -214,7 +214,7 @@ def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, ro
     if kind == 1:
         values = list(accumulate(values))
     if any(b < a for a, b in pairwise([0, *values])) or (values and values[-1] > rows):
-        raise ValueError(f"group ends must not fall and must stay within [0, {rows}]")
+        raise ValueError(f"group ends must not decrease and must stay within [0, {rows}]")
     return values
 
 

@@ -206,7 +206,7 @@ def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
     """Return cumulative lengths int [B + 1] as a list. Raises ValueError if they decrease or leave 0 .. `total`."""
     values = cumulative.tolist()
     if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in pairwise(values))):
-        raise ValueError(f"{name} must not fall and must stay within [0, {total}]")
+        raise ValueError(f"{name} must not decrease and must stay within [0, {total}]")
     return values
 
 

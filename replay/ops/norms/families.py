@@ -130,7 +130,7 @@ family(
     "norms",
     "not predicted",
     "sglang_profiler::utils__reshape_for_qk_norm sglang_profiler::utils_apply_qk_norm",
-    uncosted="a wrapper in Python: the ops inside are recorded apart",
+    uncosted="a wrapper in Python: the ops inside it are recorded separately",
 )
 family(
     "norms",

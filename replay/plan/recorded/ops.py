@@ -160,5 +160,5 @@ def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
     """
     if batch is None or not batch.others:
         return ()
-    what = f"used for {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
+    what = f"this batch took {100 * batch.share:.0f} % of the recorded time; batches not replayed: {batch.others}"
     return (Assumption(argument="batch", what=what),)

@@ -317,7 +317,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
             )
         )
         rows += [(f"kernels on {name}", ", ".join(predicted.kernels)), (f"costed on {name} as", predicted.taken_for)]
-        rows += [(f"not multiplied by {name}", predicted.no_path), (f"source of {name}", predicted.source)]
+        rows += [(f"dtype that {name} cannot multiply", predicted.no_path), (f"source of {name}", predicted.source)]
     rows += [("assumed", f"{note.argument}: {note.what}") for note in result.assumptions]
     rows += [("filled by", result.initializer or ""), ("not replayed because", str(result.reason or ""))]
     rows += [("doubtful", text) for text in result.suspicions]

@@ -31,7 +31,7 @@ _OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]
 def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
     """Return a line such as "20 traces with 2,140 ops are 107 unique ops"."""
     ops = sum(trace.ops for trace in traces)
-    return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
+    return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')}, {unique_ops:,} of them unique"
 
 
 def tables(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[AnyTable]:

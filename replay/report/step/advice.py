@@ -32,13 +32,13 @@ def head_line(advice: AdviceList, name: str = "") -> str:
         text = f"no advice on {length}: {' and '.join(doubts)}"
     elif advice.on_host and not advice.items:
         text = (
-            f"no Python function or range without ops would save 1 % of {length}; "
-            "other changes are not tried where all work ran on the host"
+            f"moving any Python function or range without ops out of the step would save less than 1 % of {length}; "
+            f"other changes are not tried if all work ran on the host"
         )
     elif not advice.tried:
         text = f"none of the usual changes applies to {length}"
     elif not advice.items:
-        text = f"no change would save 1 % of {length}: {plural(advice.tried, 'change')} tried"
+        text = f"no change would save 1 % or more of {length}: {plural(advice.tried, 'change')} tried"
     else:
         first = advice.items[0]
         text = f"{first.what} would save {share_text(first.share)} ({_range(first)}) of {length}: {first.why}"

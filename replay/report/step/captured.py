@@ -102,7 +102,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
                 style="yellow",
             )
         )
-    notes = [f"one parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
+    notes = [f"names of one shared parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
     notes += [f"assumed: {note}" for note in capture.notes]
     notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in _refused(plan)[:SHOWN]]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]

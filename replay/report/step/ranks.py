@@ -93,7 +93,7 @@ def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, a
 def sum_facts(timeline: JobTimeline) -> list[Fact]:
     """Return how long the ranks wait for each other, and the step length without this waiting."""
     common = f"{share_text(timeline.least_common)} of the shorter step, for the two ranks that overlap least"
-    waits = f"{time_text(timeline.waiting_us)}, summed over collectives and ranks, also if they wait at the same time"
+    waits = f"{time_text(timeline.waiting_us)}, summed over collectives and ranks, even if they wait at the same time"
     share = share_text(quotient(timeline.retimed_step_us - timeline.without_waiting_us, timeline.retimed_step_us))
     without = f"{time_text(timeline.without_waiting_us)} a step: {share} less"
     met = bool(timeline.collectives)

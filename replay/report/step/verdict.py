@@ -160,7 +160,7 @@ def soc_text(step: StepOnDevice, report: StepReport) -> str:
     """Return the step length on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
     step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
-        return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
+        return f"is not predicted: only {share_text(step.predicted_share)} of the device time has a prediction"
     band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     host = ""
     if step.host_bound:

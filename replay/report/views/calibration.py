@@ -177,7 +177,7 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
         *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
     told = (
-        "÷ pred.: measured ÷ predicted; error: of the prediction in percent; left out: error if "
+        "÷ pred.: measured ÷ predicted; error: error of the prediction in percent; left out: error if "
         "predicted from the other calls"
     )
     return Group(*parts, *terminal(Table("Errors", columns, ops), width), Text(told, style="dim"))

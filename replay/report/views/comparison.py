@@ -157,8 +157,10 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
     """Return which steps were compared, and how much they vary."""
     if not steps.is_known:
         host = any(side.clock == "host" for side in comparison.sides or ())
-        why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are unknown"
-        kind = "all ops, including other load on the host" if host else "all recorded ops"
+        why = (
+            "one of the traces does not mark its steps" if comparison.paired == "whole" else "step lengths are unknown"
+        )
+        kind = "host time of all ops, including other load on the host" if host else "all recorded ops"
         return f"{why}: {kind}{_little_in_common(comparison)}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
@@ -342,7 +344,8 @@ def _machine_lines(machine: float, method: str) -> list[str]:
     lines: list[str] = []
     if method == "gauges":
         lines.append(
-            "ratio: of times relative to a fixed workload next to each sample; for plain times, use --method medians"
+            "ratio: compares times relative to a fixed workload that ran with each sample; for plain times, use "
+            "--method medians"
         )
     if abs(machine - 1.0) > 0.02:
         lines.append(f"machine: a fixed workload took {precise(machine)} the time in the second run")

@@ -67,7 +67,7 @@ def view_of_one(device: DeviceProfile) -> View:
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     """Render one row per device, with as many columns as fit; dropped columns are listed below."""
     n = counts_of(shipped_rows())
-    fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
+    fitted = f"fitted: {n['shared']} constants for all devices, {n['of_single_devices']} for single devices"
     lines = (
         *held_lines(),
         f"{fitted}; in addition, {n['pulls']} measured kernels correct predictions of similar sizes",

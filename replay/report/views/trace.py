@@ -92,7 +92,7 @@ def render(
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
     if summary.top_kernels:
         owned = share_text(summary.owned_device_time_us / summary.device_time_us)
-        title = f"Kernels by device time (ops own {owned} of it)"
+        title = f"Kernels by device time ({owned} of it belongs to ops)"
         parts += _section(title, _top_kernels(summary), width, all_rows=all_rows)
     else:
         parts += _section(f"Ops by {clock}", _top_ops(summary), width, all_rows=all_rows)
@@ -144,7 +144,7 @@ def _ops(summary: TraceSummary) -> str:
         return f"none recorded, but {collectives}" if collectives else "none recorded, so there is nothing to replay"
     return (
         f"{summary.cpu_ops:,} ({summary.cpu_ops_with_shapes:,} with shapes), "
-        f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
+        f"{summary.unique_ops:,} unique, {summary.owner_ops:,} with device time"
     ) + (f"; {collectives}" if collectives else "")
 
 
@@ -232,7 +232,7 @@ def _links(summary: TraceSummary) -> str:
     links = summary.links
     how = {"External id": links.by_external_id, "containment": links.by_containment, "flow": links.by_flow}
     named = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
-    text = f"{share_text(owned)} of the device time has an owner" + (f": {named}" if named else "")
+    text = f"{share_text(owned)} of the device time belongs to an op" + (f": {named}" if named else "")
     text += f"; {links.unowned:,} without" if links.unowned else ""
     if links.launched_before_device_ns / 1e3 / summary.device_time_us >= LEAST_CLASS:
         text += f" ({links.launched_before:,} of them launched before the recording)"

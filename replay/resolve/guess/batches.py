@@ -52,7 +52,11 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usu
     if guessed is None:
         return None
     batched = _with_batch(spec.name, arg, guessed.value, sample.shape, own.shape[0])
-    return None if batched is MISSING else replace(guessed, value=batched, why=f"as for one sample: {guessed.why}")
+    return (
+        None
+        if batched is MISSING
+        else replace(guessed, value=batched, why=f"the same as for one sample: {guessed.why}")
+    )
 
 
 def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:

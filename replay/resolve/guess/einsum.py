@@ -34,7 +34,7 @@ def equation(known: Call, context: Context) -> Guess | None:
     if not shapes or sum(map(len, shapes)) > len(LETTERS):
         return None
     text = _permuted(shapes, around.children, around.following)
-    return None if text is None else Guess(value=text, why=f"{text!r}: inferred from the permutations inside")
+    return None if text is None else Guess(value=text, why=f"{text!r}: inferred from the permutations inside the op")
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:

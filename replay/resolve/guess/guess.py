@@ -204,17 +204,17 @@ def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[st
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "dtype of the other tensor arguments"
     if _INDEXES.search(name):
-        return next(iter(siblings), "int64"), "integers, judging by its name"
+        return next(iter(siblings), "int64"), "an integer dtype, judging by the name of the argument"
     words = (word for name in context.kernels for word in _TEMPLATE_WORD.findall(name))
     votes = Counter(_DTYPE_IN_KERNEL[word] for word in words if word in _DTYPE_IN_KERNEL)
     floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]
     if floats:
-        return min(floats, key=lambda dtype: ITEMSIZE_BYTES[dtype] != 2), "named in the recorded kernel"
+        return min(floats, key=lambda dtype: ITEMSIZE_BYTES[dtype] != 2), "from the name of the recorded kernel"
     sizes = (int(match[1]) for name in context.kernels if (match := _OPAQUE_SIZE.search(name)))
     if (size := next(sizes, None)) is not None:
         return _dtype_of_size(size, context), f"the recorded kernel moves {size}-byte elements"
     if votes:
-        return votes.most_common(1)[0][0], "named in the recorded kernel"
+        return votes.most_common(1)[0][0], "from the name of the recorded kernel"
     return context.float_dtype, "the most common floating-point dtype of the trace"
 
 

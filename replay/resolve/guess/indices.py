@@ -142,7 +142,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
         meta if meta is None or len(meta.shape) != rank else _index(meta, meta.shape[1:]) for meta in batch.tensors[1:]
     )
     names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in rows)
-    return Guess(tensors=rows, why=f"x[{names}]: inferred from the calls inside, which index a batch of {count}")
+    return Guess(tensors=rows, why=f"x[{names}]: inferred from the calls inside the op, which index a batch of {count}")
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
@@ -154,7 +154,7 @@ def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | No
     unsqueezed = [meta for meta, _ in first_tensors(calls, ("aten::unsqueeze",))]
     recorded = unsqueezed[0] if unsqueezed else mask
     before = max(0, len(source.shape) - len(unsqueezed) - len(recorded.shape))
-    return Guess(tensors=(*(None,) * before, _index(recorded)), why="the mask of aten::masked_fill_ inside")
+    return Guess(tensors=(*(None,) * before, _index(recorded)), why="the mask of aten::masked_fill_ inside the op")
 
 
 def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = None) -> TensorMeta:
@@ -255,7 +255,7 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
     names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
     masked = any(meta.dtype in MASKS for meta in shown.tensors)
     rows = f", {math.prod(shown.broadcast)} true" * masked
-    return Guess(tensors=tensors, why=f"x[{names}]{rows}: inferred from the calls inside{reader_note}")
+    return Guess(tensors=tensors, why=f"x[{names}]{rows}: inferred from the calls inside the op{reader_note}")
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
@@ -299,7 +299,7 @@ def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> t
         read = tensor_shapes(call)
         dims = next((dims for dims, result in results.items() if result in read), None)
         if dims is not None:
-            return dims, f" and what {call.name} reads next"
+            return dims, f" and from the sizes that {call.name} reads next"
     # A batch stays in front in what is made of the result.
     batches = (meta.shape[:1] for meta, _ in first_tensors(following))
     in_front = (dims for batch in batches for dims, result in results.items() if result[:1] == batch)
@@ -335,7 +335,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
     for meta, reader in first_tensors(around.following[:NEXT_READERS]):
         index = meta.shape[: len(meta.shape) - len(shape) + 1]
         if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
-            why = f"an int64 index of shape {list(index)}: {reader} reads {list(meta.shape)} next"
+            why = f"an int64 index of shape {list(index)}: {reader} reads sizes {list(meta.shape)} next"
             return Guess(tensors=(TensorMeta(shape=index, dtype="int64"),), why=why)
     return None
 

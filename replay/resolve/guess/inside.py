@@ -102,7 +102,7 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
     """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
-        yield size, f"{reader} reads {list(size)} inside {call.name}"
+        yield size, f"{reader} reads sizes {list(size)} inside {call.name}"
     if name in ("aten::expand", "aten::broadcast_to"):
         sizes = [copies.expanded(composite.around) if not composite.number else None, operands(call, shape)]
     elif name in ("aten::slice", "aten::narrow"):
@@ -329,10 +329,10 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
     argument_shapes = {meta.shape for meta in metas_of(composite.call)}
     for result in _results_of_variants(composite):
         if result.shape == _EMPTY or result.shape not in argument_shapes:
-            return result.shape, f"the out= variant of {name} inside writes to it"
+            return result.shape, f"the out= variant of {name} inside the op writes to it"
     more = next((i for i, call in enumerate(after) if call.name not in _FACTORIES), len(after))
     if 0 < more < len(after) and composite.place == 0 and after[more].name in ("aten::as_strided_", "aten::resize_"):
-        return _EMPTY, f"{after[more].name} inside receives the tensor allocated next"
+        return _EMPTY, f"{after[more].name} inside the op receives the tensor allocated next"
     return _read_after(after, more, argument_shapes, written)
 
 
@@ -347,7 +347,7 @@ def _read_after(
     # The last that is allocated in a row is read first; what is read for none of them is the result.
     if not read or 0 < read.count(read[0]) <= more:
         return None
-    return read[0][0], f"read by {read[0][1]} inside"
+    return read[0][0], f"read by {read[0][1]} inside the op"
 
 
 def literal(around: Relatives) -> TensorMeta | None:

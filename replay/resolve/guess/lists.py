@@ -123,7 +123,7 @@ def _stacked(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of `stack` from nested `unsqueeze` calls, or as slices of a tensor that is read next."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
-        return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside reads")
+        return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside the op reads")
     for whole, reader in first_tensors(around.following):
         rank = len(whole.shape)
         if not -rank <= dim < rank:
@@ -148,7 +148,7 @@ def each(known: Call, context: Context, place: int = 0) -> Guess | None:
         metas = [first_tensor_of(call, place) for call in children if call.name == name]
         found = tuple(meta for meta in metas if meta is not None)
         if len(found) == len(metas) and (sibling is None or len(found) == len(sibling)):
-            return Guess(tensors=found, why=f"the tensors of the {count} calls of {name} inside")
+            return Guess(tensors=found, why=f"the tensors of the {count} calls of {name} inside the op")
     return parameters(known, context)
 
 
@@ -163,7 +163,7 @@ def read_inside(known: Call, context: Context) -> Guess | None:
     for most, count in Counter(name for _, name in found).most_common(1):
         tensors = tuple(meta for meta, name in found if name == most)
         return Guess(
-            tensors=tensors, why=f"the tensors of {count} calls of {most} inside, without elements that are None"
+            tensors=tensors, why=f"the tensors of {count} calls of {most} inside the op, without elements that are None"
         )
     return None
 
@@ -174,7 +174,7 @@ def parameters(known: Call, context: Context) -> Guess | None:
     Nested calls read only the optimizer's step counters. Gradients come in reverse order in a backward pass.
     """
     if (sibling := _other_list(known)) is not None:
-        return Guess(tensors=sibling, why="as the other list of tensors")
+        return Guess(tensors=sibling, why="the same as in the other list of tensors")
     metas = tuple(meta for meta, _ in first_tensors(reversed(context.relatives().gradients)))
     return Guess(tensors=metas, why=f"the {len(metas)} gradients of a backward pass in this trace") if metas else None
 
@@ -227,7 +227,7 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
     by_name = _typed_by_name(around.children)
     for name, metas in by_name.items():
         if (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
-            return dtypes, f"the tensors of {name} inside"
+            return dtypes, f"the tensors of {name} inside the op"
     if op in _JOINS and (inside := _types_inside_join(shapes, op, by_name, around)) is not None:
         return inside
     out = known.tensor("out")
@@ -252,7 +252,7 @@ def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes |
             types[-1] = source.dtype
     if not is_converted or len(types) != count or not all(types):
         return None
-    return tuple(types), "the pieces that aten::copy_ inside converts, and the result"
+    return tuple(types), "the pieces that aten::copy_ inside the op converts, and the result"
 
 
 def _types_in_each_call(
@@ -272,7 +272,7 @@ def _types_in_each_call(
         for position in range(_PLACES):
             metas = [meta for call in named_calls if (meta := first_tensor_of(call, position)) and meta.dtype]
             if metas and (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
-                found.append((position, (dtypes, f"the tensors of {name} inside")))
+                found.append((position, (dtypes, f"the tensors of {name} inside the op")))
     in_place = [types for position, types in found if position == place]
     if in_place or op.startswith("_foreach_") or not found:
         return in_place[0] if in_place else None
@@ -296,7 +296,7 @@ def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSign
     if not known_types or ("" in dtypes and len(known_types) > 1):
         return None
     usual = next(iter(known_types))
-    return tuple(dtype or usual for dtype in dtypes), "the tensors of these sizes that the calls inside read"
+    return tuple(dtype or usual for dtype in dtypes), "the tensors of these sizes that the calls inside the op read"
 
 
 def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) -> ElementTypes | None:
@@ -309,7 +309,7 @@ def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) 
         for later in calls[place + 1 :]:
             for meta in metas_of(later):
                 if meta.shape in results and meta.dtype:
-                    return (meta.dtype,) * len(shapes), f"{later.name} inside reads the joined tensor"
+                    return (meta.dtype,) * len(shapes), f"{later.name} inside the op reads the joined tensor"
     return None
 
 
@@ -350,7 +350,7 @@ def _types_inside_join(
     names = (*_PIECES, "aten::view") if op == "stack" else _PIECES
     views = (meta for name in names for meta in by_name.get(name, ()))
     whole = next((m for m in views if math.prod(m.shape) == elements and (op == "stack" or m.shape)), None)
-    return None if whole is None else ((whole.dtype,) * len(shapes), "the result that it writes inside")
+    return None if whole is None else ((whole.dtype,) * len(shapes), "the result that a call inside the op writes")
 
 
 def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes | None:
@@ -380,7 +380,7 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
             break
     if not dtypes.keys() >= set(shapes):
         return None
-    return tuple(map(dtypes.__getitem__, shapes)), "the calls inside and after"
+    return tuple(map(dtypes.__getitem__, shapes)), "the calls inside and after the op"
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
@@ -464,7 +464,7 @@ def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
     """Guess pieces of these sizes if they add up to the whole, otherwise the same number of equal pieces."""
     sizes = tuple(size for size in pieces if size is not None)
     if len(sizes) == len(pieces) and sum(sizes) == whole:
-        return Guess(value=sizes, why=f"the {len(sizes)} pieces created inside")
+        return Guess(value=sizes, why=f"the {len(sizes)} pieces created inside the op")
     return Guess(value=_even(whole, len(pieces)), why=f"{len(pieces)} even pieces")
 
 
@@ -502,7 +502,7 @@ def _flattened(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of flatten_dense_tensors: nested calls view each as one dimension before joining them."""
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
         if metas := _each(context.relatives().children, name):
-            return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside")
+            return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside the op")
     return _joined(known, context)
 
 
@@ -514,7 +514,7 @@ def _unflattened(known: Call, context: Context) -> Guess | None:
     if flat is None or not shapes or len(shapes) < len(views):
         return None
     metas = tuple(TensorMeta(shape=shape, dtype=flat.dtype) for shape in shapes)
-    return Guess(tensors=metas, why=f"the {len(metas)} views created inside")
+    return Guess(tensors=metas, why=f"the {len(metas)} views created inside the op")
 
 
 LIST_RULES: dict[tuple[str, str], Rule] = {

@@ -117,7 +117,7 @@ def _table_rows(known: Call, context: Context) -> Guess | None:
         return None
     table = around.forward_shape or ()
     if around.forward is not None and "embedding" in around.forward.name and len(table) == 2:
-        return Guess(value=table[0], why=f"{around.forward.name} had {list(table)} in the forward pass")
+        return Guess(value=table[0], why=f"{around.forward.name} had sizes {list(table)} in the forward pass")
     for dims in (call.dims[0] for call in around.gradients if call.dims):
         if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
@@ -227,7 +227,7 @@ def _in_training(known: Call, context: Context) -> Guess | None:
 def _drops(known: Call, context: Context) -> Guess | None:
     """Guess whether a dropout is active; an inactive dropout makes no nested calls."""
     calls = bool(context.relatives().children)
-    return Guess(value=calls, why=f"{calls}: the op calls {'others' if calls else 'nothing'} inside")
+    return Guess(value=calls, why=f"{calls}: the op calls {'other ops' if calls else 'no other op'}")
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
@@ -258,7 +258,7 @@ def _counts_the_end(known: Call, context: Context) -> Guess | None:
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:
         return None
-    return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads {list(read)} next")
+    return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads sizes {list(read)} next")
 
 
 _DISTANCES = names(

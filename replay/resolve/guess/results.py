@@ -45,7 +45,7 @@ def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
             yield meta.shape, f"the shape of {name}"
     around = context.relatives()
     for meta, writer in first_tensors(around.inside, _WRITERS):
-        yield meta.shape, f"the tensor that {writer} inside writes"
+        yield meta.shape, f"the tensor that {writer} inside the op writes"
     for meta, reader in first_tensors(around.following[:_NEXT_READERS]):
         yield meta.shape, f"the tensor that {reader} reads next"
 
@@ -67,11 +67,11 @@ def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, st
         return (tuple(d for d in range(len(shape)) if d != 1), False), "the gradient of a bias"
     inside = _reduced_inside(shape, around.children)
     if inside is not None and inside[0]:
-        return inside, "the calls inside"
+        return inside, "the calls inside the op"
     engine = around.parent_name.startswith("autograd::engine")
     viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
-        return ((0,), True), "the gradient summed over its leading dimensions, viewed next"
+        return ((0,), True), "the gradient, summed over its leading dimensions, is viewed next"
     read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(known.value("dim"), int))
     if read is None and inside is not None and 1 in shape:
         dim = max(d for d, n in enumerate(shape) if n == 1)
@@ -86,7 +86,7 @@ def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) 
             if result == shape or (result == () and (at or one_dim)):
                 continue
             if (reduction := reduction_to(shape, result)) is not None and reduction[0]:
-                return reduction, f"{call.name} reads {list(result)} next"
+                return reduction, f"{call.name} reads sizes {list(result)} next"
     return None
 
 
@@ -154,7 +154,7 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
     """Guess the reduction code from the nested calls or the gradient of the result: 1 for a mean, 0 for none."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
-        return Guess(value=1, why="1: the op calls aten::mean inside")
+        return Guess(value=1, why="1: the op calls aten::mean")
     node = node_gradient(around)
     if node is not None and node.shape and node.shape == shape[: len(node.shape)]:
         return Guess(value=0, why="0: the result is not reduced")
@@ -170,8 +170,8 @@ def _elementwise_loss_reduction(known: Call, context: Context) -> Guess | None:
     if not inside or "aten::mean" in inside:
         return _loss_reduction(known, context)
     if "aten::sum" in inside:
-        return Guess(value=2, why="2: the op calls aten::sum inside")
-    return Guess(value=0, why="0: the op calls neither aten::mean nor aten::sum inside")
+        return Guess(value=2, why="2: the op calls aten::sum")
+    return Guess(value=0, why="0: the op calls neither aten::mean nor aten::sum")
 
 
 def _loss_back(known: Call, context: Context) -> Guess | None:
@@ -206,7 +206,7 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
 
         around = context.relatives()
         if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
-            return Guess(value=(0, 0) * len(shape), why="0: the op calls only aten::clone inside")
+            return Guess(value=(0, 0) * len(shape), why="0: the op calls only aten::clone")
         forward = _padded_forward(around, len(shape)) if spatial is None else None
         padded = forward or _first_fit(known, context, lambda padded: _is_padded(padded, shape, same))
         if padded is None:
@@ -231,7 +231,7 @@ def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
     source = first_tensor_of(around.forward)
     if source is None or len(source.shape) != rank:
         return None
-    return source.shape, f"{around.forward.name} had {list(source.shape)} in the forward pass"
+    return source.shape, f"{around.forward.name} had sizes {list(source.shape)} in the forward pass"
 
 
 def _sides(more: int) -> tuple[int, int]:
@@ -286,7 +286,7 @@ def _input_size(spatial: int) -> Rule:
             return None
         source = None if forward is None else first_tensor_of(forward)
         if forward is not None and source is not None and source.shape[:-spatial] == grad[:-spatial]:
-            return Guess(value=source.shape, why=f"{forward.name} had {list(source.shape)} in the forward pass")
+            return Guess(value=source.shape, why=f"{forward.name} had sizes {list(source.shape)} in the forward pass")
         halved = (max(1, n // 2) for n in grad[-spatial:])
         return Guess(value=(*grad[:-spatial], *halved), why=f"half of the gradient: {NOTHING}")
 
@@ -346,11 +346,11 @@ def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
         return Guess(value=(), why=f"[]: {parent} reduces its losses next")
     if parent in ("aten::im2col", "aten::col2im"):
         made = (meta.shape for meta, _ in first_tensors(inside) if meta.shape != shape)
-        return next((Guess(value=size, why=f"the tensor that {parent} writes inside") for size in made), None)
+        return next((Guess(value=size, why=f"the tensor that a call inside {parent} writes") for size in made), None)
     if parent == "aten::unique_consecutive" and len(shape) == 1:
         later = first_tensors(call for call, level in levels if level)
         kept = ((meta.shape, name) for meta, name in later if len(meta.shape) == 1 and 0 < meta.shape[0] < shape[0])
-        return next((Guess(value=size, why=f"{name} reads {list(size)} next") for size, name in kept), None)
+        return next((Guess(value=size, why=f"{name} reads sizes {list(size)} next") for size, name in kept), None)
     return None
 
 
@@ -366,7 +366,7 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
             continue
         meta = first_tensor_of(call)
         if meta is not None and meta.shape != (0,):
-            return Guess(value=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
+            return Guess(value=meta.shape, why=f"{call.name} reads sizes {list(meta.shape)} next")
     return None
 
 
@@ -375,7 +375,7 @@ def _vector(around: Relatives, dtype: str) -> Guess | None:
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
-    return next((Guess(value=m.shape, why=f"{name} reads {list(m.shape)} next") for m, name in vectors), None)
+    return next((Guess(value=m.shape, why=f"{name} reads sizes {list(m.shape)} next") for m, name in vectors), None)
 
 
 _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))

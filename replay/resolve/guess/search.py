@@ -308,17 +308,17 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
     """Yield shapes that the next calls read; for slices, stop at a call that reads the whole tensor."""
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
-        yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
+        yield Target(shape=shape, why=f"{around.following[0].name} reads sizes {list(shape)} next", sure=True)
     if first == shape and op == "aten::movedim" and around.following[0].name == "aten::reshape":
         # vmap joins the batch with another dimension by `movedim` and `reshape`, whether or not it has to be moved.
-        yield Target(shape=shape, why=f"aten::reshape reads {list(shape)} next", sure=around.levels[:1] == (0,))
+        yield Target(shape=shape, why=f"aten::reshape reads sizes {list(shape)} next", sure=around.levels[:1] == (0,))
     if op in _RESHAPES:
         yield from _batch_targets(source.shape, around)
     for call in around.following[: SOON if op in _CUTS else None]:
         metas = list(metas_of(call)) if call.name not in _NO_READERS else []
         for meta in metas:
             if "" in (meta.dtype, source.dtype) or meta.dtype == source.dtype:
-                yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
+                yield Target(shape=meta.shape, why=f"{call.name} reads sizes {list(meta.shape)} next")
         if op in _CUTS and call.name not in inside.VIEWS and any(meta.shape == shape for meta in metas):
             break
 
@@ -332,7 +332,10 @@ def _batch_targets(shape: Shape, around: Relatives) -> Iterator[Target]:
             count, rest = divmod(math.prod(shape), max(1, math.prod(meta.shape)))
             if not rest and count > 1 and _makes_batch(around, count):
                 whole = (count, *meta.shape)
-                yield Target(shape=whole, why=f"a batch of {count} of {list(meta.shape)}, which {call.name} reads next")
+                yield Target(
+                    shape=whole,
+                    why=f"a batch of {count} tensors of sizes {list(meta.shape)}, which {call.name} reads next",
+                )
 
 
 def _makes_batch(around: Relatives, count: int) -> bool:
@@ -355,7 +358,9 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     elif _REVERSED.fullmatch(node) is None:
         forward = None
     if around.forward is not None and forward is not None:
-        yield Target(shape=forward, why=f"{around.forward.name} had {list(forward)} in the forward pass", sure=True)
+        yield Target(
+            shape=forward, why=f"{around.forward.name} had sizes {list(forward)} in the forward pass", sure=True
+        )
     if source_shape[:1] == (1,) and around.parent_name.startswith("autograd::engine"):
         shape = _without_front(source_shape, around)
         yield Target(shape=shape, why="a summed gradient loses its leading dimensions", sure=True)

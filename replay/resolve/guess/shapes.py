@@ -87,7 +87,7 @@ def _size_without_batch(known: Call, context: Context) -> Guess | None:
     guessed = _factory_size(given, replace(context, relatives=lambda: inside[1]))
     if guessed is None or guessed.value[:1] != batch.shape[:1]:
         return None
-    return replace(guessed, value=guessed.value[1:], why=f"as for a batch of {batch.shape[0]}: {guessed.why}")
+    return replace(guessed, value=guessed.value[1:], why=f"the same as for a batch of {batch.shape[0]}: {guessed.why}")
 
 
 def _memory_size(around: Relatives) -> Guess | None:

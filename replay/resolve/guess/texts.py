@@ -65,14 +65,16 @@ def what_others_take(op: str, argument: str, text: object) -> str:
 
 
 def _by_calls(text: str | None) -> Guess | None:
-    return None if text is None else Guess(value=text, why=f"{text!r}: inferred from the calls inside")
+    return None if text is None else Guess(value=text, why=f"{text!r}: inferred from the calls inside the op")
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
     """Guess the string that `texts` gives for a word that `pattern` finds in the name of a recorded kernel."""
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
-    return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
+    return (
+        None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: from the name of the recorded kernel")
+    )
 
 
 def _padding_mode(known: Call, context: Context) -> Guess | None:
@@ -80,7 +82,7 @@ def _padding_mode(known: Call, context: Context) -> Guess | None:
         op = call.name.partition("::")[2]
         for begin, mode in _PADDINGS.items():
             if op.startswith(begin):
-                return Guess(value=mode, why=f"{mode!r}: {call.name} inside")
+                return Guess(value=mode, why=f"{mode!r}: {call.name} inside the op")
     return None
 
 
@@ -145,7 +147,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
             return Guess(value=text, why=f"{text!r}: {_BY_GRADIENT}")
         # A mean is a sum, divided by counts that are made of ones.
         if any(call.name in ("aten::div_", "aten::div") for call in around.inside):
-            return Guess(value="mean", why="'mean': the op divides inside")
+            return Guess(value="mean", why="'mean': a call inside the op divides")
         if known.value("include_self") is False:  # a sum would begin with zeros
             return Guess(value="amax", why=f"'amax': previous values are not included; {UNTOLD}", evident=False)
         return usual
@@ -188,7 +190,7 @@ def _fft_norm(*, inverse: bool) -> Rule:
             if modes and isinstance(modes[0], int):
                 divided = "forward" if (modes[0] == _UNSCALED) == inverse else None
                 text = "ortho" if modes[0] == _SCALED_BY_ROOT else divided
-                return Guess(value=text, why=f"{text!r}: the mode of {call.name} inside")
+                return Guess(value=text, why=f"{text!r}: the mode of {call.name} inside the op")
         return None
 
     return rule
@@ -201,7 +203,7 @@ def _meshgrid_order(known: Call, context: Context) -> Guess | None:
     if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
         return None
     text = "xy" if view == shapes[1] else "ij"
-    return Guess(value=text, why=f"{text!r}: the order of the views inside")
+    return Guess(value=text, why=f"{text!r}: the order of the views inside the op")
 
 
 def _qr_mode(known: Call, context: Context) -> Guess | None:
@@ -239,7 +241,7 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
     text = drivers[results]
     return Guess(
         value=text,
-        why=f"{text!r}: inferred from the allocations inside" + (", which gelsy needs" if text is None else ""),
+        why=f"{text!r}: inferred from the allocations inside the op" + (", which gelsy needs" if text is None else ""),
     )
 
 
@@ -259,18 +261,18 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 def _side(known: Call, context: Context) -> Guess | None:
     """Guess None for the string `side` of a search, because the flag `right` has the same meaning."""
-    return Guess(value=None, why=f"None: `right` gives the side unless a text does; {UNTOLD}", evident=False)
+    return Guess(value=None, why=f"None: `right` selects the side unless `side` is given; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Call, context: Context) -> Guess | None:
     """Guess "same" if a nested convolution or its input is padded, otherwise "valid"."""
     for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":
-            return Guess(value="same", why=f"'same': padded by {call.name} inside")
+            return Guess(value="same", why=f"'same': padded by {call.name} inside the op")
         sides = recorded_numbers(call, 4) if call.name == "aten::convolution" else None
         if sides is not None:
             text = "same" if any(sides) else "valid"
-            return Guess(value=text, why=f"{text!r}: padding {list(sides)} of {call.name} inside")
+            return Guess(value=text, why=f"{text!r}: padding {list(sides)} of {call.name} inside the op")
     return None
 
 

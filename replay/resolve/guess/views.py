@@ -59,7 +59,7 @@ def _read_next(context: Context, count: int = 12) -> Iterator[tuple[TensorMeta, 
 
 
 def _reads(name: str, shape: Shape) -> str:
-    return f"{name} reads {list(shape)} next"
+    return f"{name} reads sizes {list(shape)} next"
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
@@ -264,11 +264,11 @@ def _converted(known: Call, context: Context) -> Guess | None:
         return None
     written = next((meta for meta, _ in first_tensors(calls, ("aten::copy_",))), None)
     if written is not None and written.dtype:
-        return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ inside writes to it")
+        return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ inside the op writes to it")
     read = (m.dtype for m, _ in _read_next(context, SOON) if m.shape == source.shape and m.dtype != source.dtype)
     if calls and (dtype := next(read, "")):
-        return Guess(value=f"torch.{dtype}", why=f"{dtype}: read next")
-    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: unchanged, because nothing is written inside")
+        return Guess(value=f"torch.{dtype}", why=f"{dtype}: dtype of the tensor that is read next")
+    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: unchanged, because no call inside the op writes")
 
 
 def _new_dtype(known: Call, context: Context) -> Guess | None:
@@ -301,12 +301,12 @@ def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[Ten
     if (allocated := literal(around) or allocated_meta(around)) is not None:
         yield allocated, "the next op that reads it"
     if around.name == "aten::scalar_tensor":
-        yield from ((meta, "read next") for meta, _ in _read_next(context, 2) if meta.shape == ())
+        yield from ((meta, "the tensor that is read next") for meta, _ in _read_next(context, 2) if meta.shape == ())
     for meta, writer in first_tensors((*around.inside, *around.following[:2]), _WRITERS):
         yield meta, f"the tensor that {writer} writes"
     for meta, reader in _read_next(context, SOON):
         if meta.shape and (size is None or meta.shape == size):
-            yield meta, f"{reader} reads it next"
+            yield meta, f"the tensor that {reader} reads next"
 
 
 def _contiguous_format(known: Call, context: Context) -> Guess | None:
@@ -327,7 +327,7 @@ def _gradient_size(known: Call, context: Context) -> Guess | None:
     """Guess the input shape in a view's backward, which writes into zeros of this shape through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)
-    return next((Guess(value=m.shape, why=f"the tensor that {name} inside reads") for m, name in inside), None)
+    return next((Guess(value=m.shape, why=f"the tensor that {name} inside the op reads") for m, name in inside), None)
 
 
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")

@@ -80,7 +80,7 @@ def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
 
 def _is_transposed_rule(known: Call, context: Context) -> Guess | None:
     turned = _is_transposed(known, context)
-    return Guess(value=turned, why="transposed, judging by sizes or its caller" if turned else "not transposed")
+    return Guess(value=turned, why="transposed, judging by its sizes or its caller" if turned else "not transposed")
 
 
 def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
@@ -98,7 +98,7 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
             outs = meta.shape[len(front) :]
             windows = zip(source[len(front) :], outs, weight[2:], strict=False)
             if transposed or all(out <= size + kernel for size, out, kernel in windows):
-                return outs, f"{reader} reads {list(meta.shape)} next"
+                return outs, f"{reader} reads sizes {list(meta.shape)} next"
     return None
 
 
@@ -312,7 +312,7 @@ def _wanted(count: int) -> Rule:
         kinds = ("_backward_input", "_backward_weight", "_backward_bias")
         wanted = tuple(any(kind in name for name in inside) for kind in kinds)[:count]
         return Guess(
-            value=wanted if any(wanted) else (True,) * count, why="the gradients that the calls inside compute"
+            value=wanted if any(wanted) else (True,) * count, why="the gradients that the calls inside the op compute"
         )
 
     return rule

@@ -57,5 +57,5 @@ def refused_text(args: Sequence[ReplayArg]) -> Reason | None:
     """
     for arg in args:
         if arg.type.removesuffix("[]") == "str" and arg.value is not None and arg.name not in VENDOR_STRING_ARGUMENTS:
-            return Reason("policy", f"string argument {arg.name!r} is not on the list")
+            return Reason("policy", f"string argument {arg.name!r} is not on the list of allowed arguments")
     return None

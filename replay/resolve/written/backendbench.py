@@ -97,7 +97,7 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
             op = msgspec.structs.replace(op, count=max(count, 1), origin=origin)
         calls[op.id] = op
         if len(calls) > MAX_CALLS:
-            raise FormatError(f"{path}: more than {MAX_CALLS:,} different calls", hint=_HINT)
+            raise FormatError(f"{path} has more than {MAX_CALLS:,} different calls", hint=_HINT)
     return ReplayPlan(
         source=Path(path).name, selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(calls.values())
     )

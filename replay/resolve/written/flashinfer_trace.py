@@ -146,7 +146,7 @@ def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
         before = ops.get(op.id)
         ops[op.id] = op if before is None else msgspec.structs.replace(op, count=op.count + before.count)
         if len(ops) > MAX_CALLS:
-            raise FormatError(f"{path}: more than {MAX_CALLS:,} different calls", hint=_HINT)
+            raise FormatError(f"{path} has more than {MAX_CALLS:,} different calls", hint=_HINT)
     return ReplayPlan(
         source=folder.name, selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(ops.values())
     )

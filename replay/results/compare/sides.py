@@ -482,7 +482,7 @@ def _notes(
         return []
     if not timed:
         return ["no op has a time on both sides: the models, sizes or selections (--select) may differ"]
-    notes = ["ratio: between the medians of an op's calls; total: medians × number of calls before"]
+    notes = ["the ratio compares the medians of an op's calls; the total is medians × number of calls before"]
     if paired is not None:
         notes = ["times of an op: sum of its calls per step; verdict: from the medians of its calls"]
         if paired == "whole":
@@ -511,8 +511,8 @@ def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) 
     bare = sum(op.low is None and op.verdict != "unclear" for op in timed)
     if bare:
         notes.append(
-            f"no interval: {bare} of {len(timed)} ops with fewer than six calls or from a plan, compared as exact "
-            "values"
+            f"no interval: {bare} of {len(timed)} ops have fewer than six calls or are from a plan, so their times "
+            f"are compared as exact values"
         )
     if _on_host(before) or _on_host(after):
         notes.append(

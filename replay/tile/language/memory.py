@@ -57,7 +57,7 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
     """
     core = current()
     if len(shape) != len(sizes):
-        raise fail("shape", f"{len(sizes)} block sizes for {len(shape)} dimensions")
+        raise fail("shape", f"{len(sizes)} block sizes do not fit {len(shape)} dimensions")
     shape = tuple(map(operator.index, shape))
     steps = tuple(1 if isinstance(size, Each) else _positive(operator.index(size)) for size in sizes)
     drops = tuple(isinstance(size, Each) for size in sizes)
@@ -258,7 +258,7 @@ def runs_of(ref: Ref) -> tuple[int, int]:
         raise fail(
             "stride",
             f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
-            "runs of neighbours",
+            f"contiguous elements",
             hint="Load the rows in memory order, then use tile.transpose, or .T of a tile in L1."
             if any(stride == 1 for _, stride in dims)
             else "Load the elements in between as well, and select with tile.gather.",

@@ -214,7 +214,7 @@ class Ref:
             at = keys.index(Ellipsis)
             keys[at : at + 1] = [slice(None)] * (self.ndim - len(keys) + 1)
         if len(keys) > self.ndim:
-            raise fail("bounds", f"{len(keys)} indexes for {self.memory.name}{list(self.shape)}")
+            raise fail("bounds", f"{len(keys)} indexes are too many for {self.memory.name}{list(self.shape)}")
         keys += [slice(None)] * (self.ndim - len(keys))
         shape: list[int] = []
         strides: list[int] = []

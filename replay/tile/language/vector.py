@@ -71,12 +71,12 @@ class TileCore(Core):
         keys: list[Any] = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
         keys += [slice(None)] * (len(value.shape) - len(keys))
         if len(keys) > len(value.shape):
-            raise fail("bounds", f"{len(keys)} indexes for a tile of {list(value.shape)}")
+            raise fail("bounds", f"{len(keys)} indexes are too many for a tile of {list(value.shape)}")
         spans: list[slice] = []
         for index, size in zip(keys, value.shape, strict=True):
             start, stop = _span(index, size)
             if not 0 <= start <= stop <= size:
-                raise fail("bounds", f"{start}:{stop} of a tile of {list(value.shape)}")
+                raise fail("bounds", f"{start}:{stop} is outside a tile of {list(value.shape)}")
             spans.append(slice(start, stop))
         if value.place == UB and spans[-1].start * DTYPE_BYTES[value.dtype] % 32:
             raise fail(
@@ -141,7 +141,9 @@ class TileCore(Core):
                 "path", f"{what} does not run on the cube core", hint="Put it inside `for half in tile.vectors(rows)`."
             )
         if value.unit != self.unit:
-            raise fail("path", f"{what} of a tile of {value.unit} on {self.unit}", hint="Each half has its own UB.")
+            raise fail(
+                "path", f"{what} runs on {self.unit}, but its tile is on {value.unit}", hint="Each half has its own UB."
+            )
         self.check_fresh(value)
 
     def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
@@ -170,7 +172,7 @@ def _span(index: Any, size: int) -> tuple[int, int]:
     if index.step not in (None, 0, 1):
         raise fail(
             "stride",
-            f"a slice of a tile with step {index.step}: instructions need contiguous elements",
+            f"a slice of a tile has step {index.step}, but instructions need contiguous elements",
             hint="tile.gather",
         )
     return int(index.start or 0), size if index.stop is None else int(index.stop)
@@ -194,7 +196,7 @@ def _common_dtype(spec: Spec, tiles: Sequence[Tile]) -> str:
     if spec.name == "select":
         dtypes = dtypes[1:]
     if len(set(dtypes)) > 1:
-        raise fail("dtype", f"{spec.name} of {' and '.join(dtypes)}", hint="Convert one with .to().")
+        raise fail("dtype", f"{spec.name} cannot combine {' and '.join(dtypes)}", hint="Convert one with .to().")
     if dtypes[0] not in spec.dtypes:
         raise fail(
             "dtype",
@@ -389,7 +391,7 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
     rows, columns = rows_and_columns(t.shape)
     all_rows, all_columns = rows_and_columns(into.shape)
     if row < 0 or column < 0 or row + rows > all_rows or column + columns > all_columns:
-        raise fail("bounds", f"{[rows, columns]} at {[row, column]} of a tile of {list(into.shape)}")
+        raise fail("bounds", f"{[rows, columns]} at {[row, column]} does not fit into a tile of {list(into.shape)}")
     if column * DTYPE_BYTES[into.dtype] % 32:
         raise fail("stride", f"column {column} of {into.dtype} does not begin at a multiple of 32 bytes")
     spec = VECTOR["copy"]
@@ -435,7 +437,7 @@ def _statistic(name: str) -> Callable[[Tile], Tile]:
         if t.dtype not in ("float32", "float16"):
             raise fail("dtype", f"no {name} of {t.dtype} on the vector cores", hint=".float() first.")
         if len(t.shape) < 1 or prod(t.shape) == 0:
-            raise fail("shape", f"{name} of a tile of {list(t.shape)}")
+            raise fail("shape", f"{name} does not accept a tile of {list(t.shape)}")
         rows, columns = rows_and_columns(t.shape)
         lanes = 256 // DTYPE_BYTES[t.dtype]
         if spec.axis:
@@ -480,7 +482,7 @@ def row_expand(t: Tile, columns: int) -> Tile:
     on = core()
     on.operand(t, "row_expand")
     if t.shape[-1] != 1:
-        raise fail("shape", f"row_expand of a tile of {list(t.shape)}", hint="It must have one column.")
+        raise fail("shape", f"row_expand does not accept a tile of {list(t.shape)}", hint="It must have one column.")
     tile = on.new_tile((*t.shape[:-1], columns), t.dtype, t)
     rows = rows_and_columns(t.shape)[0]
     cycles = on.cycles(table.EXPAND_START + table.EXPAND_ROW * rows, table.ONE, rows * up(columns, 64), t.dtype)
@@ -496,7 +498,7 @@ def col_expand(t: Tile, rows: int) -> Tile:
     on = core()
     on.operand(t, "col_expand")
     if prod(t.shape[:-1]) != 1:
-        raise fail("shape", f"col_expand of a tile of {list(t.shape)}", hint="It must have one row.")
+        raise fail("shape", f"col_expand does not accept a tile of {list(t.shape)}", hint="It must have one row.")
     tile = on.new_tile((rows, t.shape[-1]), t.dtype, t)
     on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], tile)
     if on.values:
@@ -510,7 +512,7 @@ def transpose(t: Tile) -> Tile:
     on = core()
     on.operand(t, "transpose")
     if len(t.shape) != 2:
-        raise fail("shape", f"transpose of a tile of {list(t.shape)}", hint="It must be a matrix.")
+        raise fail("shape", f"transpose does not accept a tile of {list(t.shape)}", hint="It must be a matrix.")
     if DTYPE_BYTES[t.dtype] not in (2, 4):
         raise fail("dtype", f"no transpose of {t.dtype} in UB")
     tile = on.new_tile((t.shape[1], t.shape[0]), t.dtype, t)
@@ -535,7 +537,7 @@ def gather(t: Tile, index: Tile) -> Tile:
         raise fail("dtype", f"gather needs int32 numbers, not {index.dtype}")
     rows, columns = rows_and_columns(t.shape)
     if rows_and_columns(index.shape)[0] not in (1, rows):
-        raise fail("shape", f"gather of {list(t.shape)} by {list(index.shape)}")
+        raise fail("shape", f"gather cannot index {list(t.shape)} with numbers of shape {list(index.shape)}")
     tile = on.new_tile((*t.shape[:-1], index.shape[-1]), t.dtype, t, index)
     cycles = on.cycles(table.GATHER_START, table.GATHER_SLOPE, rows * index.shape[-1], "float32")
     on.vector("gather", cycles, [t, index], tile)
@@ -565,7 +567,11 @@ def merge4(keys: Tile, numbers: Tile, run: int) -> tuple[Tile, Tile]:
         for at in range(0, row.numel(), run):
             piece = row[at : at + run]
             if bool((piece[1:] > piece[:-1]).any()):
-                raise fail("program", f"merge4 of runs of {run} that are not sorted", hint="sort32 sorts runs of 32.")
+                raise fail(
+                    "program",
+                    f"merge4 needs sorted runs of {run}, but a run is not sorted",
+                    hint="sort32 sorts runs of 32.",
+                )
     return _sorted(keys, numbers, 4 * run, "merge4", table.MERGE_START, table.MERGE_SLOPE)
 
 

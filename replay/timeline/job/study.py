@@ -464,7 +464,7 @@ def _apart_notes(apart: _Apart) -> list[str]:
         f"the steps of these ranks hardly overlap: {apart.first.step.name} of rank {apart.first.rank} and "
         f"{apart.last.step.name} of rank {apart.last.rank}, which begins {apart.later_us / 1e3:,.1f} ms later, have "
         f"{100 * apart.common:.0f} % of the shorter one in common, so they are different steps or the clocks disagree; "
-        "waiting and lateness here are not those of one step (--step N selects another)"
+        "waiting and lateness are not within one step (--step N selects another step)"
     ]
 
 
@@ -513,12 +513,12 @@ def _clock_notes(clocks: Sequence[Clock]) -> Iterator[str]:
         if clock.corrected:
             yield (
                 f"the clock of rank {clock.rank} was moved by {clock.shift_us:+.1f} µs: {clock.by} collectives then "
-                f"end within {clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
+                f"end within {clock.spread_us:.1f} µs (median) of the same collectives on rank {clock.against}"
             )
         elif clock.against is not None:
             yield (
                 f"the clock of rank {clock.rank} is as recorded: {clock.by} collectives end within "
-                f"{clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
+                f"{clock.spread_us:.1f} µs (median) of the same collectives on rank {clock.against}"
             )
     alone = [str(clock.rank) for clock in clocks[1:] if clock.against is None]
     if alone:

@@ -78,7 +78,7 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert "replayed 3 of 3 ops = " in "\n".join(lines)
-    assert "2 traces with 4 ops are 3 unique ops" in lines
+    assert "2 traces with 4 ops, 3 of them unique" in lines
     assert any(line.split()[:3] == ["rank0", "0", "2"] for line in lines)
     assert any(line.split()[:6] == ["rank*", "2", "of", "2", "4", "3"] for line in lines)
     assert max(map(len, lines[4:])) <= 100
@@ -104,7 +104,7 @@ def test_one_trace_under_several_names_counts_once(ranks: Path, tmp_path: Path) 
     path = tmp_path / "r.jsonl"
     result = batch(ranks, "-o", path)
     assert result.exit_code == 0, result.stderr
-    assert "2 traces with 4 ops are 3 unique ops" in result.stdout.splitlines()
+    assert "2 traces with 4 ops, 3 of them unique" in result.stdout.splitlines()
     told = "latest.json.gz: duplicate of rank1.json.gz, counted only once"
     assert told in result.stderr
     assert f"left out: {told}" in result.stdout
@@ -115,7 +115,7 @@ def test_one_trace_under_several_names_counts_once(ranks: Path, tmp_path: Path) 
     assert str(tmp_path) not in path.read_text()
     named = batch(ranks / "rank0.json", ranks / "backup" / "rank0.json.gz")
     assert "duplicate of ../rank0.json" in named.stderr
-    assert "2 unique ops" in named.stdout
+    assert "2 of them unique" in named.stdout
 
 
 def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
@@ -143,7 +143,7 @@ def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
         "cpu",
     )
     assert result.exit_code == 0, result.stderr
-    assert "2 traces with 2 ops are 1 unique op" in result.stdout
+    assert "2 traces with 2 ops, 1 of them unique" in result.stdout
     options = SEEN["options"]
     assert isinstance(options, RunOptions)
     assert (options.seed, options.op_time_s, options.threads, options.max_op_bytes) == (7, 0.005, 1, 10**9)

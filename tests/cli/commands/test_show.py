@@ -242,7 +242,7 @@ def test_a_batch_is_shown_with_its_traces_and_jobs(saved: Path, tmp_path: Path) 
         for record in (HEADER, *OPS, *traces, job, SUMMARY):
             sink.write(record)
     text = run(path).stdout
-    assert "2 traces with 4 ops are 2 unique ops" in text
+    assert "2 traces with 4 ops, 2 of them unique" in text
     assert "rank1" in text
     assert "2 of 2" in text
     assert "| rank1.json | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout

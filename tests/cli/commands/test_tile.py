@@ -123,7 +123,7 @@ def test_what_tuning_finds_for_a_large_case_is_checked_near_its_sizes(file: Path
     best = facts(file, *large)["cases"][0]
     assert best["error"] is None
     assert best["values_note"].endswith(
-        "values are checked for up to 16,777,216; values are right at x=bf16[4096,1024] w=bf16[1024]"
+        "values are checked only up to 16,777,216; values are right at x=bf16[4096,1024] w=bf16[1024]"
     )
 
 

@@ -22,7 +22,7 @@ def run(*args: str) -> Result:
 def test_a_time_without_a_unit_says_what_it_is_taken_for() -> None:
     """50 was meant for milliseconds, and took a minute an op."""
     bare = run("--op-time", "50")
-    assert (bare.stdout, "op_time is 50 s" in bare.stderr) == ("50.0\n", True)
+    assert (bare.stdout, "op_time is taken as 50 s" in bare.stderr) == ("50.0\n", True)
     for args in (("--op-time", "50ms"), ("--op-time", "2min"), ()):
         assert run(*args).stderr == ""
 

@@ -33,7 +33,7 @@ def test_ops_without_a_forward_derivative_are_named(step: Step, shape: tuple[int
     x, tangent = torch.randn(shape), torch.randn(shape)
     with pytest.raises(UsageError) as raised:
         opreplay.capture(lambda: torch.func.jvp(step, (x,), (tangent,)))
-    assert "no forward derivative" in str(raised.value)
+    assert "but torch has none" in str(raised.value)
     assert op in str(raised.value)
     assert way in str(raised.value.hint)
     assert "--real" not in str(raised.value.hint), "it does not run on real tensors either"

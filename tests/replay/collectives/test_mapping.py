@@ -67,7 +67,7 @@ def test_peers_of_a_large_group_are_bundled_and_what_leaves_a_rank_stays() -> No
     share = map_collective(one, 2)
     assert share.matrix[0] == (1, 35)
     assert share.bus_factor == pytest.approx(35 / 36)
-    assert "group of 8 on 2" in share.note
+    assert "a group of 8 ran on 2 ranks" in share.note
     assert map_collective(all_to_all(group_size=4), 4).bus_factor == pytest.approx(3 / 4)
 
 
@@ -83,7 +83,7 @@ def test_a_message_that_is_too_large_runs_in_part_and_says_so() -> None:
     assert share.outputs == 4 * share.inputs
     assert bytes_of(share, 1) <= 5000
     assert share.part == pytest.approx(0.25)
-    assert "for memory: 1 KB of 4 KB" in share.note
+    assert "to save memory: 1 KB of 4 KB" in share.note
 
 
 def test_point_to_point_needs_two_ranks() -> None:

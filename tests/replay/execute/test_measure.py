@@ -300,7 +300,9 @@ def test_warnings_name_noise_and_the_clock() -> None:
     noisy = summarize([1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0], calls=1, resolution_us=1e-3, options=options)
     assert [kind_of(warning) for warning in noisy.warnings] == ["noisy"]
     coarse = summarize([1.0] * 8, calls=2, resolution_us=0.5, options=options)
-    assert [str(warning) for warning in coarse.warnings] == ["timer resolution: 0.5 us for samples of 2 us"]
+    assert [str(warning) for warning in coarse.warnings] == [
+        "timer resolution: the clock resolves 0.5 us, and a sample takes 2 us"
+    ]
 
 
 def test_what_the_op_raises_passes_through() -> None:

@@ -178,7 +178,7 @@ def test_a_clock_that_changes_is_reported(monkeypatch: pytest.MonkeyPatch, capsy
     report.references = [{"tflops": 280.0, "gb_per_s": 1200.0}, {"tflops": 240.0, "gb_per_s": 1210.0}]
     report.show(Path("measured.csv"), "910b3")
     text = capsys.readouterr().out
-    assert "readings differ by 17 %" in text
+    assert "reference measurements differ by 17 %" in text
     assert "2.50x" in text
     assert "unsteady: 1 of 1" in text
     assert "host-bound: 1" in text

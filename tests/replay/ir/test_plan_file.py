@@ -135,7 +135,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
         (tensor(dtype="object"), "dtype"),
         (tensor(shape=(-1,)), "negative"),
         (tensor(shape=(2**70,)), "64 bits"),
-        (tensor(shape=(1,) * 65), "limit 64"),
+        (tensor(shape=(1,) * 65), "over the limit of 64"),
         (tensor(strides=(1, 1)), "strides"),
         ({"args": (ReplayArg(name="a", type="int"), ReplayArg(name="a", type="int"))}, "two arguments"),
         ({"args": (ReplayArg(name="a", type="int", keyword_only=True), ReplayArg(name="b", type="int"))}, "positional"),

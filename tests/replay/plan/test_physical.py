@@ -46,7 +46,7 @@ def test_too_much_for_the_recorded_time_is_told_with_both_times() -> None:
     why = impossible(large, "NVIDIA H100 80GB HBM3")
     assert why is not None
     assert why.startswith("more work than possible in the recorded time: 800.0 MB take at least 22")
-    assert why.endswith("µs at 3.35 TB/s, 4 times that in the last cache, recorded were 10.0 µs")
+    assert why.endswith("µs at 3.35 TB/s (4 times as fast in the last-level cache), but only 10.0 µs were recorded")
     assert impossible(large, None) is not None
     assert impossible(_op("aten::mul", _f(1000), outputs=(_f(1000),), us=0.5), "NVIDIA H100") is None
     assert impossible(_op("aten::mul", _f(100_000_000), us=250.0), "NVIDIA H100") is None

@@ -89,7 +89,7 @@ def test_a_step_of_the_host_alone_says_that_few_changes_are_tried(tmp_path: Path
     machine.end()
     found = advice_on(machine, tmp_path)
     assert (found.on_host, found.items) == (True, ())
-    assert "other changes are not tried where all work ran on the host" in head_line(found)
+    assert "other changes are not tried if all work ran on the host" in head_line(found)
     assert not advice_on(training(), tmp_path).on_host
 
 

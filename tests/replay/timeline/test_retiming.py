@@ -211,7 +211,7 @@ def test_work_of_the_step_before_is_not_counted(tmp_path: Path) -> None:
         assert found.what_if[0].step_us == pytest.approx(10 * 51.0, rel=0.02)
     # further than the step is long
     (told,) = [note for note in found.notes if "still running the previous step" in note]
-    assert f"the step's {found.recorded_step_us / 1e3:,.2f} ms count from then" in told
+    assert f"the step's {found.recorded_step_us / 1e3:,.2f} ms are the time from then" in told
 
 
 def test_a_wait_for_the_step_before_is_no_need_of_the_host(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def test_one_kernel_far_longer_than_others_like_it(tmp_path: Path) -> None:
     )
     assert found.share == pytest.approx(20_000 / (20_000 + 700 + 240))
     (told,) = impossible_notes(traced(tmp_path, [100.0] * 7 + [20_000.0]), "t.json")
-    assert "one kernel of 20,000 µs takes 96 % of the device time, but the 7 others with its name in aten::add" in told
+    assert (
+        "one kernel of 20,000 µs takes 96 % of the device time, but the 7 other kernels of this name in aten::add"
+        in told
+    )
 
 
 @pytest.mark.parametrize(

@@ -530,7 +530,9 @@ class TorchExecutor(Executor):
         A torch op that always writes the same values (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
         """
         if not prepared.resettable:
-            prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
+            prepared.assumptions += (
+                Assumption(argument="self", what="not reset between calls, because there is no memory for a copy"),
+            )
             prepared.max_calls = PROBE_CALLS[-1]
             return
         random_state = _random_state(self._device)

@@ -286,7 +286,7 @@ def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
     tokens = length(chosen, hidden.shape[0])
     world = op.integer("ep_world_size", "group_size", default=0) or op.op.ranks or 0
     if world <= 0:
-        op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("number of ranks not recorded: 8 assumed (one server)")
     dtype = "int8" if dispatch and op.integer("quant_mode", default=0) else hidden.dtype
     sent = spec((tokens * top_k, hidden.shape[-1]), dtype)
     kind = "MoeDistributeDispatch" if dispatch else "MoeDistributeCombine"

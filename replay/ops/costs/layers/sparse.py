@@ -50,7 +50,8 @@ def chosen_keys(op: OpView) -> Iterable[KernelCall]:
     attrs = {"rows": rows, "head_dim": q.shape[-1], "value_dim": size}
     out = op.output(spec((*q.shape[:-1], size), q.dtype))
     op.assume(
-        f"{chosen} keys per query, read row by row at the speed of paged attention: few measurements of this kernel"
+        f"this kernel has few measurements: costed as reading {chosen} keys per query row by row at the speed of "
+        f"paged attention"
     )
     call = kernel(
         "FusedInferAttentionScore", operands, [out], pairs=float(rows * chosen), moved_bytes=float(moved), **attrs
@@ -80,7 +81,9 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
     q, k = op.need("query", at=0, rank=3), op.need("key", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)
     queries = rows // heads
-    op.assume("scores at the speed of attention, and TopKV2 of every query's keys: few measurements of this kernel")
+    op.assume(
+        "this kernel has few measurements: costed as scores at the speed of attention and TopKV2 of every query's keys"
+    )
     pairs = rows * keys * (0.5 if op.integer("sparse_mode", default=3) == 3 and queries > 1 else 1.0)
     operands = [spec(q.shape, q.dtype), spec(k.shape, k.dtype)]
     scores, count = spec((queries, keys), "float32"), op.integer("sparse_count", "topk", default=ASSUMED_CHOSEN)

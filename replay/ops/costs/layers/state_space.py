@@ -77,7 +77,7 @@ def mixed_streams(op: OpView) -> Iterable[KernelCall]:
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)
-    op.assume("every tensor passes once: the kernel was never measured")
+    op.assume("costed as one pass over every tensor: the kernel was never measured")
     return [
         kernel("Addcmul", [op.packed(meta) for meta in op.tensors], op.outputs(one if "_pre" in op.op.name else wide))
     ]

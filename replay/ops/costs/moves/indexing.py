@@ -72,7 +72,7 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     span = _span(_along(op, table)[0], _picks(op, table, index), table.dtype)
     taken = _accesses(n, span, table.dtype, IN_CORE)
     if taken > n // IN_CORE + 1:
-        op.note("the dimension exceeds a core's memory: elements outside are costed one by one (never measured)")
+        op.note("the dimension exceeds a core's memory: elements outside of it are costed one by one (never measured)")
     along = _along(op, table)
     inner = prod(along[1:])
     places = spec(index.shape, index.dtype)
@@ -292,7 +292,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """Return an AI CPU program that writes source elements where the mask is True; AI cores have no kernel for this."""
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
-    op.assume("not measured whether an AI core runs it")
+    op.assume("it was never measured whether an AI core runs this op")
     return [*copied(op, spec(table.shape, table.dtype)), *on_host(op, work)]
 
 

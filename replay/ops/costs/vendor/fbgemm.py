@@ -52,7 +52,7 @@ def scan_row(op: OpView) -> Iterable[KernelCall]:
     source = op.dense(at=0)
     if source is None:
         return []
-    op.assume("assumed: all cores scan blocks, read twice and write once (never measured)")
+    op.assume("assumed: all cores scan blocks, which are read twice and written once (never measured)")
     return [kernel("AsynchronousCompleteCumsum", [source, source], [source])]
 
 

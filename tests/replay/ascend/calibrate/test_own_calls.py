@@ -87,7 +87,7 @@ def test_rows_of_one_call_are_merged_and_others_left_out_with_a_reason(tmp_path:
     assert [(r.l2, r.measured_us) for r in fit.after.measured] == [("cold", 500.0), ("warm", 390.0)]
     assert fit.after.measured[0].spread == pytest.approx(0.2)
     assert fit.after.measured[1].spread == pytest.approx(0.01)
-    assert fit.dropped["measured on a 910b2"] == 1
+    assert fit.dropped["the call was measured on a 910b2"] == 1
     assert fit.dropped["several calls were timed together"] == 1
     assert sum(fit.dropped.values()) == 3
 

@@ -346,7 +346,7 @@ def test_zeros_do_no_work_and_bad_lists_are_refused(op: Op) -> None:
     flags = (5, 9, 0.0, 0.4, 0.0, False, True, -1, -1, 0, False, False)
     out = call(q, cache, cache, zeros, zeros, torch.zeros(12, dtype=torch.int32), *flags)[0]
     assert not out.any()
-    with pytest.raises(ValueError, match="must not fall"):
+    with pytest.raises(ValueError, match="must not decrease"):
         call(q, cache, cache, torch.tensor([0, 9, 3, 8]), zeros, zeros, *flags)
 
 

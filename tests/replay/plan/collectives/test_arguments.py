@@ -55,5 +55,5 @@ def test_a_plan_with_impossible_ranks_is_refused(ranks: int) -> None:
 
     verify(plan(None))
     verify(plan(8))
-    with pytest.raises(FormatError, match="ranks, limit"):
+    with pytest.raises(FormatError, match="ranks instead of 1 to"):
         verify(plan(ranks))

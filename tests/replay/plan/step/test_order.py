@@ -169,7 +169,7 @@ def test_damaged_sequences_are_refused(tmp_path: Path, change: dict[str, Any], m
 def test_a_plan_has_no_more_calls_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(tmp_path, STEPS)
     monkeypatch.setattr("opreplay.replay.ir.verify.MAX_CALLS", 2)
-    with pytest.raises(FormatError, match="3 calls, limit 2"):
+    with pytest.raises(FormatError, match="3 calls, over the limit of 2"):
         parse_plan(dump_plan(plan))
     assert ir.MAX_CALLS == 100_000
 

@@ -45,7 +45,7 @@ def test_a_trace_in_one_view(tmp_path: Path, width: int) -> None:
     text = shown(tmp_path / "t.json", EVENTS, width)
     assert max(map(len, text.splitlines())) <= width
     assert "8.00 µs in 1 kernel" in text
-    assert "1 unique, 1 own device time" in " ".join(text.split())
+    assert "1 unique, 1 with device time" in " ".join(text.split())
     assert "100.0 %" in text
     assert "aten::mm" in text
     assert "\x1b" not in text

@@ -203,7 +203,7 @@ def test_what_is_told_by_a_composite_stays_an_assumption(tmp_path: Path) -> None
     _, guessed = plans(lambda: torch.matmul(X, torch.randn(4, 8, 5)), tmp_path)
     reshapes = [op for op in guessed.ops if op.name == "aten::reshape"]
     notes = {note.what for op in reshapes for note in op.assumptions if note.argument == "shape"}
-    assert "aten::bmm reads [4, 6, 8] inside aten::matmul" in notes
+    assert "aten::bmm reads sizes [4, 6, 8] inside aten::matmul" in notes
 
 
 def test_element_types_of_a_list_come_from_what_is_written_inside(tmp_path: Path) -> None:

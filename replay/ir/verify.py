@@ -133,8 +133,8 @@ def verify_arguments(where: str, op: ReplayOp) -> None:
 def _verify_collective(where: str, collective: Collective) -> None:
     lists = (collective.in_splits, collective.out_splits, collective.parts)
     sizes = (collective.in_elements, collective.out_elements, *itertools.chain(*lists))
-    sizes_fit = all(0 <= n <= MAX_ELEMENTS for n in sizes)
-    _need(sizes_fit, where, f"a collective has {max(sizes)} elements, over the limit of {MAX_ELEMENTS}")
+    wrong = next((n for n in sizes if not 0 <= n <= MAX_ELEMENTS), 0)
+    _need(not wrong, where, f"a collective has {wrong} elements, which are not in 0..{MAX_ELEMENTS}")
     _need(collective.dtype in ITEMSIZE_BYTES, where, f"dtype {collective.dtype!r} is unknown")
     ranks = (collective.rank, collective.root, collective.source, collective.target, *collective.group_ranks)
     _need(all(0 <= n <= MAX_RANKS for n in ranks if n is not None), where, f"a rank is not in 0..{MAX_RANKS}")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.model import (
     SCHEMA_VERSION,
     Assumption,
@@ -113,6 +114,10 @@ def tensor(**fields: Any) -> dict[str, Any]:
     return arg(type="Tensor", tensors=(TensorMeta(**{"shape": (2,), "dtype": "float32", **fields}),))
 
 
+def moving(elements: int) -> dict[str, Any]:
+    return {"collective": Collective(kind="broadcast", dtype="float32", in_elements=elements, out_elements=1)}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -139,6 +144,8 @@ def tensor(**fields: Any) -> dict[str, Any]:
         (tensor(strides=(1, 1)), "strides"),
         ({"args": (ReplayArg(name="a", type="int"), ReplayArg(name="a", type="int"))}, "two arguments"),
         ({"args": (ReplayArg(name="a", type="int", keyword_only=True), ReplayArg(name="b", type="int"))}, "positional"),
+        (moving(-5), r"has -5 elements, which are not in 0\.\."),
+        (moving(2**70), "has 1180591620717411303424 elements, which are not in"),
     ],
 )
 def test_malformed_plans_are_named(fields: dict[str, Any], said: str) -> None:

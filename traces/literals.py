@@ -15,8 +15,8 @@ _INT = re.compile(r"[+-]?[0-9]{1,400}\Z")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?\Z")
 _SPECIAL = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan, "-nan": math.nan}
 _REAL = r"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|inf|nan)"
-_COMPLEX = re.compile(rf"\(?(?P<re>{_REAL})??(?P<im>{_REAL})[ij]\)?\Z", re.IGNORECASE)
-_COMPLEX_PAIR = re.compile(rf"\((?P<re>{_REAL}),\s*(?P<im>{_REAL})\)\Z", re.IGNORECASE)
+_COMPLEX = rf"\(?(?P<re>{_REAL})??(?P<im>{_REAL})[ij]\)?\Z"
+_COMPLEX_PAIR = rf"\((?P<re>{_REAL}),\s*(?P<im>{_REAL})\)\Z"
 _WORDS: dict[str, bool | None] = {"": None, "None": None, "<None>": None, "True": True, "False": False}
 
 MAX_NESTING = 16
@@ -45,8 +45,11 @@ def _parse_scalar(stripped: str, original: str) -> Literal:
     special = _SPECIAL.get(stripped.lower())
     if special is not None:
         return special
-    if len(stripped) <= 200 and (match := _COMPLEX.match(stripped) or _COMPLEX_PAIR.match(stripped)):
-        return complex(float(match["re"] or 0), float(match["im"]))
+    if len(stripped) <= 200:
+        # Not compiled above: few traces need these patterns, and they take some milliseconds.
+        match = re.match(_COMPLEX, stripped, re.IGNORECASE) or re.match(_COMPLEX_PAIR, stripped, re.IGNORECASE)
+        if match is not None:
+            return complex(float(match["re"] or 0), float(match["im"]))
     return original
 
 

@@ -26,6 +26,8 @@ def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = 
     """
     path, kernels = Path(trace.info.path), trace.kernels
     layers = [at for at, call in enumerate(trace.signatures) if "::" in call.name and is_layer_of_experts(call.name)]
+    if not layers:
+        return trace
     owner = kernels.owner.astype(np.int64)
     owned = np.flatnonzero(owner >= 0)
     of_layers = owned[np.isin(trace.ops.signature[owner[owned]], layers)]

@@ -84,7 +84,7 @@ def python_text(head: bytes) -> Foreign | None:
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if _is_repr(text):
         return _REPR
-    return _PYTHON_WORDS if text[:1] in ("{", "[") and _PYTHON_WORD.search(text) else None
+    return _PYTHON_WORDS if text[:1] in ("{", "[") and re.search(_PYTHON_WORD, text) else None
 
 
 def _is_tar(head: bytes) -> bool:
@@ -156,17 +156,15 @@ _CONVERT = (
     "json.dump(ast.literal_eval(sys.stdin.read()), sys.stdout)' < FILE > trace.json."
 )
 _REPR = Foreign("a printed Python dict or list, not JSON: its strings are in single quotes", _CONVERT)
-_REPR_START = re.compile(
-    r"(?:\w{1,40}\([^{\[]{0,60})?[\[{(]\s{0,99}(?:[\[{(]\s{0,99})?[bu]?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}[:,\]]"
-)
+_REPR_START = r"(?:\w{1,40}\([^{\[]{0,60})?[\[{(]\s{0,99}(?:[\[{(]\s{0,99})?[bu]?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}[:,\]]"
 _PYTHON_WORDS = Foreign("a printed Python dict or list, not JSON: it contains None, True or False", _CONVERT)
-_PYTHON_WORD = re.compile(r"[:,\[]\s{0,9}(?:None|True|False)\s{0,9}[,}\]]")
-_FIRST_LINE = re.compile(r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"')
-_NSYS_KEY = re.compile(r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d')
+_PYTHON_WORD = r"[:,\[]\s{0,9}(?:None|True|False)\s{0,9}[,}\]]"
+_FIRST_LINE = r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"'
+_NSYS_KEY = r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d'
 
 
 def _is_nsys_lines(text: str) -> bool:
-    return text.startswith("{") and _FIRST_LINE.match(text) is not None and _NSYS_KEY.search(text[:4000]) is not None
+    return _is_lines(text) and re.search(_NSYS_KEY, text[:4000]) is not None
 
 
 def _is_list_of_traces(text: str) -> bool:
@@ -174,11 +172,11 @@ def _is_list_of_traces(text: str) -> bool:
 
 
 def _is_lines(text: str) -> bool:
-    return text.startswith("{") and _FIRST_LINE.match(text) is not None
+    return text.startswith("{") and re.match(_FIRST_LINE, text) is not None
 
 
 def _is_repr(text: str) -> bool:
-    return _REPR_START.match(text) is not None
+    return re.match(_REPR_START, text) is not None
 
 
 def _starts(*beginnings: str) -> Callable[[str], bool]:

@@ -8,7 +8,7 @@ in only one place.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,7 @@ class CompiledBlocks:
                 # No bound method of this object: the scanner would keep it, and all its tables, alive for ever.
                 tracks=partial(_track, got.tracks),
                 arrow_tracks=partial(_track, got.arrow_tracks),
-                seed=secrets.randbits(64),
+                seed=int.from_bytes(os.urandom(8), "little"),
             )
         return self._scanner
 
@@ -148,7 +148,7 @@ class CompiledPlaces:
             note_names=track,
             tracks=track,
             arrow_tracks=track,
-            seed=secrets.randbits(64),
+            seed=int.from_bytes(os.urandom(8), "little"),
             places=True,
         )
 

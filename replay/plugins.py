@@ -39,7 +39,7 @@ class Registration:
     place: str
     """"file:line", or the module for a class without a file."""
     note: str = ""
-    """What gives it priority over others: "override", "priority 5", the simulated device."""
+    """What gives the registration priority over others: "override", "priority 5", the simulated device."""
 
 
 def built_in_ops() -> list[Row]:

@@ -24,7 +24,7 @@ class Limits:
     """
     ratio_free_bytes: int = 256 * MIB
     metadata_bytes: int = 64 * MIB
-    """Maximum bytes of text before, and of text after, the array of events."""
+    """Maximum bytes of the text before the array of events, and of the text after it."""
     event_bytes: int = 32 * MIB
     """Maximum bytes of one event's text."""
     events: int = 1_000_000_000
@@ -35,7 +35,7 @@ class Limits:
     every command.
     """
     names: int = 2_000_000
-    """Maximum number of distinct names of kernels, and of annotations."""
+    """Maximum number of distinct kernel names, and of distinct annotation names."""
     name_bytes: int = 1 * MIB
     """Maximum length of one op, kernel or annotation name."""
     tracks: int = 1_000_000

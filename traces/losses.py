@@ -40,7 +40,7 @@ def copies_text(losses: Mapping[str, int]) -> str:
 def loss_text(losses: Mapping[str, int], shown: str) -> str:
     """Return a text about losses and duplicate events, or "" if there are none.
 
-    `shown` is a subject and verb, which the text continues with "of the rest".
+    `shown` is a subject and verb, e.g. "the results are"; the text continues with "of the rest".
     """
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
     lost = f"not everything could be read ({reasons}): {shown} of the rest" if reasons else ""

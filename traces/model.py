@@ -82,9 +82,9 @@ class OpSignature:
     arguments.
 
     Storages are numbered by first use within the op. Arguments whose memory overlaps have the same number; views of one
-    storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements, from the last
-    512-byte boundary not after the first byte that the op uses in the storage. This keeps the alignment and needs no
-    memory for parts that the op never touches.
+    storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements. They count
+    from the last 512-byte boundary at or before the first byte that the op uses in the storage, which keeps the
+    alignment and needs no memory for parts that the op never touches.
     """
     results: tuple[tuple[str, tuple[int, ...]] | None, ...] | None = field(default=None, compare=False)
     """(type, dims) of each result of one call with this signature, with lists flattened and None for non-tensors.
@@ -279,8 +279,8 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     launches_without_work: int = 0
     """Launches without a recorded device event."""
     shared_ids: int = 0
-    """Device events whose correlation id is shared by so many others that it identifies no launch; it counts
-    as absent.
+    """Device events whose correlation id is shared by so many other events that the id identifies no launch; the id
+    then counts as absent.
     """
     external_id_is_correlation: bool = False
     """Whether the External id is the correlation id, as in torch >=1.11,<2.2 (eras B and C); owners are then found by
@@ -410,9 +410,9 @@ class TraceInfo:
     dialect: str
     """"kineto", "ascend", "execution_trace", ..."""
     bytes_read: int
-    """Decompressed bytes."""
+    """Number of bytes of the file after decompression."""
     events: int
-    """Entries of traceEvents."""
+    """Number of entries of traceEvents."""
     events_by_category: dict[str, int] = field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None

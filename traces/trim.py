@@ -35,7 +35,7 @@ from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
 LAG_SPANS = 3
-"""How long after the end of the wanted spans device work launched in them is searched, as a multiple of their
+"""Time after the wanted spans in which device work launched in the spans is searched, as a multiple of the spans'
 length.
 """
 SHORTEST_LAG_NS = 100_000_000
@@ -58,7 +58,7 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     device_events: int
     """Number of written kernels, copies and fills."""
     missing_device_work: int
-    """Number of launches whose device work was not found, or that launch none."""
+    """Number of launches whose device work was not found or does not exist."""
     losses: dict[str, int]
     """Parts of the old file that could not be read, by reason."""
 

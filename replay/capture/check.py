@@ -166,7 +166,9 @@ class _Snapshots:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.digests: list[bytes | None] = []
         self.generators: dict[int, torch.Tensor] = {}
-        """By call: random generator's state before the call, if Python code changed it since the previous one."""
+        """Number of a call → random generator's state before that call, if Python code changed the state since the
+        previous call.
+        """
         self._generator: torch.Tensor | None = None
         self._names: list[str] = []
 
@@ -231,7 +233,7 @@ def _names(plan: ReplayPlan) -> list[str]:
 
 
 def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
-    """Return why the plan cannot use the model's storages, i.e. sizes of external storages differ; "" if it can."""
+    """Return why the plan cannot run on the model's storages, i.e. sizes of external storages differ; "" if it can."""
     assert plan.capture is not None
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]

@@ -165,7 +165,7 @@ def is_of_fakes(error: Exception) -> bool:
 
 
 def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
-    """Return the error or the first of its causes that is of one of these types; None if there is none."""
+    """Return the first exception of one of these types among the error and its causes; None if there is none."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, kinds):

@@ -49,7 +49,7 @@ class Shape:
     pipeline_parallel: int = 1
     """Number of stages over which the layers are split."""
     mla: Mla = "absorbed"
-    """Form in which decode attends to a cache of latents (MLA)."""
+    """Form of latent attention (MLA) that decode uses."""
 
     @property
     def spreads(self) -> bool:

@@ -17,7 +17,7 @@ from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
 _OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
-"""Projections of gated delta nets that are split by heads."""
+"""Names of those projections of gated delta nets that are split by heads."""
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}) | _OF_RECURRENCE
 ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
@@ -260,7 +260,7 @@ def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
 
 
 def _enter_together(linears: list[Any], group: Any) -> None:
-    """Sum the gradient of an input that several projections share only once, not once per projection."""
+    """For an input that several projections share, sum its gradient over the ranks once, not once per projection."""
     entered: list[Any] = [lambda: None, lambda: None]
 
     def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:

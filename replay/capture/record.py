@@ -59,7 +59,7 @@ def record(
     decompose: bool = False,
     device: LikeDevice = "cpu",
 ) -> Recording:
-    """Create a step and run it once; on real tensors, both after `torch.manual_seed(seed)`.
+    """Create a step and run it once. On real tensors, each of the two starts with `torch.manual_seed(seed)`.
 
     `device` is the device whose torch defaults `without_mode` and `module_tracker` follow. Raises UsageError with the
     user's line if the step cannot be run this way.
@@ -195,7 +195,7 @@ def plan_of_recording(
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
     """Return all ops, marking those whose calls all work on an optimizer's step counters.
 
-    On a device, these ops run on the host, as in a trace (`traces.links.optimizer_counters`).
+    Even in a step on a device, these ops run on the host, as in a trace (`traces.links.optimizer_counters`).
     """
     if not counters:
         return recorder.ops
@@ -222,7 +222,7 @@ def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[Ste
 
 
 def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
-    """Merge ops with the same id: nothing that a plan records distinguishes them."""
+    """Merge ops with the same id, because a plan records nothing that distinguishes them."""
     by_id: dict[str, ReplayOp] = {}
     for op in ops:
         known = by_id.get(op.id)

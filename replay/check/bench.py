@@ -43,7 +43,9 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
     "vmap": integration.vmap,
     "ONNX export": integration.onnx_export,
 }
-"""By point (checked property): function that creates its trials. This module creates the trials of "speed"."""
+"""Point (checked property) → function that creates its trials. Only the trials of "speed" are created by
+`all_trials`.
+"""
 
 
 def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:

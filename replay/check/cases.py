@@ -163,7 +163,9 @@ def _parse_whole(text: str, name: str) -> CallText:
 
 
 def _listed_shapes(text: str) -> list[TensorMeta]:
-    """Return the tensors in a text without a call; tensors given only as sizes have the dtype ""."""
+    """Return the tensors listed in a `--shapes` text that is not a call; tensors given only as sizes have the
+    dtype "".
+    """
     parts = [part.strip() for part in re.split(r"[,;](?![^\[{(]*[\]})])", text) if part.strip()]
     if not parts:
         raise UsageError("--shapes contains no shape", hint="Write one as 4096x4096 or f32[4,8].")
@@ -245,7 +247,7 @@ _USUAL: dict[str, Value] = {
     "Layout": "torch.strided",
     "Device": "cpu",
 }
-"""By argument type: value of an argument that has no default and was not given."""
+"""Argument type → value of an argument that has no default and was not given."""
 
 
 def guesses(name: str, spec: OpSpec) -> Iterator[Case]:

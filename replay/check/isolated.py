@@ -30,7 +30,7 @@ MOST_LOST = 8
 
 
 class End(NamedTuple):
-    """How a process ended that gave no reply."""
+    """How a process that gave no reply ended."""
 
     detail: str
     signalled: bool
@@ -45,7 +45,7 @@ Tell = Callable[[str, int, int], None]
 
 
 class Checker:
-    """Runs one op in its own process, which is restarted after a trial that terminated it."""
+    """Runs one op in its own process, which is restarted after a trial terminates it."""
 
     def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
         self._setup, self._limit_s = setup, limit_s

@@ -87,7 +87,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     point: str
     verdict: Verdict
     cases: tuple[Finding, ...]
-    """Findings, those that decide the verdict first."""
+    """Findings; those that decide the verdict come first."""
     detail: str
 
     def of(self, *verdicts: Verdict) -> list[Finding]:

@@ -31,8 +31,8 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
     As in `plan` and `simulate`, each outermost call of the reference for which the simulator has a rule is used; a call
     without a rule is replaced by the calls inside it. A Python function is predicted like the reference, from the torch
-    ops that it calls; its other work is ignored. An op without kernels in the simulator has no prediction, and neither
-    has a function that calls one.
+    ops that it calls; its other work is ignored. An op without kernels in the simulator has no prediction; nor does a
+    function that calls such an op.
     """
     if not socs:
         return {}, {}
@@ -48,7 +48,9 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
 
 def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
-    """Add up consecutive calls by device; empty if one of them has no prediction or their total time is 0."""
+    """Return the total times of consecutive calls by device, without devices whose total is 0; empty if any call has no
+    prediction.
+    """
     if not parts or not all(parts):
         return {}
     totals = {name: _total([part[name] for part in parts]) for name in parts[0]}

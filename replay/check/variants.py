@@ -26,7 +26,7 @@ PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5
 columns.
 """
 AROUND = ((33, 65, 9, 5), (129, 255, 3, 17), (5, 205, 1, 1), (11, 93, 1, 1))
-"""Sizes one more or less than those that suit kernels, or with 1,025 or 1,023 elements in total."""
+"""Sizes one above or below those that suit kernels, or with 1,025 or 1,023 elements in total."""
 BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
 """Sizes that suit kernels: whole blocks without a remainder."""
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
@@ -42,8 +42,8 @@ NEAR_RATIO = 4
 heads that share keys.
 """
 COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
-"""Numbers of columns of cases with long rows, in ascending order; the last is the case itself, the others its smaller
-cases.
+"""Numbers of columns of cases with long rows, in ascending order; the last is for the case itself, the others are for
+its smaller cases.
 
 Long rows exceed the threads of a block and the elements that each thread keeps; endless rows exceed a 16-bit number.
 """
@@ -65,7 +65,7 @@ MOST_WORK = 1 << 38
 takes seconds.
 """
 SMALL_SIZE = 4
-"""Maximum size that is not reduced for trials that change one element after the other, e.g. gradcheck."""
+"""Largest size that is not reduced in trials that change one element after the other, e.g. gradcheck."""
 SMALLEST_SIZE = 3
 """Minimum value at which an integer argument that equals a size is changed along with that size."""
 
@@ -168,10 +168,11 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with these sizes: if possible with the ratios between sizes, and always without them.
+    """Yield the case with new sizes from `group`: a variant that keeps the ratios between `sizes`, if there are any,
+    and always one that does not.
 
-    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, then multiples of
-    single sizes (the last size first) and of all sizes together. The smallest multiples come first.
+    The variant that does not keep ratios has alternatives in case it is refused: sizes that keep ratios up to 4, then
+    multiples of single sizes (the last size first) and of all sizes together. The smallest multiples come first.
     """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
@@ -192,7 +193,9 @@ def _few(case: Case) -> bool:
 
 
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes that keep ratios up to 4, without and with factors for the new sizes."""
+    """Yield mappings from old to new sizes that keep ratios up to 4: first without, then with each factor in `STEPS`
+    for the new sizes.
+    """
     near = _related(sizes, group, NEAR_RATIO)
     if near != _related(sizes, group, 1):
         yield near
@@ -216,8 +219,8 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """Yield the case with a few long rows. In alternatives, in case it is refused, the number of columns is rounded up
-    to multiples.
+    """Yield the case with a few long rows. Its alternatives, for use if it is refused, round the number of columns up
+    to multiples of each of `STEPS`.
     """
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
@@ -270,8 +273,8 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
 
 
 def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
-    """Yield the case with more rows in all tensors that have the first tensor's shape, and fewer columns if they become
-    too large.
+    """Yield the case with more rows in all tensors that have the first tensor's shape, and with fewer columns if these
+    tensors would become too large.
     """
 
     def with_rows(rows: int, most_columns: int) -> Case:
@@ -388,8 +391,8 @@ def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Itera
 
 
 def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
-    """Yield the case with two arguments changed: for each pair of arguments, every changed value of both occurs.
-    Variants of different pairs alternate.
+    """Yield the case with two arguments changed: for each pair of arguments, each changed value of either argument
+    occurs. Variants of different pairs alternate.
     """
 
     def of_two(first: str, second: str) -> Iterator[Case]:
@@ -405,8 +408,8 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """Yield the case with an integer argument that exceeds the number of threads in a block, and with rows of still
-    more columns.
+    """For each integer argument except axes, yield the case with a value above the number of threads in a block, and
+    with even longer rows.
     """
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
@@ -417,7 +420,9 @@ def _far_numbers(case: Case) -> Iterator[Case]:
 
 
 def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
-    """Return variants of the case with other ranks or other argument values, for checks that may depend on them."""
+    """Return variants of the case with other ranks or other argument values, for checks whose outcome may depend on
+    these.
+    """
     return [*vary_ranks(case), *vary_arguments(case, spec, words), *_with_axes(case, spec)]
 
 
@@ -526,7 +531,9 @@ def distinct_sizes(case: Case) -> list[int]:
 
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes: one that keeps multiples, unless there are none, then one that does not."""
+    """Yield mappings from old to new sizes: one that keeps sizes multiples of each other, if any are, then one that
+    does not.
+    """
     related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if related != unrelated:
         yield related
@@ -548,7 +555,9 @@ def _related(
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
-    """Return the largest smaller size of which `size` is a multiple by at most `ratio`; None if there is none."""
+    """Return the largest of `sizes` that is a divisor of `size`, with a quotient from 2 to `ratio`; None if there is
+    none.
+    """
     return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 

@@ -105,7 +105,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
-    """Return the rates for a time, or None if there is no time or no data."""
+    """Return the rates for a time, or None without a time above 0."""
     if time_us is None or not time_us > 0:
         return None
     rate = size_bytes / time_us / 1e3
@@ -113,8 +113,8 @@ def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) ->
 
 
 WaitBy = Literal["one clock", "shortest rank", ""]
-"""How the wait was separated: by time stamps of a host's single clock; for ranks on several hosts, by the rank that
-took the shortest time, because it arrived last; "" if it was not separated.
+"""How the wait for other ranks was separated: by time stamps of a host's single clock; for ranks on several hosts, by
+the rank with the shortest time, because it arrived last; "" if the wait was not separated.
 """
 
 

@@ -47,7 +47,7 @@ class LeftOut:
 
     @property
     def is_public(self) -> bool:
-        """Whether the name is that of an op in a published library, so that it reveals nothing about the model."""
+        """Whether the name belongs to an op in a published library, so that it reveals nothing about the model."""
         parts = split_name(self.name)
         return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
@@ -58,11 +58,11 @@ class Bundle:
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
-    """Contents of each tensor, by op id and argument; by op id and "*", the minimum number of elements in the memory of
-    the op's first tensor.
+    """Description of each tensor's contents, by op id and argument. Under an op id and "*": the minimum number of
+    elements in the memory of the op's first tensor.
     """
     instead: dict[str, dict[str, Any]]
-    """Op id → an equivalent op with its inputs, for devices without a kernel for the recorded op."""
+    """Op id → an equivalent op with its inputs, for devices that have no kernel for the recorded op."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
     executors: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])

@@ -57,7 +57,7 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     waits_for: tuple[int, ...] = ()
     parent: int | None = None
-    """Node that has the arguments of the call, for the second and later kernels of a call."""
+    """For the second and later kernels of a call: the node that has the call's arguments."""
     start_us: float
     duration_us: float
     on_host: bool

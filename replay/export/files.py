@@ -105,7 +105,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """Return one line per name and reason of ops not in the bundle; `private` omits names that may reveal the model."""
+    """Return one line for each op name and reason among the ops left out of the bundle; `private` hides names that may
+    reveal the model.
+    """
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:
         named = not private or op.is_public

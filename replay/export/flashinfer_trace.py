@@ -189,7 +189,7 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
 
 
 def left_out_lines(exported: Exported) -> list[str]:
-    """Return one line per name and reason of the ops that are left out, most device time first."""
+    """Return one line for each op name and reason among the ops that are left out, most device time first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for op in exported.left_out:
         sums = totals.setdefault((op.name, op.reason), [0, 0.0])
@@ -290,7 +290,7 @@ def _given(argument: Argument) -> str:
 
 
 def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dict[str, Spec]]:
-    """Return axes, inputs and outputs; dimensions that have the same size as each other in every call are one axis."""
+    """Return axes, inputs and outputs; dimensions whose sizes are equal in every call are one axis."""
     names = _Names()
     axis_by_sizes: dict[tuple[int, ...], str] = {}
     axes: dict[str, Axis] = {}
@@ -349,8 +349,10 @@ def _layout(meta: TensorMeta) -> Layout | None:
 
 
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
-    """Return integer tensors filled by the op's initializer, by input; {} without one, None if it fails or needs too
-    much memory. Floating-point tensors stay on the meta device unless the initializer needs them.
+    """Return integer tensors filled by the op's initializer, by input name; {} without integers or initializer, None if
+    the initializer fails or needs too much memory.
+
+    Floating-point tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op
     integers = [name for name, meta in form.metas.items() if _is_integer(meta)]

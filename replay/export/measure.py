@@ -126,7 +126,7 @@ def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 
 def left_out_lines(left_out: Sequence[tuple[ReplayOp, Reason]]) -> list[str]:
-    """Return one line per name and reason of ops that are not in the file."""
+    """Return one line for each op name and reason among the ops that are not in the file."""
     counts = Counter((op.called, str(reason)) for op, reason in left_out)
     lines = [f"not in this file: {count} x {name}: {why}" for (name, why), count in counts.most_common()]
     return ["".join(c if c.isascii() and c.isprintable() else "?" for c in line) for line in lines]

@@ -44,9 +44,9 @@ MOST_SAMPLES = 45
 STEADY = 0.05
 """Maximum spread (interquartile range divided by the median) of samples that count as steady."""
 BATCH_US, MOST_CALLS = 1000.0, 100
-"""Target duration in µs of a warm sample, which is filled with repeated calls, and their maximum number."""
+"""Target duration in µs of a warm sample, which repeats one call, and maximum number of calls in a sample."""
 HELD = 1.5
-"""How much longer the device is kept busy than the host needs to queue a sample, as a factor."""
+"""Factor by which the device is kept busy longer than the host needs to queue a sample."""
 MOST_HELD_US = 50_000.0
 DRIFT = 0.05
 """Minimum relative difference of the reference times at which a changed clock is reported."""
@@ -303,7 +303,7 @@ def soc_of(name: str) -> str:
 
 
 def drop_cut_row(path: Path) -> bool:
-    """Remove an incomplete last row of a table, left by a killed program; return whether there was one.
+    """Remove an incomplete last row of a table, left by a killed program; return whether a row was removed.
 
     A file without any complete line is left unchanged, because it may not be a table.
     """

@@ -38,7 +38,7 @@ _TILE_FORMULAS = {
     "neg": "{0} * -1.0",
     "mul": "{0} * {1}",
 }
-"""By aten op: formula on float32 tiles."""
+"""aten op → formula on float32 tiles."""
 
 
 def scaffold(
@@ -242,7 +242,7 @@ def test_{_function(op)}_time():
 
 
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arguments that a kernel can load, preferably of those that it does not write to.
+    """Return the shapes of the arguments that a kernel can load, preferably of arguments that the op does not write to.
 
     Raises UsageError for an op without such arguments, or with a result that a kernel cannot store.
     """

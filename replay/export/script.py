@@ -376,8 +376,8 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.most_calls: int | None = None
-        """Maximum number of consecutive calls after which written values are still finite; None if there is no maximum,
-        so that no reset is needed.
+        """Maximum number of consecutive calls after which written values are still finite; None if any number of calls
+        is possible without a reset.
         """
         self.by_values = False
         """Whether the op's time depends on values that it has written, so that each sample needs a reset."""
@@ -704,7 +704,9 @@ def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
 
 
 def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first: int) -> None:
-    """Run the child process, which replays ops from `first` on; the operating system ends it if one takes too long."""
+    """Run the child process, which replays ops from `first` on; the operating system ends the process if an op takes
+    too long.
+    """
     theirs.close()  # else it would not end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.dup2(2, 1)  # what an op prints is no result

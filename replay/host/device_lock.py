@@ -56,9 +56,9 @@ def hold_locks(
 ) -> Generator[tuple[str, ...], None, None]:
     """Hold the locks of devices ("cpu", "cuda:1"); yield the devices that another job measures on at the same time.
 
-    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. If a CPU is still in use
-    then, the job runs at the same time as the other one, because a CPU is shared with other programs anyway; the caller
-    must report that. Raises EnvironmentRefused for an accelerator that is in use.
+    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. If a CPU is still locked
+    afterwards, both jobs run at the same time, because a CPU is shared with other programs anyway; the caller must
+    report that. Raises EnvironmentRefused for an accelerator that is in use.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside: list[str] = []
@@ -114,6 +114,6 @@ def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], 
 
 
 def _holder(descriptor: int) -> str:
-    """Return " (process 123)" as the lock's holder wrote it; "" if it wrote nothing."""
+    """Return " (process 123)" with the process id that the lock's holder wrote; "" if it wrote nothing."""
     text = os.pread(descriptor, 20, 0)
     return f" (process {text.decode()})" if text.isdigit() else ""

@@ -47,8 +47,8 @@ def has_kernel(full_name: str, key: str) -> bool:
 
 
 def has_computed_kernel(full_name: str, key: str) -> bool:
-    """Check whether the dispatcher finds a kernel for the key, including by an alias or a composite. Raises
-    RuntimeError.
+    """Check whether the dispatcher finds a kernel for the key, including an alias or composite kernel. Raises
+    RuntimeError for an unknown op.
     """
     return bool(_internal()._dispatch_has_computed_kernel_for_dispatch_key(full_name, key))
 

@@ -97,10 +97,9 @@ def process_bytes(field: str = "VmData") -> int | None:
 
 
 def kills_for_memory() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory in this control group, or on the machine if
-    the group has no count.
+    """Return how many processes of this control group the kernel has killed because memory ran out.
 
-    Returns None if the system does not count them.
+    If the group has no count, processes of the whole machine count. Returns None if the system does not count them.
     """
     groups = [line.split(":", 2)[1:] for line in (_read("/proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
     mine = {controllers: path.lstrip("/") for controllers, path in groups}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Measure how many CPUs of this machine other programs leave idle."""
+"""Measure how many CPUs of this machine are not used by other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_busy(facts: Mapping[str, object]) -> bool:
 
 
 def idle_cpus(look_s: float = LOOK_S) -> float | None:
-    """Return how many CPUs available to this process other programs leave idle, or None if Linux does not report it.
+    """Return how many CPUs available to this process are unused by other programs; None if Linux does not report it.
 
     CPU time of this process and its parent counts as idle.
     """

@@ -29,7 +29,7 @@ class Interruptions(NamedTuple):
     waited_us: float = 0.0
     """Time that the calling thread waited for a CPU while it was runnable."""
     used_us: float | None = None
-    """CPU time of the calling thread; None if the work is done elsewhere."""
+    """CPU time of the calling thread; None if a device does the work."""
 
     def waited_since(self, before: Interruptions, took_us: float) -> float:
         """Return how much of the `took_us` of wall time after `before` was spent waiting for a CPU.

@@ -14,7 +14,7 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", 
 """Signals that no op raises by itself; a scheduler, the kernel when out of memory, or a user sent them."""
 
 WORKSPACE = 2.0
-"""Memory that an op may take before allocations fail, for inputs, outputs and workspace, in units of its budget."""
+"""Memory for inputs, outputs and workspace that an op may take before allocations fail, in multiples of its budget."""
 SLACK_BYTES = 512 << 20
 """Additional memory for code, thread stacks and library caches that the first op of a kind sets up."""
 FILE_BYTES = 256 << 20
@@ -26,8 +26,8 @@ NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
-    """Limit private memory to a growth of twice the budget plus some slack, and to the free memory; beyond it, malloc
-    fails.
+    """Limit the growth of private memory to `WORKSPACE` times the budget plus slack, or to most of the free memory;
+    beyond that, malloc fails.
     """
     if sys.platform != "linux":
         return

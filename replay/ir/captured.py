@@ -105,7 +105,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     largest_error: float
     """Largest difference between corresponding elements; infinite if only one of them is a finite number."""
     tolerance: float
-    """Tolerance as a factor: each element may differ by this times (its value + the tensor's root mean square)."""
+    """Relative tolerance: each element may differ by this factor times (its value + the tensor's root mean square)."""
     detail: str = ""
     """Position of the first difference."""
 

@@ -80,7 +80,9 @@ def describe_inputs(op: ReplayOp) -> str:
 
 
 def describe_signature(signature: OpSignature) -> str:
-    """Return the tensor arguments of a recorded call as text, like `describe_inputs`, but of lists only the length."""
+    """Return the tensor arguments of a recorded call as text, like `describe_inputs`, but with only the length of a
+    list.
+    """
     parts: list[str] = []
     strides = signature.strides or ()
     for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
@@ -131,9 +133,7 @@ _LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
 
 
 def schema_text(schema: str) -> str:
-    """Return a readable schema, because torch writes defaults with 17 digits, such as eps=9.9999999999999995e-07 for
-    1e-06.
-    """
+    """Shorten the defaults in a schema: torch writes 17 digits, such as eps=9.9999999999999995e-07 for 1e-06."""
     return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
 
 

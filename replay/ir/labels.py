@@ -52,7 +52,7 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
     """Return why a recorded name cannot be called as an op; None if it looks like an op.
 
-    With `on_device`, its calls have device time; then it is not a label even without arguments.
+    `on_device` says that calls of this name have device time; the name is then not a label even if it has no arguments.
     """
     name = signature.name
     if _GENERATED.match(name):

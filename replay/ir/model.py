@@ -1,8 +1,8 @@
 # pyright: strict
 """The replay IR: ops with names, types and everything that is needed to call them again.
 
-This module defines the data types; `plan.make` creates them, `verify` checks, `plan_file` stores and `executors` run
-them.
+This module defines the data types; `plan.make` creates them, `verify` checks them, `plan_file` stores them and
+`executors` run them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CALLS = 100_000
 Resolution = Literal[
     "jit", "torch.ops", "import", "python function", "equivalent", "reference", "executor", "process group"
 ]
-"""How a name was resolved. "jit": in the JIT operator registry; "torch.ops": there, where Python put it
+"""How a name was resolved. "jit": in the JIT operator registry; "torch.ops": in that registry, registered from Python
 (torch.library); "import": after an allowed import; "python function": a function without a schema in a module that the
 user named; "equivalent": a portable equivalent; "reference": opreplay's reference implementation of a vendor op;
 "executor": a user's executor; "process group": a collective of torch.distributed.
@@ -154,8 +154,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None = None
     """Reason why the op cannot be replayed; if set, `resolved_by` may be None."""
     batch: BatchContext | None = None
-    """Batch (prefill and decode sequences) of the iteration of the calls; of several iterations, the one with most
-    time.
+    """Batch (prefill and decode sequences) of the server iteration that made the calls; of several iterations, the one
+    with most time.
     """
     ranks: int | None = None
     """Number of processes in a collective, if the trace records it; None for any other op."""
@@ -174,7 +174,9 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     without a formula, e.g. for elementwise ops.
     """
     moved_bytes: int | None = None
-    """Bytes moved by one recorded call: arguments and results, each once; None if its sizes do not determine it."""
+    """Bytes moved by one recorded call: arguments and results, each once; None if the recorded sizes do not determine
+    this.
+    """
     work_dtype: str = ""
     """Dtype in which a recorded call computes; it is compared with the device's peak for this dtype."""
     work_unknown: str = ""
@@ -192,7 +194,9 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """Name of the op that takes the arguments, "namespace::op"; an equivalent op takes those of the recorded op."""
+        """Name of the op that takes the arguments in `args`, "namespace::op"; for an equivalent op, this is the
+        recorded op.
+        """
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
     @property
@@ -220,7 +224,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """Position of the call before which the collective was waited for."""
     how: Literal["recorded", "order", "unknown"]
     """How `wait` was determined: "recorded"; "order": the first call that began after the collective ended; "unknown":
-    it counts as waited for at once.
+    the wait is assumed to follow the request at once.
     """
     us: float
     """Recorded duration in microseconds, including the wait for other ranks."""

@@ -29,7 +29,7 @@ def dump_plan(plan: ReplayPlan) -> bytes:
 
 
 def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
-    """Return the plan written by `dump_plan` of this or an older version. Raises FormatError, which names `source`."""
+    """Parse a plan written by `dump_plan` of this or an older version. Raises FormatError, which names `source`."""
     hint = "`opreplay plan TRACE --output plan.json` writes one."
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version

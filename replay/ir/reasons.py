@@ -107,7 +107,7 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """Number of recorded calls of these ops."""
     share: float
-    """Share of the recorded time, from 0 to 1; the shares of ops refer to the same total."""
+    """Share of the recorded time, from 0 to 1, of the same total as the shares of single ops."""
     details: tuple[DetailTotal, ...] = ()
     """Totals by detail, those with the most time first; ops without a detail are not included."""
 

@@ -36,8 +36,8 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Renumber shared memories from 0, and return a note for each tensor that gets its own memory instead.
 
-    A number that only one tensor has is removed. Integers share memory only with tensors of their own dtype: data of
-    another dtype, read as integers, would be out of range.
+    The number of a memory that only one tensor uses is removed. Integers share memory only with tensors of their own
+    dtype: data of another dtype, read as integers, would be out of range.
     """
     memories = groups(args)
     if not memories:
@@ -55,7 +55,8 @@ def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...
 
 
 def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
-    """Return the arguments that may be the same tensor, if they are so large that reading one tensor or two matters.
+    """Return the arguments that may be the same tensor, if they are so large that it matters whether one tensor or two
+    are read.
 
     Return () if the memory of any argument is known, and for calls that write to an argument.
     """
@@ -99,7 +100,9 @@ def reach_bytes(meta: TensorMeta) -> int:
 
 
 def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
-    """Map each argument to those that share its memory, and to itself if two tensors of its list share memory."""
+    """Map each argument to the arguments that share its memory, including itself if two tensors of its list share
+    memory.
+    """
     out: dict[str, dict[str, None]] = defaultdict(dict)
     for members in groups(args).values():
         for at, (name, _) in enumerate(members):

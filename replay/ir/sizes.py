@@ -1,5 +1,5 @@
 # pyright: strict
-"""Counts the bytes that an op needs from metadata, before anything is allocated. Independent of torch and devices.
+"""Computes from metadata how many bytes an op needs, before anything is allocated. Independent of torch and devices.
 
 Sizes are logical: a tensor expanded by stride 0 counts with its full size, because an op that reads it may write it out
 in full (`empty_strided((2**40,), (0,)) + 1` requests 4 TB).

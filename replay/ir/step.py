@@ -62,7 +62,9 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     """Number of different modules of this class at this position."""
     depth: int
-    """Nesting depth, 0 for the outermost module. In a list, modules that it calls follow it with the next depth."""
+    """Nesting depth, 0 for the outermost module. In a list, a module is followed by the modules that it calls, with the
+    next depth.
+    """
     device_us: float
     """Sum of the device task times."""
     path_us: float
@@ -120,16 +122,16 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     all_host_us: tuple[float, float] | None = None
     """(shortest, longest) host range of all marked steps with work."""
     begin_us: float
-    """Time at which the device finished the work of the previous step, after the start of the host range."""
+    """Time from the start of the host range until the device finished the work of the previous step."""
     accelerator: Literal["GPU", "NPU", "device"]
     bound: Bound
     window: Window
     device_sum_us: float
     """Sum of all device task times and of an NPU's collectives, counting overlapping time several times."""
     busy_us: float
-    """Time of the step with any work on the device; for a step on the host only, with an op on any thread."""
+    """Time during which the device works; for a step on the host only, time during which any thread runs an op."""
     communication_us: float
-    """Time of the step with communication that no computation overlaps."""
+    """Time of communication that no computation overlaps."""
     idle_us: dict[str, float]
     """Idle time of the step by cause, with keys of `IDLE_CAUSES`."""
     largest: tuple[tuple[str, float], ...]

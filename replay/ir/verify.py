@@ -1,5 +1,6 @@
 # pyright: strict
-"""Checks that a plan is well-formed. Every pass must preserve this, and a plan file is checked before any op is called.
+"""Checks that a plan is well-formed. Every pass must keep it well-formed, and a plan file is checked before any op is
+called.
 
 Checks form, not policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
 """

@@ -26,7 +26,7 @@ _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 @lru_cache(maxsize=64)
 def schemas_in(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Return (date, schema) of each version by op name without overload, in the order of the file."""
+    """Map op names without overload to the (date, schema) of each version, in the order of the file."""
     versions_by_op: dict[str, list[tuple[str, str]]] = {}
     file = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt")
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
@@ -111,7 +111,7 @@ def stands_for(
 
 
 def declare_like(op: Row) -> None:
-    """Declare the reference implementation of `op.like` for an op; optional arguments that this op lacks are None.
+    """Declare the reference implementation of `op.like` for `op`, too; optional arguments that `op` lacks are None.
 
     Raises ValueError if `op.like` has no function of its own, or if a renamed argument is missing in either op.
     """

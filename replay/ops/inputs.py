@@ -1,5 +1,5 @@
 # pyright: strict
-"""Initializers of ops: built-in ones, named in the op's table row, and the user's."""
+"""Initializers of ops: built-in ones, which an op's table row names, and the user's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def built_in() -> Registry:
 
 
 def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
-    """Return the built-in and the user's initializers and, with `plugins`, those of installed packages, with their
-    settings applied.
+    """Return a registry of built-in and user initializers (with `plugins`, also of installed packages), with `settings`
+    applied.
 
     `modules` are .py files or module names; both are executed. Raises UsageError for modules that cannot be loaded, for
     duplicates and for invalid settings.

@@ -57,14 +57,14 @@ def assumed_topk(experts: int) -> int:
 
 
 def invented_by(op: str) -> tuple[Invented, ...]:
-    """Return the assumptions of an op's reference implementation, by canonical name; () if there are none."""
+    """Return what the reference implementation of an op (canonical name) assumes; () if it assumes nothing."""
     return _BY_OP.get(op, ())
 
 
 EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
 """MoE layers whose weights are not arguments."""
 NAMED_BY = "set them with --set init_arg=moe_routing.intermediate=N"
-"""Hint for setting the sizes of an MoE layer whose weights are not arguments."""
+"""Hint for the user: how to set the sizes of an MoE layer whose weights are not arguments."""
 NARROW_BITS = 8
 """Weights with at most this many bits are costed as 8-bit integers, the narrowest that the cube is known to
 multiply.
@@ -122,7 +122,7 @@ def expert_sizes(
 
 
 def sizes_of(op: ReplayOp, words: Mapping[str, OptionValue] | None = None) -> ExpertSizes | None:
-    """Return the sizes of an opaque MoE layer, or None for other ops and for arguments that do not match a layer."""
+    """Return the sizes of an MoE layer whose weights are not arguments; None for other ops or unsuitable arguments."""
     if op.called not in EXPERT_LAYERS:
         return None
     metas = list(tensors_of(op))
@@ -140,7 +140,7 @@ _sizes: ContextVar[ExpertSizes | None] = ContextVar("opreplay_expert_sizes", def
 
 
 def set_sizes(sizes: ExpertSizes) -> None:
-    """Set the sizes of opaque MoE layers for the rest of the current `contextvars` context."""
+    """Set the sizes of MoE layers without weight arguments for the rest of the current `contextvars` context."""
     _sizes.set(sizes)
 
 

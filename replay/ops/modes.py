@@ -112,8 +112,8 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu.stochastic_rounding": (False,),
     "use_deep_gemm_e8m0": (False,),
 }
-"""Unsupported argument → values besides the default for which the reference implementation is right; dtypes as in a
-schema.
+"""Unsupported argument → values, besides the default, for which the reference implementation is right; dtypes are the
+codes that schemas use.
 """
 
 
@@ -123,7 +123,7 @@ def _names(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _entry(op: str, argument: str, listed: frozenset[str]) -> str | None:
-    """Return the list entry for this argument of "ns::op": its name, or a pattern of op and argument with a dot."""
+    """Return the entry of `listed` for an argument of "ns::op": its name, or a pattern of "op.argument"."""
     return next((e for e in sorted(listed) if e == argument or ("." in e and fnmatchcase(f"{op}.{argument}", e))), None)
 
 

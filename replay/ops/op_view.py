@@ -15,7 +15,7 @@ from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _UNNAMED = re.compile(r"arg\d+")
-"""Pattern of argument names of an unresolved op."""
+"""Pattern of the argument names (`arg0`, `arg1`, ...) of an op whose schema is unknown."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 
 
@@ -156,10 +156,10 @@ class OpView:
         return max(metas, key=elements)
 
     def axis(self, *names: str, rank: int) -> int | None:
-        """Return a dimension argument as a non-negative index for a tensor of `rank`; None if it is absent or rank is
-        0.
+        """Return a dimension argument as a non-negative index for a tensor of `rank` dimensions.
 
-        Raises DoesNotFit for a dimension that the tensor does not have.
+        Returns None if the argument is absent or `rank` is 0. Raises DoesNotFit for a dimension that the tensor does
+        not have.
         """
         if rank == 0 or self.number(*names) is None:
             return None
@@ -212,7 +212,7 @@ class OpView:
         return bool(value) if isinstance(value, bool | int) else default
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """Return a list of integers (an integer counts as a list of one), or () if absent. Raises like `integer`."""
+        """Return a list of integers (an integer is a list of one), () if absent. Raises DoesNotFit like `integer`."""
         value = self.value(*names)
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
@@ -260,7 +260,7 @@ class OpView:
         self.note(text)
 
     def invent(self, text: str) -> None:
-        """Same as `assume`, for sizes that are known only through a bound from the recorded time."""
+        """Same as `assume`, for sizes of which only a bound, derived from the recorded time, is known."""
         self.invented = True
         self.assume(text)
 
@@ -289,7 +289,7 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
 
 
 def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes; None if it is no transpose.
+    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes; None for other copies.
 
     Dimensions that are adjacent in memory are merged into one.
     """

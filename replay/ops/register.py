@@ -234,7 +234,7 @@ def _binding(
 
 
 def _part(value: Any, attribute: str) -> Any:
-    """Return an attribute of an argument, or for "name()" the result of its method, or for "" the argument itself."""
+    """Return the attribute of an argument; "name()" calls the method, and "" returns the argument itself."""
     if value is None or not attribute:
         return value
     part = getattr(value, attribute.removesuffix("()"))

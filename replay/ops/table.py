@@ -121,7 +121,7 @@ class Row:
     uncosted: str = ""
     """Reason why no time is predicted; totals leave out these ops and list them."""
     inputs: str = ""
-    """Comma-separated names of the initializers that fill the arguments; the first one's counter is used."""
+    """Comma-separated names of the initializers that fill the arguments; the work is counted as for the first one."""
     role: str = ""
     """Variant of the initializer for this op, if the initializer has several."""
     like: str = ""
@@ -244,7 +244,7 @@ def costs(*names: str) -> Callable[[Cost], Cost]:
 
 
 def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::") -> None:
-    """Set the cost rules of ops by CANN type, from space-separated "type=name,name"; `prefix` is added to the names."""
+    """Set ops' cost rules to `rule(type)`, from space-separated "CANN type=name,name"; `prefix` precedes the names."""
     for kind, _, names in (word.partition("=") for word in ops.split()):
         costs(*(prefix + name for name in names.split(",")))(rule(kind))
 
@@ -266,7 +266,7 @@ Part = Literal["families", "references"]
 
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
-    """Return the (folder, module) pairs of families and of references, found by module name."""
+    """Return the (folder, module) pairs of modules that define families or cost rules, and of `reference_*` modules."""
     modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
@@ -281,7 +281,7 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 
 def load(part: Part, folder: str | None = None) -> None:
-    """Import the modules of families or of references, from one folder or all. References import torch."""
+    """Import the modules of op families, or of reference implementations (imports torch), from one folder or all."""
     if (part, folder) in _loaded:
         return
     with loading:

@@ -200,11 +200,12 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """Open the profile that a path, a glob or "-" names, completed as described in `open_input`.
+    """Open the profile given as a path, a glob or "-", completed as described in `open_input`.
 
-    `activity` reads all timing. `gradients` reads autograd data that a plan needs: a fifth of the memory of a long
-    trace. Raises the same errors as `open_input`, and for a named table those of `join_kernel_details`. A table found
-    next to the trace is ignored if it does not match; `info.kernel_details` says why.
+    `activity`: read all timing. `gradients`: read the autograd data that a plan needs, which takes a fifth of the
+    memory of a long trace. Raises the same errors as `open_input`, and for a named table those of
+    `join_kernel_details`. A table found next to the trace is ignored if it does not match; `info.kernel_details` says
+    why.
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_in_folder
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_in_folder
@@ -232,7 +233,7 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Maximum uncompressed size in bytes of a trace of which all commands read the step's timing. Larger traces are read
+"""Maximum uncompressed size, in bytes, of a trace whose step timing is read by all commands. Larger traces are read
 without it, in a third of the time, except by `timeline`.
 """
 PACKED = 12
@@ -240,7 +241,7 @@ PACKED = 12
 
 
 def tells_step(text: str) -> bool:
-    """Check whether a trace is small enough for commands that are not about the step to read its timing, too."""
+    """Check whether a trace is small enough that even commands that do not analyze the step read its timing."""
     if not os.path.isfile(text):
         return True
     unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
@@ -333,7 +334,9 @@ def join_notes(joined: Trace) -> list[str]:
 
 
 def warnings_of(read: Trace | ReplayPlan) -> list[str]:
-    """Return warnings about data lost when reading, and about wrong or unknown times and owners of device work."""
+    """Return warnings about data lost when reading, about wrong or unknown times, and about device work with unknown
+    owners.
+    """
     from opreplay.traces.model import Trace
 
     if not isinstance(read, Trace):
@@ -378,7 +381,7 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """Return warnings about device work without an owner, because ids collide or kernels start before their launch."""
+    """Return warnings about device work without an owner: its ids collide, or its kernels start before their launch."""
     from opreplay.traces.times.doubts import collided_share
 
     collided, links = trace.info.collided, trace.info.links
@@ -522,7 +525,9 @@ def _selected_names(trace: Trace, select: str) -> set[str]:
 
 
 def names_by_time(trace: Trace) -> list[str]:
-    """Return the names of recorded ops: those with device time first, by device time, then the others by host time."""
+    """Return the names of recorded ops: first ops with device time, sorted by device time, then ops without, sorted by
+    host time.
+    """
     import numpy as np
 
     count, owner = len(trace.signatures), trace.kernels.owner
@@ -574,7 +579,9 @@ def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with the recorded child ops of each op; a plan read from a file keeps those in the file."""
+    """Return the plan with the recorded child ops of each op; a plan read from a file keeps the child ops in
+    the file.
+    """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded_children import with_child_ops
 

@@ -45,7 +45,7 @@ def cached_plan(
 ) -> ReplayPlan:
     """Return the cached plan of the same input, or make it with `make` and cache it.
 
-    Only for the CPU without imported libraries: the key does not say which other devices and libraries are available.
+    Plans for other devices or with imported libraries are not cached, because the key does not say which are available.
     """
     key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
     return _load_or_make(key, ReplayPlan, make)

@@ -69,8 +69,8 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
 def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
     """Merge ops with the same id.
 
-    The median is the median of the ops' medians, weighted by calls: if nine ops have one call each, a slow first one
-    does not become the median.
+    The merged median is the median of the ops' medians, weighted by calls. So if nine ops have one call each, a slow
+    first op does not determine the median.
     """
     if len(parts) == 1:
         return parts[0]

@@ -28,7 +28,9 @@ FASTEST_FLOPS = 2.5e15
 CACHE_SPEEDUP = 4.0
 """Maximum ratio of last-level cache bandwidth to memory bandwidth."""
 SHORTEST_US = 2.0
-"""Minimum time in µs with which a call's minimum is compared; shorter recorded times are launch times."""
+"""Recorded times below this number of µs are launch times; a call's minimum time is then compared with this number
+instead.
+"""
 
 _READ_IN_PART = names_in(
     """

@@ -185,7 +185,9 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Return the outermost ops, not counting enclosing labels and autocast wrappers, which are not returned either."""
+    """Return the outermost ops, without labels and autocast wrappers. An op nested only in those counts as
+    outermost.
+    """
     opened = opened_rows(trace, parents)
     return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
 

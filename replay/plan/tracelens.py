@@ -130,7 +130,9 @@ def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
 
 
 def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
-    """Return all arguments, or () and the reason; every argument is checked in either case. Raises Refused."""
+    """Return all arguments and None, or () and the reason why an argument is unknown; every argument is checked in
+    either case. Raises Refused.
+    """
     args: list[ReplayArg] = []
     unknown: Unknown | None = None
     for entry, keyword_only in entries:
@@ -183,7 +185,9 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return (tensors, values) by argument name, without types, order and type codes, which the overload implies."""
+    """Return (tensors, values) by argument name, without type, order and type codes, because the overload implies
+    these.
+    """
     return {
         argument.name: (
             argument.tensors,

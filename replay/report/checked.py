@@ -39,7 +39,7 @@ MARKS: dict[Verdict, str] = {
 }
 DETAIL_CHARS = 300
 CASES_SHOWN = 3
-"""Maximum number of failing cases in tables per checked property ("schema", ...)."""
+"""Maximum number of failing cases that tables list for each checked property, e.g. "schema"."""
 
 
 def facts(check: CheckResult) -> dict[str, Any]:

@@ -25,7 +25,7 @@ HELD: dict[str, str] = {
 }
 """`--l2` state → what caches contain when an op starts."""
 NAMED_FROM = 0.1
-"""Minimum share of a total at which an order-of-magnitude prediction is named next to the total."""
+"""A total names the ops with order-of-magnitude predictions that make up at least this share of it."""
 
 
 def is_rough(prediction: Simulated | None) -> bool:
@@ -40,7 +40,7 @@ def predicted_text(prediction: Simulated | None) -> str:
 
 
 def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
-    """Return the ops that dominate a total although their times are only orders of magnitude; "" if there are none.
+    """Name the ops with order-of-magnitude predictions that take a large share of a total; "" if there are none.
 
     `predictions` holds, for each op, its name, the prediction for one call and the number of calls.
     """
@@ -58,7 +58,7 @@ def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
 
 
 ELSEWHERE = "outside the selected ops"
-"""Label of the recorded time outside the selected ops: unselected ops, labels, and kernels that no op launched."""
+"""Text for recorded time outside the selected ops: unselected ops, labels, and kernels that no op launched."""
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:
@@ -96,7 +96,7 @@ def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Return op id → share of the recorded time, the coverage by a device's predictions, and the total of the shares.
+    """Map op ids to shares of the recorded time; also return a device's prediction coverage and the total's name.
 
     The total is "recorded time" or, if no time was recorded, "ops"; in this case, each op has an equal share.
     """

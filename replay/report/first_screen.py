@@ -25,7 +25,7 @@ from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
 LEAST, LARGE = 0.01, 0.1
-"""Smallest share at which a class or label is shown, and smallest share at which it may change a conclusion."""
+"""Minimum share of a class of work or label to be listed, and minimum share to be listed as a warning."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -50,7 +50,7 @@ def where_in(trace: Mapping[str, object]) -> Where | None:
 
 
 def rendered(lines: Sequence[str]) -> list[RenderableType]:
-    """Return the lines for a terminal."""
+    """Return each line as text that wraps in a terminal."""
     return [Text(line, overflow="fold") for line in lines]
 
 
@@ -109,7 +109,7 @@ def warning_lines(where: Where | None) -> list[str]:
 
 
 def _outside_lines(where: Where, least: float) -> list[str]:
-    """Return lines on work launched before the recording and on time in labels, if their share is at least `least`."""
+    """Return lines on work launched before the recording and on time in labels, for shares of at least `least`."""
     before = quotient(where.launched_before_us, where.total_us) or 0.0
     labels = quotient(where.labels_us, where.total_us) or 0.0
     early = f"launched before the recording: {share_text(before)} of device time (ops not recorded)"

@@ -78,7 +78,7 @@ def csv_text(table: AnyTable) -> str:
 
 
 def _columns(table: AnyTable) -> dict[str, list[Any]]:
-    """Return key → values of each column, with control characters escaped and None for empty text."""
+    """Map the key of each column to its values, with control characters escaped and None for empty text."""
 
     def stored(column: Column[Any], row: Any) -> Any:
         value = column.value(row)

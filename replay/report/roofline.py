@@ -71,7 +71,7 @@ def _detail(row: RooflineRow) -> str:
 
 
 def _unseen(roofline: Roofline, row: RooflineRow) -> str:
-    """Return what no cell of the row shows: its assumptions, or why its share of the peak is missing."""
+    """Return a note on what the columns do not show: the row's assumptions, or why its share of the peak is missing."""
     has_work = row.flops is not None and row.bytes is not None
     told = roofline.peak is None or roofline.doubts != Doubts()
     return row.assumed or (row.why if has_work and not told else "")

@@ -14,7 +14,7 @@ from opreplay.replay.report.view import View
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
 NAME_ROOM = 24
-"""Width of the name column, in characters, that numeric columns may not use."""
+"""Width reserved for the name column, in characters; less if all names are shorter."""
 NAMED = 5
 """Maximum number of outliers named in the first line."""
 _OfStep, _OfLaunch = Column[StepRow], Column[LaunchRow]

@@ -68,7 +68,7 @@ def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:
-    """Return the lines for a terminal."""
+    """Return the lines as yellow text for a terminal, after an empty line; nothing if there are no lines."""
     parts: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
     return [Text(), *parts] if parts else []
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of calls given as text, as table, JSON and CSV: one row per call, with notes on the basis of its numbers."""
+"""Results of calls that the user wrote as text, as table, JSON and CSV: one row per call, with notes on its numbers."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def _answers(sweep: Cases) -> tuple[Answer, ...]:
 
 
 def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return line → (size, µs): a line for measured times and each device, per combination of the other sizes."""
+    """Return (size, µs) points per line; measured times and each device have a line per combination of other sizes."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
         others = "".join(f", {name}={case.sizes[name]}" for name in fixed)
@@ -334,7 +334,7 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
-    """Yield a curve per call over its first size with several values; each combination of other sizes is a line."""
+    """Yield a curve per call over the first size with several values; each combination of other sizes is a line."""
     from opreplay.replay.report.page.model import Curve, Line
 
     for text in dict.fromkeys(case.written for case in sweep.cases):

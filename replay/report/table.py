@@ -30,7 +30,7 @@ ONE_LINE_WIDTH = 34
 NAMES_WIDTH = 48
 """Maximum width, in characters, that a table reserves for long names."""
 LEAST_NAME = 18
-"""Minimum number of characters of a name that remain next to its sizes."""
+"""Minimum number of characters to which a name is shortened to make room for the sizes after it."""
 GAP = 2
 """Characters between two columns."""
 PAGE_ROWS = 500
@@ -132,13 +132,13 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
 
 class Table(msgspec.Struct, Generic[Row], frozen=True):
-    """Columns and rows."""
+    """A table with title, columns and rows."""
 
     title: str
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
     left_out: int = 0
-    """Number of rows left out for lack of room; they have the least weight."""
+    """Number of rows left out of the table: the rows with the least weight."""
     noun: str = "row"
     """Singular noun for a row."""
     weight: Callable[[Row], float | None] | None = None
@@ -164,7 +164,7 @@ def of_fields(
 
 
 def readable(table: AnyTable) -> AnyTable:
-    """Return a file table in a form for reading.
+    """Return a table made for files in a form that is easier to read.
 
     Empty columns are left out, keys replace the titles, and the first text column takes the remaining width.
     """

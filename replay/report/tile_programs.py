@@ -266,7 +266,7 @@ def _named(row: CaseResult) -> tuple[str, str, str]:
 
 
 def of_first_case(looked: Sequence[CaseResult]) -> list[CaseResult]:
-    """Return the first case that has a time, once per device where it fits; in a sweep, with its best settings."""
+    """Return the first case that has a time, once per device with a time; in a sweep, with its best settings."""
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]

@@ -24,7 +24,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     lines: Sequence[str] = ()
     """First lines on a terminal."""
     render: Callable[[int], RenderableType]
-    """Renders what comes below the first lines, in the given number of characters."""
+    """Renders the part below the first lines; the argument is the width in characters."""
     facts: Callable[[], Any]
     """Returns the whole result for JSON."""
     table: Callable[[], AnyTable] | None = None

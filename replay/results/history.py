@@ -50,7 +50,7 @@ _UNSOUND = (
     f"{MAX_TEXT} LIMIT 1",
     "SELECT 1 FROM times WHERE typeof(measured_us) != 'real' OR typeof(relative) NOT IN ('real', 'null') LIMIT 1",
 )
-"""Queries that find rows that this module would not have written, which a join would return many times."""
+"""Queries for rows that this module would not have written; a join would return such rows many times."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
 
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
-    """Return class of work → share of the recorded kernel time, largest first.
+    """Return the share of the recorded kernel time by class of work, largest first.
 
     The class comes from the op, or otherwise from the kernel names.
     """
@@ -75,7 +75,7 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
 def call_of(op: ReplayOp) -> str:
     """Return the call in the syntax of `opreplay op`; "" if it cannot be written or is too long to paste.
 
-    A call of a library that is not installed can be predicted if its arguments have names.
+    If the op's library is not installed, the call can be predicted, but only if its arguments have names.
     """
     is_predicted_alone = op.reason is not None and op.reason.kind == "library missing" and op.resolved_by is None
     if is_predicted_alone:
@@ -98,7 +98,7 @@ def result_of(
 ) -> OpResult:
     """Return the result record of one op: its outcome with recorded and predicted times, in microseconds per call.
 
-    `device` is the device it was measured on, or None. `unpredicted` says why predictions are missing.
+    `device` is the device that the op was measured on, or None. `unpredicted` says why predictions are missing.
     """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total

@@ -88,10 +88,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     algorithm: str = ""
     """For a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
     taken_for: str = ""
-    """For a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise".
+    """For a user's rule: what its kernels were costed as, e.g. "Axpy as one of the family Elementwise".
 
-    For a user's estimator or properties: which facts they used that are not known for the op. Otherwise: the op with a
-    similar name whose rule was used.
+    For a user's estimator or properties: facts that they used although the facts are not known for the op. Otherwise:
+    the op with a similar name whose rule was used.
     """
     measured: Literal["", "call", "op", "family"] = ""
     """Closest of the user's own measurements (calls in a device file) on which the time is based.
@@ -146,7 +146,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why a number is unknown."""
     assumed: str = ""
-    """Assumptions behind the numbers that the recording does not confirm."""
+    """Assumptions behind the numbers; the recording does not confirm these assumptions."""
 
 
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
@@ -181,7 +181,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     kernel_classes: dict[str, float] = {}
     """Class of work ("GEMM", "attention", "Triton", ...) → share of the time of the recorded kernels, largest first."""
     product: Product | None = None
-    """FLOPs and bytes; None if the op multiplies no matrices, or if its sizes do not determine them."""
+    """FLOPs and bytes of a call; None if neither is known."""
     npu_kernels: tuple[NpuKernel, ...] = ()
     """Kernels that the recorded NPU ran, summed over all calls, most time first; only if there is a kernel table."""
     initializer: str | None = None
@@ -199,7 +199,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     collective: CollectiveFacts | None = None
     """For a collective: sizes, rates, and how it ran on real ranks; None for other ops."""
     suspicions: tuple[str, ...] = ()
-    """Contradictions with the likeliest cause: a time 20 times below or 50 times above the recorded time.
+    """Contradictory times, each with the likeliest cause: 20 times below or 50 times above the recorded time.
 
     Only reported for ops with more than 1 % of the recorded time.
     """
@@ -226,7 +226,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
     identity: dict[str, str] = {}
     """Facts that must be the same to resume the run: digests of plan and options, versions, device, seed."""
     step: StepReport | None = None
-    """Recorded step that a sequence replays; None without a trace, for a part of its ops, and in older files."""
+    """Recorded step that a sequence replays; None without a trace, if ops are excluded, and in older files."""
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):
@@ -265,7 +265,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     unpredicted_share: dict[str, float] = {}
     """SoC → share of `recorded_us` without predictions in `simulated_us`; empty if no time was recorded."""
     losses: dict[str, int] = {}
-    """Reason, such as "truncated file" → number of losses while reading; other numbers cover only what was read."""
+    """Reason, such as "truncated file" → number of losses while reading; all totals cover only what could be read."""
 
 
 class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +275,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
     inferred: int
     """Number of `matched` that were matched by order or overlap in time, because no sequence number was recorded."""
     skew_us: float
-    """Time from the first to the last start of a collective; median over collectives."""
+    """Time between the first and the last rank's start of a collective; median over collectives."""
     waiting_us: float
     """Waiting time until the last known member had started, summed over all ranks and collectives."""
     transfer_us: float
@@ -305,7 +305,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     ops: int
     """Number of unique ops over all ranks."""
     rank_ops: int
-    """Sum of the ranks' numbers of ops: as many would be run if equal ops were not merged."""
+    """Sum of the numbers of ops of all ranks: the number of ops to run if equal ops were not merged."""
     replayed: int
     covered_share: float | None
     """Covered share of the recorded time; None if ranks have different clocks, whose times cannot be added."""
@@ -349,7 +349,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which a collective was in flight while nothing waited for it."""
     hidden_share_low: float | None = None
     hidden_share_high: float | None = None
-    """Ninth decile over the passes of the share of time in flight that is hidden.
+    """Ninth decile, over the passes, of the hidden share of the time in flight.
 
     `hidden_share_low` is the first decile. Both are None in older files.
     """
@@ -381,7 +381,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     recorded_step_us: float
     """Recorded wall time of the step."""
     recorded_us: float
-    """Recorded time of the replayed calls on the clock that shares use: the device's clock if the trace has one."""
+    """Recorded time of the replayed calls on the clock of the shares: the device's clock if the trace has one."""
     recorded_host_us: float | None
     """Recorded host time of the calls; None for a captured plan, for which no time was recorded."""
     left_out_share: float
@@ -400,7 +400,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     shared: SharedStepResult | None = None
     """Results if the sequence ran on ranks; the times of passes then include the collectives next to the calls."""
     medians_us: float | None = None
-    """Sum over all calls, each at the median of its op, as in a table of ops.
+    """Sum over all calls, with the median of its op as the time of each call, as in a table of ops.
 
     Unlike `sum_us`, it does not include the interruptions and slow calls of a pass.
     """
@@ -427,7 +427,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     recorded_us: float
     """Recorded time of all calls of all ops in the plan, on the clock that `recorded_share` uses."""
     measured_us: float | None
-    """Measured time of the replayed ops, as medians times counts, or for a sequence the median sum of a pass.
+    """Measured time of the replayed ops: medians times counts or, for a sequence, the median sum of a pass.
 
     None if nothing was measured.
     """
@@ -438,7 +438,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     """Wall time of the run; None if the run was killed before its summary."""
     interrupted: bool = False
     not_reached: int = 0
-    """Number of ops for which an interrupted run has no outcome: not replayed, skipped or failed."""
+    """Number of ops that an interrupted run did not reach: they were neither replayed nor skipped and did not fail."""
 
 
 Record = Header | OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
@@ -463,7 +463,7 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     extra: tuple[str, ...] = ()
     """Kernels or child ops that ran here but were not recorded."""
     time_ratio: float | None = None
-    """Time here divided by the recorded time: of the kernels if both have kernels, of the host if neither has."""
+    """Time here divided by the recorded time: kernel times if both ran kernels, host times if neither did."""
     note: str = ""
     """Why there is no profile."""
 
@@ -486,6 +486,6 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     recycled: int = 0
     """Number of further tensors from outside the sequence that shared memory with other tensors from outside."""
     refilled: int = 0
-    """Number of tensors in a pass that were refilled: not finite, or outside the domain of the op that reads them."""
+    """Number of tensors in a pass refilled because not finite or outside the domain of the op that reads them."""
     peak_bytes: int = 0
     budget_bytes: int = 0

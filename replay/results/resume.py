@@ -38,7 +38,7 @@ WORDS = {
 def identity_of(
     plan: ReplayPlan, options: Mapping[str, Any], facts: Mapping[str, object], *, devices: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """Return name → text of everything that a run must have in common with the run that it resumes.
+    """Return everything that a run must have in common with the run that it resumes, as text by name.
 
     `options` are the options of the run as plain values, `facts` the facts of its device, `devices` the simulated
     devices.
@@ -71,7 +71,7 @@ def identity_of(
 def _without_findings(op: ReplayOp) -> ReplayOp:
     """Return the op as recorded and resolved, without what a separate process found by calling it on meta tensors.
 
-    That process may have ended because of the machine.
+    These findings may differ between runs, because the machine may have ended that process.
     """
     reason = None if op.reason is not None and op.reason.kind in FOUND_BY_CALLS else op.reason
     return msgspec.structs.replace(op, outputs=None, reason=reason)
@@ -175,7 +175,7 @@ def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] =
 def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpResult]:
     """Return the results that need not be repeated.
 
-    Ops that ran out of time or lost a process are repeated; failed ops, too, if a failure ends the run of `header`.
+    Ops that ran out of time or lost a process are repeated; failed ops, too, if `header` has `stop_on_error` set.
     """
     failures_end = header is not None and bool(header.options.get("stop_on_error"))
     return [

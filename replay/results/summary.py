@@ -74,7 +74,7 @@ def summary_of(file: ResultFile) -> Summary:
 
 
 def reasons_of(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
-    """Return totals for each reason for not being replayed, most time first."""
+    """Return totals for each reason why ops were not replayed, most time first."""
     return total_reasons(
         (r.why_not().kind, r.why_not().detail, r.count, r.recorded_share) for r in results if r.status != "replayed"
     )

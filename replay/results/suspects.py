@@ -13,7 +13,7 @@ from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.results.records import OpResult, Simulated
 
 MIN_TIME_RATIO, MAX_TIME_RATIO = 0.05, 50.0
-"""Range of the ratio to the recorded time within which both times of an op may be right."""
+"""Range of measured ÷ recorded or predicted ÷ recorded time in which both times of an op may be right."""
 LEAST_SHARE = 0.01
 """Minimum share of the recorded time; smaller rows do not affect conclusions."""
 LARGE_SHARE = 0.02
@@ -76,7 +76,7 @@ def suspicions(
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     """Return a note if a few recorded calls dominate the mean, so that the median is more representative; "" otherwise.
 
-    A mean of n calls that is k times their median contains at least one call of k times the median.
+    If the mean is k times the median, at least one call takes at least k times the median.
     """
     median_us = op.recorded.device_us_median if op.recorded.device_us_total > 0 else op.recorded.host_us_median
     if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:

@@ -92,9 +92,10 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 
 
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
-    """Return the cases of each text, with every combination of the sizes in `shapes` ("n=1,47,128") that it names.
+    """Return the cases of each text, one for each combination of values of the sizes that it names.
 
-    Raises UsageError for sizes that no case names, and for too many cases.
+    `shapes` holds the values, e.g. "n=1,47,128". Raises UsageError for sizes that no case names, and for too many
+    cases.
     """
     swept: dict[str, tuple[int, ...]] = {}
     for sweep in shapes:
@@ -232,7 +233,7 @@ MOST_TRIED = 300
 
 
 def to_tune(case: Case) -> tuple[Case, ...]:
-    """Return a case with combinations of its settings: the program's choices, or a quarter to four times each integer.
+    """Return a case per combination of settings: the program's choices, or 1/4 to 4 times each integer.
 
     Returns at most `MOST_TRIED` cases: if there are more combinations, the last settings keep their defaults.
     """

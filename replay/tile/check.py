@@ -27,17 +27,17 @@ TOLERANCE = {
     "float8_e4m3fn": 0.07,
     "float8_e5m2": 0.13,
 }
-"""Largest allowed difference by dtype.
+"""Largest allowed difference from the reference, by dtype; results of other dtypes must be equal.
 
-The difference is relative to the reference's element plus its largest element (at most 1). It allows sums in a
-different order and, for 2-byte types, a few units in the last place; quantised results may be rounded to the
-neighbouring value. Other integers must be equal.
+For floating-point dtypes, the difference is divided by |reference element| + min(largest |reference element|, 1). This
+allows sums in a different order and, for 2-byte types, a few units in the last place. Quantised int8 results may be
+rounded to the neighbouring value.
 """
 
 MOST_ELEMENTS = 1 << 24
-"""Maximum number of elements of all tensors of a case for which values are computed."""
+"""Values are computed only for cases with up to this many elements in all tensors together."""
 MOST_PRODUCTS = 1 << 30
-"""Maximum number of multiply-adds of a case for which values are computed, estimated from its largest matrices."""
+"""Values are computed only for cases with up to this many multiply-adds, estimated from the largest matrices."""
 
 VALUE_DEVICE = "910b3"
 """Device on whose cores values are computed if no device is given; all 910B and 910C have the same memory limits."""
@@ -106,7 +106,7 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 Correct programs give correct results for all of these inputs.
 """
 MOST_DRAWN = 1 << 16
-"""Maximum number of elements of all tensors of a case that is run with every kind of `DRAWS`."""
+"""Cases with up to this many elements in all tensors together are run with every kind of `DRAWS`."""
 SCALED = {"up to 1e4", "about 0.01"}
 SCALED_TOLERANCE = 1e-2
 """Tolerance relative to the largest element of a result, for inputs that are not of order 1.

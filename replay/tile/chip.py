@@ -21,7 +21,7 @@ from opreplay.traces.sums import summed
 ROUNDS = 3
 """Maximum number of times that transfers are slowed down until they match the bandwidth of L2 and HBM."""
 CLEARLY_LESS = 0.95
-"""A core with at least this share of the heaviest core's work is also scheduled: it may wait more and finish last."""
+"""Cores with at least this share of the heaviest core's work are scheduled, too: they may wait more and end last."""
 LATENT = 0.6
 """If no pipe is busy for this share of the core's time, none is the bound: the core mostly waits for data and flags."""
 
@@ -168,7 +168,8 @@ def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
     """Return the share of a kernel's bytes that is in L2 at its start.
 
-    It is 0 for state "cold", as in a network for "network", and at least that after a run of the same kernel.
+    It is 0 for state "cold". For "network", it is the share inside a network; after a run of the same kernel, at least
+    that share.
     """
     if state == "cold":
         return 0.0

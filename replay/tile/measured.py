@@ -59,7 +59,7 @@ They give an 80 % band if the spread itself is estimated from a few cases.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured time, as in its table."""
+    """One row of a table of measured times."""
 
     place: str
     """Location of the row, such as "times.csv:3"."""
@@ -338,10 +338,10 @@ def _categories_measured(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, 
 
 
 def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
-    """Return how a case is far outside the measured ones, such as "x[0]=65536, measured 512 to 4096"; "" if it is not.
+    """Return why a case is too far from the measured cases: "x[0]=65536, measured 512 to 4096"; "" if it is not.
 
     Sizes, cores and the predicted time may be outside the measured range by a factor of `EXTRAPOLATION_FACTOR`. Integer
-    settings must be within it, and dtypes, layouts, strings and flags must be among the measured ones.
+    settings must be within the range. Dtypes, layouts, strings and flags must be among the measured ones.
     """
     for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
@@ -362,8 +362,8 @@ def with_measured(
 ) -> TileTime:
     """Return a prediction calibrated by measured times of its program on the device: scaled times, and a new band.
 
-    Far outside the measured cases, the prediction stays uncalibrated, with a band wide enough to include both the
-    factor and no factor.
+    Far outside the measured cases, the prediction stays uncalibrated, with a band wide enough to include the times with
+    and without the calibration factor.
     """
     if known is None or known.refused:
         return time

@@ -44,7 +44,7 @@ class Program:
     checks: tuple[str, ...] = ()
     """Cases for the default set, for programs whose sizes depend on each other."""
     given: Callable[..., Mapping[str, Any]] | None = None
-    """Function of random inputs and numbers that returns the tensors that replace inputs when values are checked."""
+    """Function that takes random inputs and numbers and returns tensors to replace inputs when values are checked."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -156,7 +156,7 @@ def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) 
 def _check_numbers_used(program: Program, op: ReplayOp) -> None:
     """Raise CustomOpError if the call has a non-default number for which the program has no argument.
 
-    Only checked for calls whose schema is known here; if there is a `when`, it checks all arguments itself.
+    Only for calls whose schema is known here, and programs without `when`: that function checks all arguments itself.
     """
     spec = next((spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")), None)
     if spec is None:
@@ -268,7 +268,7 @@ def schema_of(program: Program) -> str:
 def _make_library_op(program: Program) -> None:
     """Define a torch op with the program's name.
 
-    The program runs it on the CPU; its fake kernel returns shapes and dtypes.
+    The op runs the program on the CPU; the op's fake kernel returns shapes and dtypes.
     """
     import torch
 

@@ -142,7 +142,7 @@ def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
     """Return the number of cores for a run with values, at least two. Raises TileError.
 
-    If there are four or more blocks, each core gets at least two, so that values carried from block to block show up.
+    If there are four or more blocks, each core gets at least two, to test values carried from one block to the next.
     """
     core = _run_one(bound, device, 0, None, "vector")
     dealt = _blocks_dealt(core.recording)

@@ -39,7 +39,7 @@ from opreplay.replay.tile.running import blocks_of_loops
 from opreplay.traces.errors import OpReplayError, UsageError
 
 STAND_INS = (16, 1)
-"""Divisors of the size limits for the smaller case that is run in place of a case that is too large; tried in order."""
+"""If a case is too large, a smaller one within the size limits divided by these numbers is run; tried in order."""
 KEPT_SPANS = 20_000
 """Maximum number of instructions of the busiest core in a timeline."""
 
@@ -351,7 +351,7 @@ def _best_first(looked: list[CaseResult], asked: Sequence[Case]) -> list[CaseRes
 def _with_best_values(
     looked: list[CaseResult], devices: Mapping[str, DeviceProfile], wanted: Wanted
 ) -> list[CaseResult]:
-    """Return the results with the values of each case's best settings checked; wrong settings are excluded.
+    """Return the results with the values of each case's best settings checked; settings with wrong values are excluded.
 
     Large cases are checked at the largest sizes that can be run, and at the default shapes.
     """
@@ -382,8 +382,8 @@ def _values_or_nearest(
 ) -> Checked | Broken | str:
     """Return the result of `_values`; for a case that is too large, the result of the same settings at smaller sizes.
 
-    If the smaller case exceeds no limit, a note gives its sizes: the largest ones within the limit divided by one of
-    `parts`. The first part is used with which loops that have several iterations keep several.
+    If the smaller case exceeds no limit, a note gives its sizes: the largest sizes within the limit divided by one of
+    `parts`. It is the first of `parts` for which every loop with several iterations still has several.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
@@ -415,8 +415,8 @@ def _values_or_nearest(
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:
     """Return the first error in the values of a program's cases; cases that are too large are run at smaller sizes.
 
-    With `every`, limits of a core and of single sizes count as errors, too. Return None if there is no error, or if
-    nothing can be run. Raises UsageError if the first case does not fit its program.
+    Without `every`, only the limits in `OF_ANY_SIZE` count as errors. Return None if there is no error, or if nothing
+    can be run. Raises UsageError if the first case does not fit its program.
     """
     for number, case in enumerate(cases):
         try:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The timing of a profile: runtime calls, device tasks, arrows, waits and memory. Does not import torch."""
+"""The timing of a profile: runtime calls, device tasks, flow arrows, waits and memory. Does not import torch."""
 
 from opreplay.traces.activity.model import (
     ARROW_KINDS,

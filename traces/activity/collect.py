@@ -150,4 +150,4 @@ _AS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("in_split", "out_split"), _split),
     "asynchronous": lambda value: {"true": True, "false": False}.get(str(value).lower()),
 }
-"""For each field of a `Collective`: function that converts the recorded value; most values are numbers."""
+"""Field of a `Collective` → function that converts the recorded value; most values are numbers."""

@@ -61,8 +61,8 @@ _COMPUTES = re.compile(
 )
 """Names of kernels that compute, whatever other words the names contain.
 
-These are products fused with communication that they hide; reductions within a block; kernels of libraries that stay on
-one device; and kernels that Inductor names after the ops before and after a collective.
+These are products fused with communication that the product hides; reductions within a block; kernels of libraries that
+stay on one device; and kernels that Inductor names after the ops before and after a collective.
 """
 
 _LAYERS_ACROSS_DEVICES = re.compile(

@@ -219,7 +219,9 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """Return the node at the start of a piece; the next node's first key is too damaged to be recognised."""
+    """Return the node at the start of a piece that also holds the next node, whose first key is too damaged to be
+    recognised.
+    """
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Build a linked `Trace` from Kineto trace events of any vendor; this module defines the order of the steps.
+"""Build a linked `Trace` from Kineto trace events of any vendor; this module calls the stages of the work in order.
 
 If torch_npu recorded a launch as an op, the launched kernels are assigned to the op around it.
 """
@@ -58,7 +58,7 @@ def owners_above_launches(
 ) -> npt.NDArray[np.int64]:
     """Replace owners that are CANN launches ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
 
-    Inside `aten::mm`, torch_npu records the call into CANN as another op, which has no shapes and cannot be replayed.
+    Inside `aten::mm`, torch_npu records the call into CANN as another op. That op has no shapes and cannot be replayed.
     """
     if not (owner >= 0).any():
         return owner
@@ -259,7 +259,9 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Reorder values indexed by old track so that they are indexed by new track; -1 for tracks added since."""
+    """Reorder values indexed by old track so that they are indexed by new track; -1 for tracks that were
+    added later.
+    """
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):
         out[int(track_remap[old])] = value

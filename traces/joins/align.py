@@ -1,5 +1,6 @@
 # pyright: strict
-"""Align two sequences of op names, one of which partly repeats the other. Works on tokens, not ops or shapes.
+"""Align two sequences of op names, one of which partly repeats the other. Names are given as numbers (tokens); shapes
+are not used.
 
 A profile often contains many iterations, its ExecutionTrace only one. So each run (part of the long sequence) is looked
 up in the short one: the longest match wins, and it continues the last run if possible. Ambiguous matches are marked.

@@ -28,10 +28,11 @@ _LEAST_AGREEING = 0.9
 def join_shapes(trace: Trace, donor: Trace) -> Trace:
     """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts ops by evidence.
 
-    Ops are matched by, best evidence first: equal record function ids with equal names; a run of ops with the same
-    names in both files (each iteration of the trace is looked up in the donor); the same neighbours, if the donor has
-    only one signature for them. Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied.
-    Raises UsageError if the donor is not an ExecutionTrace or records no arguments.
+    Ops are matched by the best evidence available: first, equal record function ids with equal names; second, a run of
+    ops with the same names in both files (each iteration of the trace is looked up in the donor); last, equal names of
+    the op, the previous op and the next op, if the donor has only one signature for these three names. Metadata of the
+    trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if the donor is not an
+    ExecutionTrace or records no arguments.
     """
     if donor.info.dialect != "execution_trace":
         raise UsageError(
@@ -97,7 +98,9 @@ def _preorder(parent: Rows) -> Rows:
 
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Match the rest of `match` by runs of equal names, then by neighbours; return a mask of matched rows for each."""
+    """Fill the rest of `match` by runs of equal names, then by neighbours; return a mask of the rows matched in each of
+    these ways.
+    """
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
     for number, rows in enumerate(_sequences(donor.ops)):
@@ -165,7 +168,9 @@ class _Joiner:
         by_sequence: npt.NDArray[np.bool_],
         by_context: npt.NDArray[np.bool_],
     ) -> Trace:
-        """Return the joined trace, with one merged signature for each distinct pair of own and donor's signature."""
+        """Return the joined trace, with one merged signature for each distinct pair of a trace's and a donor's
+        signature.
+        """
         ours = self.trace.ops.signature.astype(np.int64)
         theirs = np.where(match >= 0, self.donor.ops.signature[match].astype(np.int64), -1)
         pairs, first, inverse = np.unique(
@@ -203,7 +208,9 @@ class _Joiner:
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Return the memories of the tensors; only for calls that the donor recorded, not for similar calls."""
+        """Return the memories of the tensors, only for calls that the donor recorded, not for calls that are merely
+        similar.
+        """
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))
 
@@ -229,7 +236,7 @@ class _Joiner:
 
 
 def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
-    """Return our signature completed with metadata that only the donor has; None if they contradict each other.
+    """Complete our signature with metadata that only the donor has; None if the two signatures contradict each other.
 
     If Kineto leaves an argument blank and records only its type (`Tensor?[]`, a string, a list of more than 30
     tensors), the whole argument is copied from the donor.

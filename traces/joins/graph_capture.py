@@ -48,7 +48,9 @@ _KINDS = (
 )
 """(Pattern of a runtime call, category of the device work in the graph node that it creates)."""
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
-"""How inference servers name a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
+"""Matches the names that inference servers give captures: `capture_8192_PIECEWISE` is for batches of up to
+8192 tokens.
+"""
 HINT = "give the profile of the graph capture with --set capture=FILE"
 MAX_CANDIDATES = 64
 """Maximum number of files next to a trace that are searched for captures."""
@@ -250,7 +252,9 @@ class _Known:
                 self._by_kinds[capture.kinds].append(number)
 
     def fitting(self, kinds: Sequence[str], names: Sequence[str]) -> tuple[list[int], bool]:
-        """Return the captures whose launches may have produced these kernels, and whether kernel names confirm it."""
+        """Return the captures whose launches may have produced these kernels, and whether kernel names confirm the
+        match.
+        """
         if named := self._by_names.get(_key(kinds, names)):
             return named, True
         return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
@@ -274,7 +278,7 @@ class _Known:
 
 
 def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the sorted kernel names, because streams inside a graph may overtake each other."""
+    """Return the kernel names in sorted order, because streams inside a graph may overtake each other."""
     return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
@@ -286,7 +290,7 @@ def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
 
 
 def _plausible(capture: Capture, names: Sequence[str]) -> bool:
-    """Check whether kernels could be those of a capture that records no kernel names, in order.
+    """Check whether kernels, in order, may be those of a capture whose launches have no recorded kernel names.
 
     The name of a generated kernel contains the name of its op.
     """
@@ -355,7 +359,9 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
 
 
 def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
-    """Return the number of the capture's launch for each kernel: by name if names are known, otherwise by position."""
+    """Map each kernel to the index of the capture's launch that it belongs to: by name if names are known, otherwise by
+    position.
+    """
     if not capture.named:
         return np.arange(len(kernels))
     kinds, names = _work(trace, kernels)
@@ -465,8 +471,8 @@ class _Table:
 
 
 def capture_files(named: str | Path) -> list[Path]:
-    """Return the files that the setting names: one file, or all files of a folder. Raises UsageError if there
-    are none.
+    """Return the files given as `--set capture`: one file, or all profiles in a folder. Raises UsageError if there are
+    none.
     """
     path = Path(named)
     if path.is_dir():

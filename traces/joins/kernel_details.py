@@ -27,8 +27,8 @@ SUMMARIES = "op_summary*.csv"
 MAX_ENTRIES = 10_000
 """Maximum number of entries of the trace's folder that are examined."""
 SAME_START_NS = 1_000
-"""Maximum difference of start times that count as equal, because two writers round differently; no two launches of a
-kernel start this close.
+"""Maximum difference of start times that count as equal, because two writers round differently; two launches of one
+kernel never start this close together.
 """
 SAME_OFFSET_NS = 1_000_000
 """Maximum change of the offset between two clocks during one profile."""

@@ -19,7 +19,8 @@ SMALL = 64 << 20
 
 
 def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = None) -> Trace:
-    """Return the trace with launch grids if it has mixture-of-experts layers, whose sizes only the grids show.
+    """Return the trace with launch grids if it has mixture-of-experts layers, because only the grids show the sizes of
+    these layers.
 
     The trace is returned unchanged if it has no such layer, if its file cannot be read again, or if the file is larger
     than `most_bytes`.

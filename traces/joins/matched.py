@@ -60,7 +60,7 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_start_ns(self) -> int:
-        """Return when the last known member began."""
+        """Return the start of the last known member in ns."""
         return max(member.start_ns for member in self.members)
 
     @property
@@ -70,12 +70,12 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def skew_us(self) -> float:
-        """Return the time from the first start to the last."""
+        """Return the time in µs from the first member's start to the last member's."""
         return (self.last_start_ns - min(member.start_ns for member in self.members)) / 1e3
 
     @property
     def late_us(self) -> float:
-        """Return the time between the last member's start and the start before it."""
+        """Return by how many µs the last member began after the member before it."""
         starts = sorted(member.start_ns for member in self.members)
         return (starts[-1] - starts[-2]) / 1e3 if len(starts) > 1 else 0.0
 
@@ -122,7 +122,7 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     """Number of collectives that this rank began last."""
     late_us: float
-    """Total time by which this rank began those collectives later than all others."""
+    """Total time by which this rank began those collectives after the last of the other ranks."""
 
 
 def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:

@@ -23,7 +23,9 @@ SAME_IN = frozenset(("all_reduce", "broadcast", "reduce", "all_gather", "gather"
 """Kinds of collectives whose members all have the same input size."""
 SAME_OUT = frozenset(("all_reduce", "reduce_scatter", "broadcast"))
 TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
-"""Kinds of collectives that end on no member before the last has begun; their ends show clock differences."""
+"""Kinds of collectives that no member finishes before the last member has begun; so their ends show differences between
+clocks.
+"""
 ENOUGH = 3
 """Minimum number of shared collectives needed to estimate the clock difference of two devices."""
 MOST_SHIFTS = 4000
@@ -77,7 +79,7 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
 
 
 def _unmatched(matched: Iterable[Matched], known: Known) -> dict[int, int]:
-    """Return the number of calls of each rank that belong to no matched collective."""
+    """Return, for each rank, the number of calls that belong to no matched collective."""
     used = Counter(member.rank for entry in matched for member in entry.members)
     return {rank: len(calls) - used[rank] for rank, calls in known.items()}
 
@@ -92,7 +94,7 @@ def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """The calls of one collective as (rank, index into the rank's calls), and how they were matched."""
+    """The calls that form one collective, as (rank, index into the rank's calls), and how they were matched."""
 
     calls: tuple[tuple[int, int], ...]
     how: How
@@ -176,7 +178,7 @@ def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by order: each rank's calls with those of the rank that has most."""
+    """Match calls by order: each rank's calls with the calls of the rank that has most calls."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
     how: How = "order"
@@ -272,7 +274,9 @@ def _overlapping(
 
 
 def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
-    """Return rank → other rank → pairs of call indices, for the collectives in which both ranks wait for each other."""
+    """Return rank → other rank → pairs of call indices, for collectives in which each of the two ranks waits for the
+    other.
+    """
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         (first_rank, at), *others = row.calls

@@ -40,14 +40,14 @@ class BatchContext:
 
     @property
     def prefill_seen(self) -> int | None:
-        """Return `prefill_k`; if it is missing and Σ q·k exceeds any possible Σ q², return an estimate."""
+        """Return `prefill_k`; if it is missing, and Σ q·k is known but Σ q² is not, return an estimate."""
         if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
             return self.prefill_k
         return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
 
     @property
     def decode_seen(self) -> int | None:
-        """Return `decode_k`; if it is missing and Σ q·k exceeds any possible Σ q², return an estimate."""
+        """Return `decode_k`; if it is missing, and Σ q·k is known but Σ q² is not, return an estimate."""
         if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
             return self.decode_k
         return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
@@ -67,7 +67,8 @@ _PART = rf"{_N}\({_N}(?:_{_N})?\)"
 _SHORT = re.compile(rf"execute_(?:{_N}_)?context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
 _KEYED = re.compile(r"(?:step\[(DECODE|EXTEND|PREFILL|IDLE|MIXED)[ ,]|(prefill|decode|mixed)\[)([^\[\]]*)\]\Z")
-"""SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]" and ATOM's "prefill[bs=4 ...]".
+"""Matches annotations with key=number pairs: SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]" and ATOM's "prefill[bs=4
+...]".
 
 SGLang gives separate sums for context sequences (c_) and generating sequences (g_).
 """
@@ -177,10 +178,10 @@ class _Products(NamedTuple):
 def _products(sequences: int, tokens: int, said: int | None) -> _Products:
     """Interpret `said` in "N(tokens_said)" as a sum over N sequences: of q², or of q·k (q new tokens, k seen tokens).
 
-    It is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544.
-    A value between the smallest and the largest sum of N squares counts as both sums, because they are equal without
-    cached tokens. A larger value is Σ q·k; it determines the seen tokens if there is one sequence or each sequence has
-    one new token. A smaller value is neither and is ignored.
+    `said` is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² =
+    788,544. A value between the smallest and the largest sum of N squares counts as both sums, because they are equal
+    without cached tokens. A larger value is Σ q·k; it determines the seen tokens if there is one sequence or each
+    sequence has one new token. A smaller value is neither sum and is ignored.
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()

@@ -69,7 +69,7 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
 
 
 def _is_cast(outer: str, inner: str) -> bool:
-    """Check whether autocast could turn the first type into the second: a cast between floating-point types, or a
-    `dtype` filled in.
+    """Check whether autocast could turn the first type into the second: by a cast between floating-point types, or by
+    filling in an absent `dtype`.
     """
     return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

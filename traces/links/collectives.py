@@ -155,8 +155,8 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
     """Map the index of each annotation to the row of the op that requested the collective.
 
-    Only for kinds with equally many annotations and ops; for other kinds, the recording began or ended between request
-    and annotation, so the correspondence is unknown.
+    Kinds with unequal numbers of annotations and ops are left out: the recording began or ended between a request and
+    its annotation, so the correspondence is unknown.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -243,9 +243,7 @@ def _asking_ops(trace: Trace) -> list[int]:
 
 
 def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
-    """Return, for each op that owns a kernel, the c10d op that it is or lies in, otherwise the op itself; -1 for no
-    owner.
-    """
+    """Map each op that owns a kernel to the c10d op that it is or lies in, otherwise to itself; -1 for no owner."""
     if not (owners >= 0).any():
         return owners
     asks = np.array([signature.name.startswith(_OPS) for signature in trace.signatures], bool)[trace.ops.signature]
@@ -281,9 +279,9 @@ def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> R
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
-    """Return the collective described by a kernel's arguments; missing facts come from the record of its op.
+    """Return the collective described by a kernel's arguments; missing facts come from the record of the kernel's op.
 
-    `described` and `recorded` are indices into the activity's collectives, -1 for none.
+    `described` and `recorded` are the indices of the two in the activity's collectives, -1 for none.
     """
     record = activity.collectives[recorded] if recorded >= 0 else None
     if described < 0:

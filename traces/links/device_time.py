@@ -24,11 +24,11 @@ Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
 _JITTER_NS = 1000
-"""Maximum difference between host and device clocks that counts as none; every launch takes longer."""
+"""Maximum difference between host and device clocks, in ns, that is ignored; every launch takes longer."""
 _NOT_OF_CLOCKS_NS = 1_000_000
-"""If few kernels start this much before their launch, clock differences do not explain it."""
+"""Kernels that start more than this many ns before their launch, if few, are not explained by clock differences."""
 _FEW_EARLY = 0.1
-"""If at least this share of launched kernels start early, clock differences explain it."""
+"""Minimum share of launched kernels that start early at which clock differences explain this."""
 _NEVER = np.iinfo(np.int64).max
 _SAMPLE = 1 << 12
 """Number of kernels sampled first, to detect ids that are shared by many kernels."""
@@ -124,8 +124,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
 def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> Array:
     """Return the correlation ids that do not identify a launch, because the writer gave each of them to many kernels.
 
-    Calls that launch one kernel each have such an id, and no graph launch has it. More kernels share the id than could
-    come from several profiler runs in one file.
+    Such an id belongs to several calls that each launch one kernel, and to no graph launch. More kernels share the id
+    than could come from several profiler runs in one file.
     """
     corr = kernel_corr.astype(np.int64)
     sample = corr[:: max(1, len(corr) // _SAMPLE)]
@@ -163,9 +163,9 @@ def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Ar
     """Return a mask of the kernels without a launch that were launched before the recording began.
 
     These are kernels that start before everything recorded on the host. Because a stream works in order and ids
-    increase, kernels count, too, if they start before the first kernel with a launch on their stream and have a lower
-    id than all ids of the thread that launched that kernel. The mask is empty if no kernel has a launch, because the
-    file then does not link kernels to launches.
+    increase, they are also kernels that start before the first launched kernel on their stream and have a lower id than
+    all ids of the thread that launched it. The mask is empty if no kernel has a launch, because the file then does not
+    link kernels to launches.
     """
     launched = np.flatnonzero(launch >= 0)
     if not len(launched) or not unlaunched.any():
@@ -236,7 +236,7 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 
 
 def _mixed_tracks(data: LinkInput) -> Array:
-    """Return a mask of threads shared by two processes; on these threads, neither ids nor times identify an op."""
+    """Return a mask of threads that two processes share; on these threads, neither ids nor times identify an op."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
     ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
     mixed = mixed_tracks(ids, start, track, tracks)

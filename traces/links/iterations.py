@@ -22,9 +22,9 @@ class DominantBatch:
 
     context: BatchContext
     share: float
-    """Share of the calls' time that belongs to the batch, 0 to 1."""
+    """Share of the calls' time that this batch takes, 0 to 1."""
     others: int
-    """Number of other batches; calls outside any iteration count as one batch."""
+    """Number of other batches among the calls; calls outside any iteration count as one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ INSTEAD: Mapping[str, str] = {"reduce_scatter": "all_reduce"}
 
 
 class UnannotatedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that requested a collective which is annotated on another thread, if at all."""
+    """A call that requested a collective. If the collective is annotated, the annotation is on another thread."""
 
     start_ns: int
     kind: str

@@ -34,7 +34,9 @@ def innermost_parent(ops: OpTable) -> Rows:
 
 
 def without_cycles(parents: Rows) -> tuple[Rows, int]:
-    """Return the parents, with -1 for rows that a cycle keeps from leading to a root, and the number of such rows."""
+    """Return the parents, with -1 for rows whose parents lead to a cycle instead of a root, and the number of such
+    rows.
+    """
     above = parents.copy()
     for _ in range(len(parents).bit_length()):  # each step looks twice as far up
         above[above >= 0] = above[above[above >= 0]]
@@ -176,7 +178,7 @@ def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
 
 
 def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
-    """Return, for each time, the last position up to `until` whose interval ends at or after the time; -1 for none."""
+    """Return, for each time, the last position up to `until` whose interval ends at or after that time; -1 for none."""
     at = until.copy()
     seeking = np.flatnonzero(at >= 0)
     seeking = seeking[end[at[seeking]] < times[seeking]]

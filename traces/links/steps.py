@@ -20,7 +20,9 @@ from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
 RUNTIME = CALL_KINDS.index("runtime")
 MOST_COMPARED = 32
-"""Maximum number of steps (from the first) compared with another trace; each takes as much time as a timeline."""
+"""Maximum number of steps (from the first) compared with another trace; one step takes as long as computing a
+timeline.
+"""
 _HINT = (
     "Record with torch.profiler and call profiler.step(), or cut a time range with `opreplay trim "
     "TRACE --between A..B`."
@@ -32,7 +34,7 @@ class Step:
     """The time range of one step on the host thread whose annotation marks the step."""
 
     name: str
-    """"ProfilerStep#7", "execute_…", or "the whole trace" if no step is marked."""
+    """Name of the annotation, "ProfilerStep#7" or "execute_…", or "the whole trace" if no step is marked."""
     number: int | None
     start_ns: int
     end_ns: int
@@ -187,7 +189,9 @@ def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
-    """Return how many calls in each step launch recorded device work; if the trace has no such call, how many ops."""
+    """Return how many calls in each step launch recorded device work; if no call of the trace does, return the number
+    of ops.
+    """
     starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
     activity = trace.activity
     if activity is not None and len(trace.kernels):

@@ -97,7 +97,7 @@ def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, 
 
 @dataclass(slots=True)
 class _Claims:
-    """Launches that may own device work with the same id; if device work has no correlation ids, ops."""
+    """Launches (or ops, if device work has no correlation ids) that may own device work with the same id."""
 
     unit: Array
     id: Array
@@ -149,8 +149,8 @@ def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
-    """Return the process ids with threads that share both launch ids and op ids, and those with threads that share
-    launch ids.
+    """Return two sets of process ids: those with threads that share both launch ids and op ids, and those with threads
+    that share launch ids.
 
     MTIA's runtime repeats the correlation ids of launches within one process, but its ops have unique ids.
     """
@@ -309,8 +309,8 @@ def _arrow_votes(
 def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
     """Assign one device to each process if ids and times allow exactly one assignment.
 
-    A process is impossible for a device that ran the process's work before it was launched, or ran work that only other
-    processes launched.
+    A device cannot belong to a process if it ran the process's work before that work was launched, or ran work that
+    only other processes launched.
     """
     undecided = np.flatnonzero(owner < 0).tolist()
     free = [unit for unit in range(hits.shape[1]) if unit not in owner[owner >= 0] and hits[undecided, unit].any()]
@@ -388,8 +388,8 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
     """Return the process of each row if the file contains one profile after the other, otherwise -1.
 
-    `complete` marks rows whose id occurs as often in rows as in launches: its first row belongs to the first process
-    with that id.
+    `complete` marks rows whose id occurs as often in rows as in launches: the first row with such an id belongs to the
+    first process with that id.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)

@@ -53,7 +53,7 @@ def separate_processes(got: Collector) -> MergedProcesses | None:
 
 
 def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProcesses:
-    """Return `merged` with the number and time of linked kernels that belong to no process and no op."""
+    """Return `merged` with the number and time of kernels that, after linking, belong to no process and no op."""
     unknown = [device for device, process in merged.of_device.items() if process < 0]
     rows = np.isin(kernels.device, unknown) & (kernels.owner < 0)
     time_us = float(kernels.dur_ns[rows].astype(np.int64).sum()) / 1e3

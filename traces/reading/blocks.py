@@ -15,7 +15,7 @@ SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 ARRAY_END = re.compile(rb"\}\s*(,?)\s*\]")
 _SPACE = b" \t\r\n"
 _GAP_BYTES = 4096
-"""Maximum white space searched on either side of the comma between two events."""
+"""Maximum bytes of white space searched on either side of the comma between two events."""
 
 
 def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] | None:

@@ -111,8 +111,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _track_text(value: Any) -> str:
-    """Return a process or thread id as text, equal for a float and the same Decimal; a list or object is no id and
-    gives only its type.
+    """Return a process or thread id as text, equal for a float and the same Decimal; a list or object is not an id and
+    becomes the name of its type.
     """
     if isinstance(value, Decimal):
         value = float(value)
@@ -176,7 +176,7 @@ class Collector:
         """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
-        """Whether arrows were skipped because the first kernels have correlation ids."""
+        """Whether arrows were skipped because all of the first kernels have correlation ids."""
         tensors: dict[str, Kind] = {"tensors": "index"} if self.timed else {}
         self.notes = Columns(**_SPAN, **tensors)
         self.uncorrelated = False

@@ -260,7 +260,7 @@ class Columns:
         self._columns[name] = column
 
     def keep(self, rows: Array) -> None:
-        """Drop all rows that are not in a mask."""
+        """Keep only the rows in a mask."""
         self.flush()
         for name, column in self._columns.items():
             kept = _Growing(column.view().dtype)

@@ -21,9 +21,10 @@ MAX_LEARNED_CATEGORIES = 64
 """Maximum number of unknown categories counted under their own names; all others are counted together as "other"."""
 PIECE_BYTES = 16 * 1024
 SMALL_PIECE_BYTES = 2 * 1024
-"""Size of the smaller pieces.
+"""Size in bytes of the smaller pieces.
 
-If the fast decoder refuses a block, the block is decoded in pieces, and refused pieces are decoded in smaller pieces.
+If the fast decoder refuses a block, the block is decoded in pieces, and refused pieces are decoded in these smaller
+pieces.
 """
 MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
@@ -129,7 +130,9 @@ class EventDecoder:
             self._generic_first = self._streak >= MANY_BARE_BLOCKS
 
     def fast(self, text: memoryview) -> list[Any] | None:
-        """Decode a block into events that may refer to `text`, so keep it unchanged; None if `block` must decode it."""
+        """Decode a block into events that may refer to `text`, which must then stay unchanged; None if the method
+        `block` must decode it.
+        """
         if self._generic_first or self.pairs:
             return None
         try:

@@ -88,7 +88,7 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 
 
 _MOST_REPAIRED = 1 << 20
-"""Maximum bytes before the array of events that are repaired."""
+"""Maximum bytes of text before the array of events at which this text is repaired."""
 _SECOND_ARRAY = 1 << 20
 """Maximum bytes after an empty traceEvents in which a second traceEvents is searched; it replaces the empty one."""
 

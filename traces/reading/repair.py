@@ -55,7 +55,7 @@ class Form(NamedTuple):
     keys: frozenset[str]
     """The object's own keys, without keys of nested objects."""
     stops: re.Pattern[str]
-    """Keys that no string of the object contains; where one follows, the preceding string has ended."""
+    """Pattern of keys that no string of the object contains; if such a key follows, the preceding string has ended."""
     needs: str
     """Key that every object of this form has after its name; if it is missing, the name may have absorbed it."""
     quoted: str = "name"

@@ -214,7 +214,7 @@ def _end_of_file(piece: bytes) -> int | None:
 
 
 def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool = True) -> bool:
-    """Accept one event as it is or, if `repaired`, the first repair of it that decodes."""
+    """Accept one event unchanged or, if `repaired`, accept the first of its repairs that decodes."""
     got = decode(b"[" + piece + b"]")
     if got is not None:
         out.events += got

@@ -78,7 +78,9 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 
 def _lengths_differ(signature: OpSignature) -> bool:
-    """Check whether argument lists differ in length; without dims they do not (torch_npu, one 0-dim tensor)."""
+    """Check whether the argument lists differ in length; False without dims, which torch_npu omits for one 0-dim
+    tensor.
+    """
     if not signature.dims:
         return False
     columns = (signature.types, signature.strides, signature.concrete)

@@ -169,7 +169,9 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return each op's phase: that of an inference server's batch, or otherwise forward, backward or optimizer."""
+    """Return (each op's index into the phases, phases, note). Phases are those of an inference server's batches,
+    otherwise forward, backward and optimizer.
+    """
     index = BatchIndex(trace)
     if index.iterations:
         labels = [*PHASES, NO_PHASE]
@@ -251,8 +253,8 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return, for each label, the median device time of a call, summed over its launches; a launch without an op is a
-    call.
+    """Return, for each label, the median device time of a call. The time of a call is summed over its launches; a
+    launch without an op counts as a call.
     """
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3

@@ -25,7 +25,9 @@ OUTLIER_SHARE = 0.5
 OUTLIER_RATIO = 20
 """Minimum ratio of an outlier's duration to the median of all other kernels with the same name, op and shapes."""
 _RARE = 0.02
-"""Maximum share of a stream's overlaps that dependent launches cannot explain; above it, none is explained by them."""
+"""Maximum share of a stream's overlaps that dependent launches cannot explain; above it, they explain none of its
+overlaps.
+"""
 _SAME_NAMES = 0.2
 """Maximum share of a stream's overlaps between kernels of the same name; above it, two merged recordings are a more
 likely cause.

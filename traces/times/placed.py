@@ -12,7 +12,9 @@ Array = npt.NDArray[Any]
 FAR_NS = 600 * 10**9
 """Maximum plausible distance between device work and the host's recording; queues hold seconds of work, not minutes."""
 FAR_WINDOWS = 10
-"""Same limit, as a multiple of the length of the host's recording; the larger of the two limits applies."""
+"""Same limit as `FAR_NS`, but as a multiple of the length of the host's recording; the larger of the two limits
+applies.
+"""
 WITHOUT_TIME = "device event without a time"
 FAR_OUTSIDE = "device event far outside the time of the recording"
 

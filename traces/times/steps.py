@@ -165,7 +165,8 @@ def launch_table(trace: Trace) -> LaunchTable:
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (times in ns, number of device tasks from then on that are launched but have not begun).
+    """Return times in ns, and for each time the number of device tasks that are launched but have not begun from then
+    on.
 
     The times are the start of the interval and each change within it.
     """
@@ -185,7 +186,9 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
 
 
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return when each row of `Trace.kernels` was launched, by its launching call or owning op; -1 if unknown."""
+    """Return the time in ns at which each row of `Trace.kernels` was launched, by its launching call or owning op; -1
+    if unknown.
+    """
     owner = trace.kernels.owner
     launched = np.full(len(owner), -1, np.int64)
     launched[owner >= 0] = trace.ops.start_ns[owner[owner >= 0]]

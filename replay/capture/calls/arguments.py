@@ -69,7 +69,7 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """Return, for each span (storage, begin byte, end byte), the byte from which offsets count, and a number that
+    """Return, for each span (storage, begin byte, end byte), the byte that its offset is relative to, and a number that
     overlapping spans share.
     """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]

@@ -132,7 +132,9 @@ class _Known:
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._answers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """For tensors that hold the result of a finiteness test per element: the test's result for a finite element."""
+        """Tensor that holds the results of an elementwise finiteness test → what the test returns for a
+        finite element.
+        """
         self.notes: tuple[str, ...] = ()
         """Assumptions about values."""
 
@@ -141,7 +143,7 @@ class _Known:
         return self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
 
     def forget(self, *tensors: torch.Tensor) -> None:
-        """Drop the references to tensors."""
+        """Drop the known values of these tensors."""
         for tensor in tensors:
             self._real.pop(tensor, None)
 
@@ -246,7 +248,7 @@ class Fakes:
             self._corrected.constructing = False
 
     def followed(self, real: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor whose values are known: those of `real`."""
+        """Return a fake tensor for `real`; its known values are those of `real`."""
         fake = self.mode.from_tensor(real, static_shapes=True)
         self.known.add(fake, real)
         return fake

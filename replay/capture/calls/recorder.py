@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):
         returned: Any,
         flops: int | None,
     ) -> ReplayOp:
-        """Return the op for the first call of its kind."""
+        """Create the plan's op for a call that is the first of its kind."""
         spec = self._spec(func)
         meta_by_tensor = {id(tensor): meta for tensor, meta in zip(inputs, metas, strict=True)}
         replay_args: list[ReplayArg] = []
@@ -276,7 +276,9 @@ def _refusal(
 
 
 def _decides_itself(kind: type) -> bool:
-    """Check whether tensors of this type make their own calls, like a DTensor; fake tensors do not."""
+    """Check whether tensors of this type handle `__torch_dispatch__` themselves, like a DTensor; False for fake
+    tensors.
+    """
     from torch._subclasses.fake_tensor import FakeTensor
 
     if kind in _PLAIN_TYPES or issubclass(kind, FakeTensor):

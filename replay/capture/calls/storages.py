@@ -107,7 +107,7 @@ class Storages:
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(storage number, byte offset), indexed by memory number."""
+        """Pairs (storage number, byte offset), indexed by memory number."""
         return tuple((storage, offset) for storage, offset, _ in self._memories)
 
     def listed(self) -> tuple[CapturedStorage, ...]:

@@ -1,4 +1,5 @@
-"""Finds gradients that autograd would sum in place without a dispatch mode, because nothing else refers to them.
+"""Finds gradients that autograd would sum in place if no dispatch mode were active, because nothing else refers to
+them.
 
 The autograd engine (InputBuffer.cpp, `accumulate`) writes to the partial sum if that tensor is dense, not a tensor
 subclass, and not referenced elsewhere; an active mode counts as a subclass. The plan must contain the calls that run

@@ -6,8 +6,8 @@ mode is active: `reshape` then views instead of aliasing, `linear` and attention
 instead of scattering, and autograd formulas write to copies. The plan must contain the calls that run without a mode,
 on every device.
 
-`Views` tracks views that autograd recreates after a write to their base: for a plain tensor from its strides, but for a
-fake one by calling the view op again.
+`Views` tracks views that autograd recreates after a write to their base. For a plain tensor, autograd recreates them
+from strides; for a fake tensor, it calls the view op again.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _WRITES: dict[Any, Any] = {
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.put.default: _aten.put_.default,
 }
-"""By overload seen under a mode: the in-place overload that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp)
-use on tensors they created.
+"""Overload seen under a mode → in-place overload that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) use
+on tensors they created.
 """
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
 """Prefixes of autograd nodes whose formulas write to copies even without a mode."""
@@ -106,17 +106,17 @@ _SELECTING = (
 _FORMULAS = frozenset({_NEW_ZEROS, *_WRITES, *_CROSS_ENTROPY})
 
 Call = tuple[Any, Sequence[Any], dict[str, Any]]
-"""(overload, positional arguments, keyword arguments)."""
+"""A call: (overload, positional arguments, keyword arguments)."""
 
 
 class WithoutMode:
     """Tracks which composite op is running, and determines which calls it would make without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
-        """`wraps` says whether tensors of a type make their own calls, like a DTensor: torch treats these as under a
-        mode.
+        """`wraps` says whether tensors of a type make their own calls, like a DTensor; torch treats them as if a mode
+        were active.
 
-        `fake` says whether calls run on fake tensors. `device` selects the path.
+        `fake` says whether calls run on fake tensors. `device` selects the calls of `one_hot`.
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
@@ -229,8 +229,8 @@ class WithoutMode:
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """Return the function that runs a call: the op, or a substitute if it reads a value of a fake tensor that does
-        not matter.
+        """Return the function that runs a call: the op, or a substitute if the call reads a value that does not matter
+        from a fake tensor.
         """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
@@ -262,9 +262,10 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 
 
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
-    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors; with `looks` (CPU), it reads values.
+    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors; with `looks` (CPU), read the lowest
+    and highest index.
 
-    The values only decide whether to raise an error, so a fake index counts as valid.
+    These values only decide whether to raise an error, so a fake index counts as valid.
     """
     if index.numel() and looks:
         low, high = torch.aminmax(index)

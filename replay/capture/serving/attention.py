@@ -46,7 +46,7 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
-    """Return keys or values [batch, heads, tokens, width] before transformers repeated the heads.
+    """Return keys or values [batch, heads, tokens, width] from before transformers repeated the heads.
 
     If there is a mask, transformers copies each head for all query heads of its group; the kernel does not need copies.
     """
@@ -63,7 +63,7 @@ class _Masking:
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()
-    """Kernels that create the mask."""
+    """Kernels that compute the mask argument."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
 
 
@@ -265,7 +265,9 @@ class _Scores(NamedTuple):
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return the product, scale, mask and attention sinks from which scores were computed; None for others."""
+    """Return the product, scale, mask and attention sinks from which scores were computed; None for any other
+    tensor.
+    """
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
     sinks: Tensor | None = None

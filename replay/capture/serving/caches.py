@@ -94,8 +94,8 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match new keys and values that are concatenated with those from before the step; servers write the new ones
-    behind the old ones.
+    """Match new keys and values that are concatenated with keys and values from before the step; servers write the new
+    rows behind the old ones.
     """
     if call.name != _ATTENTION:
         return None

@@ -50,8 +50,8 @@ Fused = Literal["ascend", "none"]
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
     """Return the plan with fused kernels, then with quantized weights, if requested.
 
-    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError where
-    `fused` and `quantised` do.
+    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError in the
+    same cases as `fused` and `quantised`.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))

@@ -102,7 +102,7 @@ class Kernel:
     results: Sequence[Tensor | New]
     """Results: tensors that other calls use, or new ones."""
     written: Sequence[Tensor] = ()
-    """Arguments that the kernel writes to, as they are after the call."""
+    """Arguments that the kernel writes to, with their versions after the call."""
     exchange: Call | None = None
     """The collective that the kernel performs internally."""
 
@@ -120,7 +120,9 @@ class Fusion:
     dropped: Sequence[Tensor] = ()
     """Outputs of the step that are removed because the host computes them (counters)."""
     is_early: bool = False
-    """Whether the kernels run at the position of the first replaced call; otherwise at that of the last one."""
+    """Whether the kernels run at the position of the first replaced call; otherwise they run at the position of the
+    last one.
+    """
     loaded: Sequence[Tensor] = ()
     """Results of replaced calls that already exist before the step, e.g. weights cast when the model is loaded."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
@@ -140,7 +142,7 @@ class Pattern:
     """Key under which `Graph.matched` returns the matched call."""
     name: str
     of: Mapping[str, Sequence[Pattern | None]]
-    """By argument: a pattern for the call that created each of its tensors; None matches any tensor."""
+    """Argument → for each of its tensors, a pattern for the call that created it; None matches any tensor."""
 
 
 def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
@@ -227,7 +229,7 @@ class Graph:
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
         """Return `call` and the calls that created its inputs, by the keys of the pattern; None if they do not match
-        it.
+        the pattern.
         """
         if call.name != pattern.name:
             return None
@@ -258,7 +260,7 @@ class Graph:
     def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
         """Return the calls that compute a tensor from the results of a call with one of these names.
 
-        None if no such call or several such calls are found, or if there are more than `most` calls between.
+        None if no such call or several such calls are found, or if more than `most` calls lie in between.
         """
         waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
         while waiting:
@@ -431,7 +433,7 @@ class _Rewriting:
         return self._memories[tensor]
 
     def _without_unused_calls(self) -> list[_Row]:
-        """Return the calls without those whose results are not used; a removed call uses nothing itself."""
+        """Return the calls whose results are used; the inputs of a removed call do not count as used."""
         views, storages = set[tuple[int, tuple[int, ...]]](), set[int]()
         rows: list[_Row] = []
         for row in reversed(self._rows):

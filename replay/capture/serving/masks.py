@@ -57,7 +57,7 @@ def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
 
 
 def _shift(graph: Graph, compared: Call) -> int | None:
-    """Return the offset that a comparison with key positions adds to query positions; None for other comparisons."""
+    """Return the offset that a comparison with key positions adds to query positions; None for any other comparison."""
     key, query = compared.values["self"], compared.values["other"]
     if not isinstance(query, Tensor) or key.shape[-2:-1] != (1,) or query.shape[-1:] != (1,):
         return None

@@ -8,7 +8,7 @@ _CAST = "aten::_to_copy"
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 """Layers of one module that vLLM merges into one layer, by their names in transformers."""
 _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2", "self")}
-"""By op: names of the arguments for a matrix product's rows, weight and bias (None without a bias)."""
+"""Op → names of the arguments for a matrix product's rows, weight and bias (None without a bias)."""
 
 
 def joined(graph: Graph, call: Call) -> Fusion | None:

@@ -28,7 +28,7 @@ WHOLE = (".gate.weight", "router", "lm_head", "embed", "kv_b_proj", "shared_expe
 GROUP = 32
 """Number of rows of a W4A16 weight that share a scale, as in Kimi-K2-Thinking."""
 PACKED = 8
-"""Number of 4-bit numbers in an int32."""
+"""Number of 4-bit weights packed into one int32."""
 
 
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:

@@ -33,7 +33,7 @@ WIDER = {
 
 
 ROOM_BYTES, ROOM_BYTE = 256, 0x55
-"""Bytes added behind the last element of a slice, and the value that each of these bytes holds."""
+"""Number of bytes added behind the last element of a slice, and the value of each of these bytes."""
 LARGE = 100.0
 """Factor for "large" values: some of their exponentials overflow float32, and many of their squares overflow
 float16.
@@ -41,8 +41,8 @@ float16.
 LARGE_INTEGER = 2**24 + 1
 """Factor for "large" int32 values: the first integer that float32 cannot represent."""
 FAR_OFFSET, FAR_OFFSET_16_BITS = 1024.0, 32.0
-"""Offsets added for "far" values, the second one for 16-bit dtypes: far from zero, but so small that float16 and
-float32 keep each value to about a hundredth.
+"""Offsets added for "far" values, the second one for 16-bit dtypes: far from zero, but small enough that float16 and
+float32 still represent each value to about a hundredth.
 """
 SMALL = 2.0**-20
 BEYOND_FLOAT16_FACTOR = 2.0**18
@@ -58,7 +58,9 @@ OF_ROWS: dict[Values, float] = {
     "rows far below zero": -(2.0**15),
     "rows of zeros": 0.0,
 }
-"""By kind of values: value written into selected rows. The one far below zero fits into float16 and has exact sums."""
+"""Kind of values → value written into selected rows. The value far below zero fits into float16, and sums of it are
+exact.
+"""
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
@@ -175,13 +177,13 @@ class Bench:
     isolated: bool = False
     """Whether the op runs in its own process, which a call may terminate."""
     trying: Callable[[str], None] | None = None
-    """Called with the text of each call before it is made, and with "" after it, until the trials begin."""
+    """Called with the text of each call before the call is made, and with "" after the call, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
     """Text of each case that terminated an earlier process before the first trial → how that process ended."""
     too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
-    """By case id, for cases with many elements: why memory or time does not suffice; None if they suffice."""
+    """Id of a case with many elements → why memory or time does not suffice for it; None if both suffice."""
     alternatives: list[int | None] = field(default_factory=list[int | None])
-    """For each case whose sizes were refused: the index of the alternative that was used, None if there was none."""
+    """For each case whose sizes were refused: index of the alternative sizes that were accepted; None if none were."""
     not_differentiable: tuple[str, ...] | None = None
     """Arguments for which the op refuses a gradient; None until this is determined."""
 
@@ -242,7 +244,7 @@ class Bench:
         return False
 
     def call(self, case: Case, arguments: Arguments) -> Results:
-        """Call the op on these arguments, which it may write to.
+        """Call the op on these arguments; the op may write to them.
 
         Exceptions of the op propagate. Raises RuntimeError for a case that terminated an earlier process.
         """
@@ -273,7 +275,7 @@ class Bench:
         return call_of_reference(function, arguments, _defaults(self.spec(case)))
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
-        """Call the reference on these arguments, which it may write to. Exceptions propagate."""
+        """Call the reference on these arguments; the reference may write to them. Exceptions propagate."""
         return results_of(self.reference_call(case, arguments), arguments)
 
 
@@ -296,8 +298,8 @@ def _united(arguments: Arguments) -> Arguments:
 
 
 def _give_room(tensor: torch.Tensor) -> None:
-    """Extend the memory beyond the last element, as for a slice of a larger tensor, so that writes there are
-    detected.
+    """Extend the tensor's memory beyond its last element, as in a slice of a larger tensor, to detect writes past the
+    end.
     """
     memory = tensor.untyped_storage()
     larger = torch.full((memory.nbytes() + ROOM_BYTES,), ROOM_BYTE, dtype=torch.uint8, device=tensor.device)
@@ -372,8 +374,8 @@ def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
-    """Return a mask of elements in every second row: for "NaN in rows" one element per row, in a different column each
-    time; otherwise the whole row.
+    """Return a mask of elements in every second row: for "NaN in rows" one element per row, in a column that differs
+    from row to row; otherwise the whole row.
     """
     columns = tensor.shape[-1] if tensor.dim() else 1
     row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
@@ -481,8 +483,8 @@ def call_of_reference(
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
     """Return positional and keyword arguments for a function whose parameter names differ from the op's.
 
-    Keyword-only arguments are passed by name, the others by position: all, or all but written ones. None if neither
-    fits.
+    Keyword-only arguments are passed by name. The others are passed by position: either all, or all that the op does
+    not write. None if the function takes neither number of arguments.
     """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
@@ -511,7 +513,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
 
 
 def with_finite_results(bench: Bench, case: Case) -> Case:
-    """Return the case, with values between 0 and 1 if its usual values give non-finite results, as for logarithms."""
+    """Return the case; if its usual values give non-finite results, as a logarithm may, with values between 0 and 1."""
 
     def finite(values: Values) -> bool:
         variant = dataclasses.replace(case, values=values)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Measures how far results are from exact ones, in units in the last place (ulp), and compares the distance with
+"""Measures how far results are from exact ones, in units in the last place (ulp). Compares this distance with
 tolerances for the dtype and for the reference's own error.
 """
 
@@ -33,33 +33,34 @@ FP8_OFF = 0.125
 An intermediate rounding to 16 bits changes about 1 in 30 elements; truncating instead of rounding changes half of them.
 """
 ROUNDING_STEPS, SCANS = 8.0, 0.01
-"""If more than the share `SCANS` of the reference's results is off by more than `ROUNDING_STEPS` units in the last
-place, the reference accumulates errors, and its largest error is tolerated everywhere.
+"""If the share of the reference's results that are off by more than `ROUNDING_STEPS` units in the last place exceeds
+`SCANS`, the reference accumulates errors; its largest error is then tolerated for all results.
 """
 HALF_STEPS = 4.0
 """Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
 COARSE_STEPS, COARSE_SHARE, COARSE_FEWEST = 1.5, 0.5, 64
-"""float16 results count as computed in bfloat16 if more than the share `COARSE_SHARE` of them is off by more than
-`COARSE_STEPS` units in float16's last place. At least `COARSE_FEWEST` different results are needed.
+"""float16 results count as computed in bfloat16 if the share of results that are off by more than `COARSE_STEPS` units
+in float16's last place exceeds `COARSE_SHARE`. At least `COARSE_FEWEST` different results are needed.
 
 Rounding to bfloat16 moves a value by up to 4 such units, and 62 % of the elements by more than 1.5. Several
-intermediate roundings to float16 move far fewer elements as far.
+intermediate roundings to float16 move far fewer elements by that much.
 """
 OF_REFERENCE = 4.0
 """Tolerance as a multiple of the reference's own distance from float64, e.g. due to another order of summation."""
 OF_LARGEST = 4.0
-"""Tolerance for sums: this many units in the last place of the largest result, times the root of the number of terms.
+"""Tolerance for sums: this many units in the last place of the largest result, times the square root of the number of
+terms.
 
-16-bit dtypes are summed in float32, so for them the root multiplies the float32 unit.
+16-bit dtypes are summed in float32, so for them the root multiplies the unit of float32.
 """
 NEAR_ZERO = 2.0**-8
-"""Elements smaller than this fraction of the largest result are measured in the last place of that fraction, because
-cancellation makes the last place of a nearly zero result meaningless.
+"""Fraction of the largest result. The error of a smaller result is measured in units in the last place of this
+fraction, because cancellation makes the last place of a nearly zero result meaningless.
 """
 
 
 LARGE = 1 << 20
-"""Maximum number of elements to measure one by one in units in the last place; larger close results are sampled."""
+"""Maximum number of elements that are all measured in units in the last place; larger close results are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ def compare(
     """Compare a result with the reference's: `exact` in a wider dtype, `same` in the result's own dtype, if available.
 
     `terms`: the maximum number of elements that one result depends on. `perturbed`: exact results for arguments that
-    differ by a rounding error; twice the change from `exact`, times the root of `terms`, is tolerated. `reach`: the
-    largest number among the arguments; if all results are small, some units in its last place are tolerated. Integers
-    and booleans must be equal, unless the reference itself rounds wider inputs to other integers.
+    differ by a rounding error; twice the change from `exact`, times the square root of `terms`, is tolerated. `reach`:
+    the largest number among the arguments; if all results are small, some units in the last place of `reach` are
+    tolerated. Integers and booleans must be equal, unless the reference itself rounds wider inputs to other integers.
     """
     actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -196,7 +197,8 @@ def _measured(
     sizes: torch.Tensor | None,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    """Measure the distance of `actual` from `exact`, both in float64; `dtype`, the result's, defines the last place.
+    """Measure the distance of `actual` from `exact`, both in float64; `dtype` is the result's dtype and defines the
+    unit in the last place.
 
     `sizes` replaces the magnitudes of `exact` in tolerances; `spared` is an additional tolerance for each element.
     """
@@ -259,7 +261,7 @@ def _measured(
 
 
 def _coarse(exact: torch.Tensor, error: torch.Tensor, spared: torch.Tensor | None, info: torch.finfo) -> torch.Tensor:
-    """Return a mask of elements that are off by as much as a rounding to bfloat16; all False if there are few.
+    """Return a mask of elements with errors as large as those of rounding to bfloat16; all False if there are few.
 
     Elements below the mean are left out, because cancellation makes them inaccurate. Elements that change as much when
     the arguments are rounded once more are left out, too.

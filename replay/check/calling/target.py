@@ -1,5 +1,5 @@
-"""Finds the function that the arguments OP and --against name: a dispatcher overload, a user's function, a reference
-implementation or a decomposition.
+"""Finds the function given as OP or --against: a dispatcher overload, a user's function, a reference implementation or
+a decomposition.
 
 Only names that the user gave are looked up as attributes or run from a file; a trace cannot name code here.
 """
@@ -55,7 +55,7 @@ class Target:
 
 
 def find_target(name: str) -> Target:
-    """Return the target that OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
+    """Return the target given as OP: "namespace::op", "namespace::op.overload" or "file.py:function".
 
     If the user registered an executor for the op, that executor is checked. Raises UsageError for an unknown name.
     """
@@ -122,7 +122,9 @@ def is_function(text: str) -> bool:
 
 
 def user_function(text: str, *, flag: str) -> Callable[..., Any]:
-    """Return the function that "file.py:function" names; the file is executed once. Raises UsageError."""
+    """Execute the file of "file.py:function" once and return the function. Raises UsageError if either does
+    not exist.
+    """
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
         raise UsageError(f"{flag} {text}: file {path} does not exist", hint="Give it as file.py:function.")
@@ -218,12 +220,12 @@ class Reference:
 
 
 GRADIENT = "gradient:"
-"""Prefix of a forward op's name if its gradients are the reference."""
+"""Prefix of the forward op in --against if the reference is its gradients."""
 ITSELF = Reference(text="itself in float64 and on contiguous copies", function=None)
 
 
 def find_reference(text: str | None, target: Target) -> Reference:
-    """Return the reference that --against names: an op, "torch.add", "file.py:function", "gradient:OP", "stand-in",
+    """Return the reference given as --against: an op, "torch.add", "file.py:function", "gradient:OP", "stand-in",
     "decomposition", "float64".
 
     None means the op itself in float64. This reveals errors in one dtype or layout, but not errors in all of them.

@@ -57,8 +57,8 @@ ONCE = ("once_differentiable", "does not require grad", "not implemented", "no a
 
 
 class NoGradient(NotApplicable):
-    """Raised if the op or its reference has no gradient: with `missing` none is registered, otherwise none
-    can exist.
+    """Raised if the op or its reference has no gradient. If `missing`, no gradient is registered; otherwise none can
+    exist.
     """
 
     def __init__(self, why: str, *, missing: bool = True) -> None:
@@ -117,7 +117,8 @@ def _differentiable(tensor: torch.Tensor) -> bool:
 def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> Arguments:
     """Return the arguments as leaves that require gradients.
 
-    Arguments for which the op refuses a gradient stay unchanged. With `only`, all arguments except `only` do, too.
+    Arguments for which the op refuses a gradient stay unchanged. If `only` is given, only the argument of that name may
+    require a gradient.
     """
     fixed = {id(arguments.values[name]) for name in _not_differentiable(bench) if name in arguments.values}
     if only is not None:
@@ -413,7 +414,7 @@ def _any_number(gradient: torch.Tensor | None, wanted: torch.Tensor | None) -> t
 def _of_reference(
     bench: Bench, case: Case, arguments: Arguments, form: Form | None = None
 ) -> tuple[list[torch.Tensor | None], Exception | None]:
-    """Return the gradients of the reference, or its error."""
+    """Return the reference's gradients and None, or an empty list and the reference's error."""
     try:
         gradients = _gradients(bench.reference_call(case, arguments), arguments, form)
     except Exception as error:  # references raise anything

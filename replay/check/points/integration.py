@@ -26,7 +26,9 @@ BATCH = 3
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Decorate `judge`: the result creates the single trial of a point, which judges the op's small base case."""
+    """Turn `judge` into a function that creates the only trial of a point; the trial judges the op's small
+    base case.
+    """
 
     def trials(bench: Bench) -> list[Attempt]:
         case = bench.compact_bases[0]
@@ -53,7 +55,9 @@ def in_place(bench: Bench) -> list[Attempt]:
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
-    """Return the in-place and out= variants that take the same arguments as the op, apart from result buffers."""
+    """Return the in-place and out= variants that take the same arguments as the op and, at most, additional result
+    buffers.
+    """
     types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"
     specs = [spec for name in (f"{qualified}_", qualified, f"{qualified}_out") for spec in schemas.specs_of(name)]

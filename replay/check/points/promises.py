@@ -1,4 +1,6 @@
-"""Checks what an op declares about itself: writes and aliases (its schema), and form of results (its fake kernel)."""
+"""Checks what an op declares about itself: which arguments it writes and aliases (its schema), and the shapes, strides
+and dtypes of its results (its fake kernel).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", 
 
 
 def schema(bench: Bench) -> list[Attempt]:
-    """Return trials of what the op writes for each layout, and opcheck's schema test."""
+    """Return trials that check, for each layout, which memory the op writes, and opcheck's schema test."""
     first = bench.first
     base = bench.compact_bases[0]
     if bench.operator(first) is None:
@@ -187,7 +189,9 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
 
 
 def without_fake(bench: Bench, case: Case) -> Finding | None:
-    """Return the finding that an op has no fake kernel, which explains failures of other tests; None if it has one."""
+    """Return a "missing" finding if the op has no fake kernel, which explains failures of other tests;
+    otherwise None.
+    """
     if bench.operator(case) is None:
         return None
     fake = _fake_results(bench, case, arguments_for(bench, case))
@@ -261,7 +265,7 @@ def compare_fake(bench: Bench, case: Case) -> Finding:
 
 
 def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] | Finding:
-    """Return the results of the fake kernel, or the verdict on its exception."""
+    """Return the results of the fake kernel, or a finding for the exception that it raises."""
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     # A real call may give NaN in integers and the like; only what tensors look like is compared.
     fakes = arguments.changed(mode.from_tensor)

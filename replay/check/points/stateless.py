@@ -1,5 +1,6 @@
 # pyright: strict
-"""State that a call must not depend on: values of the previous call, uninitialized memory, threads, other calls.
+"""Checks that results do not depend on the previous call's values, uninitialized memory, thread counts or concurrent
+calls.
 
 A call must also leave torch's state unchanged.
 """
@@ -64,7 +65,7 @@ def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tenso
 
 
 def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
-    """Describe where results differ by more than another order of summation explains; None if nowhere."""
+    """Describe the first difference that another order of summation cannot explain; None if there is none."""
     if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
         return "sizes or dtypes differ"
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -76,8 +77,8 @@ def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], argument
 
 
 def _after_another(bench: Bench, case: Case) -> Finding:
-    """Check a call after one with other values in the same memory: an op that caches results by address or shape
-    returns the results of the first call.
+    """Check a call made after another call with different values in the same memory: an op that caches results by
+    address or shape returns the results of the earlier call.
     """
     arguments = bench.arguments(case).copy()
     first = contiguous(arguments)

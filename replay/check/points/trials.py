@@ -54,20 +54,20 @@ def failed(detail: str) -> Finding:
 
 
 def missing(detail: str) -> Finding:
-    """Return the finding that nothing is registered."""
+    """Return a "missing" finding: what the point needs is not registered."""
     return Finding(verdict="missing", detail=detail)
 
 
 def refused(detail: str) -> Finding:
-    """Return the finding that a clear error reports this use as not supported by the op."""
+    """Return a "refused" finding: a clear error says that the op does not support this use."""
     return Finding(verdict="refused", detail=detail)
 
 
 def nothing(why: str) -> Finding:
-    """Return the finding that there is nothing to try."""
+    """Return a "not applicable" finding; `why` is the reason."""
     return Finding(verdict="not applicable", detail=why)
 
 
 def raised(error: BaseException) -> Finding:
-    """Return the verdict on an error of the op for a call that it should accept."""
+    """Return a finding for an error that the op raised in a call that it should accept."""
     return refused(words(error)) if is_refusal(error) else failed(words(error))

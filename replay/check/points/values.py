@@ -41,13 +41,13 @@ INTEGER_DTYPES = (torch.int32, torch.int64)
 TINY = 1e-30
 """Value that replaces zeros in arguments, to find out which sign a zero result should have."""
 ODD = ("odd", "NaN in rows", "rows of -inf")
-"""Kinds of values for which the reference in float64 adds nothing to the reference in the case's dtypes."""
+"""Kinds of values for which the float64 reference shows nothing more than the reference in the case's own dtypes."""
 MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
-"""Limits for searching a result's elements among the arguments: maximum number of elements, minimum number of distinct
-values.
+"""Limits for checking whether all elements of a result occur among the arguments: maximum number of elements, minimum
+number of distinct values.
 """
 MOST_REFUSED = 2
-"""Number of cases without any accepted alternative sizes after which alternatives are no longer tried."""
+"""If this many cases had no accepted alternative sizes, alternatives are no longer tried."""
 ROUNDINGS = 8
 """Number of ways in which arguments are rounded once more if a result is not floating-point."""
 FINE_ROUNDINGS = 4.0
@@ -221,8 +221,8 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """Compare again, tolerating errors from rounding the arguments and from sums along a row; None if nothing is
-    rounded.
+    """Compare again, tolerating errors from rounding the arguments and from sums along a row. None for values in `ODD`
+    if all results are floats.
     """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
         return None
@@ -337,8 +337,8 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
     """Return a finding if the sign of a zero differs from the reference's; None if none does.
 
-    Only zeros whose sign follows from the arguments count. The expected sign is that of the result after tiny numbers
-    replace the zeros in the arguments.
+    Only zeros whose sign is determined by the arguments are compared. The expected sign is that of the result after
+    tiny numbers replace the zeros in the arguments.
     """
     wide = as_float64(arguments)
     for tensor in wide.tensors():
@@ -389,7 +389,9 @@ def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results 
 
 
 def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """Return the reference's results in float64; None if it refuses float64, or if the results are random."""
+    """Return the reference's results in float64; None if no dtype becomes wider, if the reference refuses float64, or
+    if the results are random.
+    """
     wide = as_float64(arguments)
     is_wide = all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True))
     return None if is_wide or bench.is_random(case) else _referred(bench, case, wide)

@@ -60,9 +60,9 @@ def gelu_fast(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::swiglu_and_mul", writes=("out",))
 def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
-    """Compute gate · sigmoid(1.702 gate) · (up + 1), as in gpt-oss.
+    """Write gate · sigmoid(1.702 gate) · (up + 1) to out, as in gpt-oss.
 
-    gate and up are the two halves of `input`, clamped to (−∞, 7] and [−7, 7].
+    gate is the first half of `input`, clamped to (−∞, 7]; up is the second half, clamped to [−7, 7].
     """
     gate, up = input.float().chunk(2, -1)
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
@@ -71,7 +71,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::silu_and_mul_quant", writes=("out", "scale"))
 def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float) -> None:
-    """Quantise silu(first half) · second half, clamped if limit > 0, by groups; scales are never shuffled."""
+    """Quantise silu(first half) · second half by groups, clamped before if limit > 0; scales are never shuffled."""
     gate, up = input.float().chunk(2, -1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

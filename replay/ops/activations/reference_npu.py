@@ -50,7 +50,7 @@ def _approximate(approximate: int) -> str:
 
 @stands_for("npu::npu_geglu")
 def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """Return (other half · g, g) with g = gelu(activated half); the right half is activated by default."""
+    """Return (other half · g, g), where g = gelu(half to activate); the right half is activated by default."""
     active, other = _geglu_halves(self, dim, activate_left)
     gelu = F.gelu(active, approximate=_approximate(approximate))
     return other * gelu, gelu
@@ -185,7 +185,7 @@ def format_cast_(self: Tensor, src: Tensor) -> Tensor:
 
 @stands_for("npu::npu_dropout_do_mask")
 def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return self, scaled by 1 / (1 − p) where the packed mask bit is 1 and zero elsewhere, and the mask."""
+    """Return (output, mask): the output is self / (1 − p) where the packed mask bit is 1, and zero elsewhere."""
     bits = torch.tensor((1, 2, 4, 8, 16, 32, 64, 128), device=mask.device, dtype=torch.uint8)
     keep = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
@@ -194,7 +194,7 @@ def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tenso
 
 @stands_for("npu::_dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return self with each element kept with probability 1 − p and scaled by 1 / (1 − p), and the uint8 mask."""
+    """Apply dropout with probability p, scaling kept elements by 1 / (1 − p); return (output, uint8 mask)."""
     keep = torch.rand(self.shape, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     return (self * keep * scale).to(self.dtype), keep.to(torch.uint8)
@@ -307,8 +307,8 @@ def mask_bytes(elements: int) -> int:
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return self with each element kept with probability 1 − p and scaled by 1 / (1 − p), and the packed uint8 mask
-    (first element in bit 0).
+    """Apply dropout with probability p, scaling kept elements by 1 / (1 − p); return (output, packed uint8 mask with
+    the first element in bit 0).
     """
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)

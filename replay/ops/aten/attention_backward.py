@@ -71,8 +71,8 @@ def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of attention in layout [B, H, S, D]; packed sequences are treated as one, a bias
-    is ignored.
+    """Return the gradients of attention in layout [B, H, S, D]; packed sequences are treated as one sequence, and a
+    bias is ignored.
     """
     return scaled_dot_product_flash_attention_backward(with_changes(c, attn_bias=None))
 
@@ -109,7 +109,7 @@ def _packed(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of packed sequences [T, H, D].
 
-    Log-sum-exps are zeros, because their packed layout differs by library.
+    Zeros replace the recorded log-sum-exps, because the packed layout of log-sum-exps differs by library.
     """
     grad, q, k, v, out = tensors
     starts_q = ends_q.tolist()

@@ -83,8 +83,8 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiply x [M, K] by mat2 [K, N]; `scale_b` is laid out like mat2, or like its transpose if it has one scale per
-    block.
+    """Multiply x [M, K] by mat2 [K, N]; `scale_b` is laid out like mat2 or, with one scale per block, like mat2's
+    transpose.
     """
     del use_fast_accum
     of_blocks = str(scale_b.dtype) in BLOCKS or scale_b.dim() < 2

@@ -1,6 +1,5 @@
 # pyright: strict
-"""cuDNN's and MIOpen's recurrent networks, computed by aten's ops, with backwards by autograd; fused cells in plain
-torch.
+"""cuDNN's and MIOpen's recurrent networks: forward by aten's ops, backward by autograd; fused cells in plain torch.
 
 Each network backward first runs its forward again, because devices save values in different forms.
 """

@@ -37,8 +37,8 @@ class Equivalent:
     op: str = ""
     """Name of the op in `aten` if `function` reads the arguments by their schema names, otherwise ""."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Function that checks whether the CPU has no kernel for (dtypes, values), both by argument name; a tensor's value
-    is its size.
+    """Function that returns whether the CPU has no kernel for (dtypes, values). Both map argument names; the value of a
+    tensor is its size.
     """
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
@@ -84,7 +84,7 @@ def equivalent_for(
 
 
 def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:
-    """Return the equivalent that a plan's op calls, or None if the plan calls an op of another name instead."""
+    """Return the equivalent function that replays an op of a plan, or None if the plan calls an op."""
     form = legacy_form(op.name, op.overload)
     if form is not None:
         return form
@@ -100,7 +100,7 @@ def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
 
 
 def _scales_blocks(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-    """Check whether a scaled product has scales that are not float32, or not one per tensor or per row and column."""
+    """Check whether a scaled product has scales other than float32 ones per tensor, or per row and column."""
     if dtypes.get("self") == "float4_e2m1fn_x2":
         return True
     x, mat2, scale_a, scale_b = (_size(values.get(name)) for name in ("self", "mat2", "scale_a", "scale_b"))

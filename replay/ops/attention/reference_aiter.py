@@ -76,7 +76,7 @@ def dense_forward(c: Call) -> _Four:
 
 @stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
 def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute dense attention [B, S, H, D] without mask, scale 1/√D: the three-tensor form in test traces."""
+    """Compute dense attention [B, S, H, D] without mask, with scale 1/√D; test traces record only the three tensors."""
     rules = Rules(scale=q.shape[-1] ** -0.5)
     return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
 

@@ -38,8 +38,8 @@ def sequences(
     seqused_k: Tensor | None,
     block_table: Tensor | None,
 ) -> Sequences:
-    """Return the sequences of packed k, v [T, Hkv, D] by cu_seqlens_k, or of paged k, v [blocks, page, Hkv, D] by
-    block_table [B, blocks].
+    """Split packed k, v [T, Hkv, D] into sequences by cu_seqlens_k, or paged k, v [blocks, page, Hkv, D] by block_table
+    [B, blocks].
 
     Lengths are seqused_k if given, otherwise the differences of cu_seqlens_k.
     """

@@ -16,7 +16,7 @@ from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, en
 
 
 def _lse_shape(query: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, ...]:
-    """Return [heads, tokens] for packed sequences, otherwise [batch, heads, tokens]."""
+    """Return the shape of the log-sum-exp: [heads, tokens] for packed sequences, otherwise [batch, heads, tokens]."""
     if cu_seqlens_q is not None:
         return (query.shape[1], query.shape[0])
     return (query.shape[0], query.shape[2], query.shape[1])
@@ -53,7 +53,7 @@ def forward(
 
 @stands_for("xformers_flash::flash_fwd", fake=_fake_three)
 def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (out, lse, rng_state int64 [2]) of `forward`."""
+    """Compute attention with `forward`; return (out, lse, rng_state int64 [2] of zeros)."""
     if c.p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -63,7 +63,7 @@ def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
 def flash3_fwd(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of `forward`."""
+    """Compute attention with `forward`; return (out, lse)."""
     if c.p > 0 or c.leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")
     rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
@@ -244,7 +244,7 @@ def sglang_varlen(c: Call) -> Tensor:
 
 
 def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
-    """Map xformers' mask types: 0 no mask, 1 causal aligned to the top left, 2 causal aligned to the bottom right."""
+    """Return the rules of an xformers mask type: 0 no mask, 1 causal aligned to the top left, 2 to the bottom right."""
     if custom_mask_type not in (0, 1, 2):
         raise ValueError(f"custom_mask_type {custom_mask_type} is not implemented")
     return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))

@@ -52,7 +52,7 @@ def gradients(c: Call, lengths: tuple[Tensor | None, Tensor | None], scale: floa
 
 
 def _written(c: Call, scale: float, *, causal: bool) -> _Four:
-    """Return the gradients of a call; write the first three to dq, dk and dv if given."""
+    """Return (dq, dk, dv, softmax_d) of a call; copy the first three into the call's dq, dk and dv if given."""
     _refuse(c, c.dropout_p, c.alibi_slopes)
     bounds = (c.window_size_left, 0 if causal else c.window_size_right)
     lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)

@@ -28,7 +28,7 @@ _LARGE = 1 << 30
 
 
 def refuse(**arguments: object) -> None:
-    """Raise ValueError if any of the arguments, none of which is implemented, is given (not None or False)."""
+    """Raise ValueError if an argument is neither None nor False, because none of `arguments` is implemented."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not implemented in the reference of npu attention")
@@ -131,7 +131,7 @@ def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
 def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
-    """Return the output, in the query's layout or the one given, and the log-sum-exp.
+    """Return the output, in the query's layout or a requested one, and the log-sum-exp.
 
     The log-sum-exp is float32 [B, N, S, 1] or [T, N, 1], or a single zero. Lengths are host ints: cumulative for TND,
     otherwise per sequence; lengths of paged keys are never cumulative.

@@ -39,8 +39,8 @@ def npu_fusion_attention(c: Call) -> _Fusion:
     """Return (out, softmax_max and softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask
     elements).
 
-    softmax_max is the maximum of a row's visible scores, softmax_sum the sum of exp(score − max); −inf and 0 for a row
-    without visible keys. Raises ValueError for dropout.
+    softmax_max is the maximum of a row's visible scores, softmax_sum the sum of exp(score − max). A row without visible
+    keys has −inf and 0. Raises ValueError for dropout.
     """
     query = c.query
     refuse(pse=c.pse, sink=getattr(c, "sink", None), dropout=c.keep_prob < 1)

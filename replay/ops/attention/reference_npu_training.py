@@ -140,7 +140,7 @@ stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad, lacking=("sink",))
 
 @stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad_sink)
 def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of `_grad` and the gradient of the sinks, which is empty."""
+    """Return (dq, dk, dv, gradient of pse, gradient of the sinks); the last two are empty."""
     refuse(sink=c.sink)
     grads = _grad(c)
     return *grads, c.query.new_empty((0,))

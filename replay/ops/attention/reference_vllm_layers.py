@@ -26,7 +26,7 @@ from opreplay.replay.ops.maths.routing import choose
 
 
 def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
-    """Return `total` rows that end with x[start : start + new]; repeated rows of x replace the earlier, cached ones."""
+    """Return `total` rows: x[start : start + new], preceded by repeated rows of x in place of the cached rows."""
     if total == new:
         return x[start : start + new]
     index = torch.arange(start + new - total, start + new, device=x.device) % x.shape[0]
@@ -127,7 +127,7 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
 
 @stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
-    """Same as unified_mla_attention, with each token's row cut to output's width; the up-projection is the layer's."""
+    """Same as unified_mla_attention, with rows cut to output's width; the layer's up-projection is left out."""
     attended = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
     rows = output.reshape(output.shape[0], -1)
     width = min(rows.shape[1], attended.shape[1])
@@ -183,8 +183,8 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Compute a mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
-    Assumptions: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H or
-    `current_sizes()`, 16-bit weights. All experts share one pair of matrices, so only a fraction of the real weights'
+    Assumptions: softmax routing to `assumed_topk(E)` experts, SwiGLU with intermediate size H (`current_sizes()`
+    overrides both), 16-bit weights. All experts share one pair of matrices, so only a fraction of the real weights'
     memory is read.
     """
     return _experts(hidden_states, router_logits)

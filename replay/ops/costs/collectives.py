@@ -147,7 +147,7 @@ def _with_product(op: OpView, kind: str) -> list[KernelCall]:
 
 
 def _products(op: OpView, a: TensorMeta) -> list[KernelCall]:
-    """Return the products of `a` (rows, K) with each second operand."""
+    """Return one product of `a` (rows, K) with each right-hand operand of the op."""
     if "gmm" in op.op.name:
         shared = [meta for name in ("mm_x", "mm_weight") if name in op.args for meta in op.metas(name)]
         return [*moe.grouped_product(op), *([matmul.product(op, shared[0], shared[1])] if len(shared) == 2 else [])]

@@ -34,7 +34,7 @@ DECOMPOSITIONS: dict[str, float] = {
 
 @costs(*(f"aten::{name}" for name in DECOMPOSITIONS))
 def decomposition(op: OpView) -> Iterable[KernelCall]:
-    """Return the AI CPU program of a factorisation, or of an op computed from one."""
+    """Return the AI CPU program of a factorisation, or of an op that is computed from a factorisation."""
     largest = op.widest(rank=2)
     rows, cols = largest.shape[-2:]
     matrices = prod(largest.shape[:-2])
@@ -53,7 +53,7 @@ STEP_OPERATIONS = 3400.0
 
 @costs("aten::linalg_solve_triangular aten::triangular_solve")
 def triangular(op: OpView) -> Iterable[KernelCall]:
-    """Return the AI CPU program of a triangular solve: each row needs its products with all rows before it."""
+    """Return the AI CPU program of a triangular solve, in which each row needs products with all earlier rows."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
     if len(sides) < 2:
         raise DoesNotFit("a triangular solve needs a matrix and right-hand sides")

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Lengths of packed and paged sequences for the cost of attention, from contents, the iteration's batch, or shapes.
+"""Lengths of packed and paged sequences for the cost of attention.
 
-If none of these gives the context length, the longest length that the arguments allow is assumed, as the initializers
-do, and a note is added. Defines no kernels.
+They come from argument values, the iteration's batch annotation, or shapes. If none of these gives the context length,
+the longest length that the arguments allow is assumed, as the initializers do, and a note is added. Defines no kernels.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Return the maximum number of keys that a query attends to, including its own; None without a window, or if the
-    window ends after the query.
+    """Return the maximum number of keys that a query attends to, including the key at its own position; None without a
+    window, or if the window ends after the query.
     """
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
@@ -108,7 +108,7 @@ def _beyond(queries: float, keys: int, window: int) -> float:
 
 
 def _dense(op: OpView) -> tuple[int, int] | None:
-    """Return (sequences, keys per sequence) of unpaged queries with a batch dimension, or None for packed queries."""
+    """Return (sequences, keys per sequence) if queries have a batch dimension and keys are unpaged, or None."""
     q, k = op.meta("query", "q"), op.meta("key", "k")
     layout = layout_of(op)
     if q is None or k is None or layout is None or page_of(op) is not None:
@@ -123,7 +123,7 @@ def _dense(op: OpView) -> tuple[int, int] | None:
 
 
 def are_heads_first(op: OpView, k: TensorMeta, layout: str) -> bool:
-    """Check whether 4-D keys are [batch, heads, tokens, size], by a four-letter layout or else the number of heads."""
+    """Check whether 4-D keys are [batch, heads, tokens, size], from a four-letter layout, otherwise the head count."""
     if len(layout) == 4:
         return layout.startswith("BN")
     heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
@@ -171,7 +171,7 @@ def _longest(op: OpView, rows: int) -> int | None:
 def _of_batch(
     op: OpView, batch: BatchContext, rows: int, sequences: int | None, packed: bool, longest: int | None
 ) -> Contents | None:
-    """Return the iteration's totals for this call's sequences, or None if the numbers of sequences do not match."""
+    """Return the batch totals for this call's sequences, or None if the numbers of sequences differ."""
     decode, prefill = batch.decode_sequences, batch.prefill_sequences
     if not packed and decode and sequences not in (None, decode + prefill) and (sequences or 0) >= decode:
         prefill = 0
@@ -221,8 +221,8 @@ def _causal_pairs(
 ) -> float:
     """Return the number of causal pairs: Σ (n · s − (n² − n) / 2) over sequences of n query and s context tokens.
 
-    `new`, `seen`, `products` and `squares` are Σ n, Σ s, Σ n · s and Σ n². Sequences of equal length are assumed if one
-    of the latter two is missing, or if the annotation's context `total` is larger than the call can hold (`seen`).
+    `new`, `seen`, `products` and `squares` are Σ n, Σ s, Σ n · s and Σ n². Sequences of equal length are assumed if
+    `products` or `squares` is missing, or if the annotation's context `total` exceeds what the call can hold (`seen`).
     """
     if products is None or (total is not None and seen < total):
         pairs = new * seen / sequences

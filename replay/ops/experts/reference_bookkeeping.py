@@ -95,7 +95,7 @@ def problem_sizes_from_offsets(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
 def batched_moe_mm_data(c: Call) -> None:
-    """Write the data of batched experts: expert e has expert_num_tokens[e] rows, starting at row e · padded_m."""
+    """Write sizes and offsets of batched experts: e has expert_num_tokens[e] rows, starting at row e · padded_m."""
     number = c.expert_num_tokens[: c.num_local_experts].to(torch.int64)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, False)
     _sizes(number, c.problem_sizes2, c.k, c.n, False)
@@ -200,7 +200,7 @@ def ep_moe_silu_and_mul(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(c: Call) -> None:
-    """Write the sum over k of weight · down_output[src2dst], for this rank's experts only, to output [T, H]."""
+    """Write Σ over k of weight · down_output[src2dst] to output [T, H]; only this rank's experts are summed."""
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
     place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)

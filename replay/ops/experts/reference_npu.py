@@ -169,7 +169,7 @@ def _fake_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -
 
 @stands_for("npu::npu_moe_token_permute", fake=_fake_permute)
 def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
-    """Return tokens [T, H] in the order of their experts indices [T, k], and the new position of each t · k + slot."""
+    """Return tokens [T, H] sorted by their experts (`indices` [T, k]), and the new position of each t · k + slot."""
     topk = indices.shape[1] if indices.dim() > 1 else 1
     order = torch.argsort(indices.flatten(), stable=True)
     place = torch.argsort(order)

@@ -51,7 +51,7 @@ def _fake_marlin(a: Tensor, c_or_none: Tensor | None, size_m: int, size_n: int, 
     "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",), fake=_fake_marlin
 )
 def moe_wna16_marlin_gemm(c: Call) -> Tensor:
-    """Return [M · top_k, N]: row t · k + slot is row t of a [M, K] @ the slot's expert weight · its routing weight."""
+    """Return [M · top_k, N]: row t · top_k + slot is `a`[t] @ (the slot's expert weight) · (routing weight)."""
     b_type_id = getattr(c, "b_type_id", None)
     identifier = b_type_id if b_type_id is not None else getattr(c, "b_q_type_id", None)
     kind = decodable_kind(identifier)

@@ -68,7 +68,7 @@ def _fake_gate(input: Tensor, topk: int) -> list[Tensor]:
 def moe_fused_gate(c: Call) -> list[Tensor]:
     """Return weights float32 [T, k] and ids int32 [T, k] of DeepSeek-V3's gate for input [T, E].
 
-    Shared experts use the last columns, with ids from E on and the weight (sum of the other weights) /
+    The last columns are shared experts: their ids start at E, and each weight is (sum of the other weights) /
     routed_scaling_factor.
     """
     num_fused_shared_experts = getattr(c, "num_fused_shared_experts", 0)

@@ -91,7 +91,7 @@ def moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(c: Call) -> None:
-    """Align expert_num_tokens[e] rows of expert e from row e · max on (max_tokens_per_batch); filler: E · max."""
+    """Align expert e's expert_num_tokens[e] rows, from row e · M on; filler E · M (M = max_tokens_per_batch)."""
     experts = c.expert_num_tokens.shape[0]
     number = c.expert_num_tokens.to(torch.int64)
     row = torch.arange(c.max_tokens_per_batch, device=number.device)

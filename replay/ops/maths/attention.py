@@ -49,7 +49,7 @@ class _Band(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """Return the index of the key on the diagonal of the first query."""
+        """Return the index of the key that is on the diagonal in the first query's row."""
         return self.keys - self.queries
 
     @property
@@ -58,7 +58,7 @@ class _Band(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Return whether every query sees every key, as a single query at the end of its keys does."""
+        """Return whether every query sees every key; a single query without a left limit does."""
         return not self.limited or (self.queries == 1 and self.before < 0)
 
     @property
@@ -92,7 +92,7 @@ Kernel = Literal["spelled out", "flash", "sdpa"]
 
 
 def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
-    """Return how to compute the attention; torch's kernels return usable log-sum-exps only on CPUs ("flash")."""
+    """Return the method of computing attention; torch's kernels return usable log-sum-exps only on CPUs ("flash")."""
     sums_wanted = need_lse or rules.sinks is not None
     if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
         return "spelled out"
@@ -147,7 +147,7 @@ def _attend_block(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of some queries: out [Hkv, group, rows, Dv], and the log-sum-exp if the kernel returns it."""
+    """Compute attention of a block of queries: out [Hkv, group, rows, Dv], and any log-sum-exp the kernel returns."""
     if kernel == "sdpa":
         return _sdpa(*block, visible, rules.scale, causal=causal), None
     if kernel == "flash":

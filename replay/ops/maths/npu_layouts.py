@@ -82,7 +82,7 @@ def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
 
 
 def relayout(x: Tensor, input_layout: str, output_layout: str, heads: int) -> Tensor:
-    """Return an output in another layout, contiguous; ValueError for a pair that torch_npu does not support."""
+    """Return an output in another layout, contiguous. Raises ValueError for a pair that torch_npu does not support."""
     if (input_layout, output_layout) == ("BSH", "NBSD"):
         return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
     pairs = ("BNSD_BSND", "BNSD_NBSD", "BSND_NBSD", "BSND_BNSD", "TND_NTD", "NTD_TND")

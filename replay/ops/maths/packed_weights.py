@@ -120,7 +120,7 @@ def as_float(scales: Tensor) -> Tensor:
 def column_linear(
     a: Tensor, size_n: int, weight: Callable[[slice], Tensor], bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return a [.., K] @ weight [K, N]; the weight is decoded in slices of columns."""
+    """Return `a` [.., K] @ `weight` [K, N] + `bias`; the weight is decoded in slices of columns."""
     step = max(64, COLUMN_ELEMENTS // max(a.shape[-1], 1))
     out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
     for start in range(0, size_n, step):
@@ -139,7 +139,7 @@ def grouped_linear_packed(
     bias: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """Return a [.., K] @ `grouped_weight` · factor + bias in a's dtype."""
+    """Return `a` [.., K] @ `grouped_weight` · `factor` + `bias` in the dtype of `a`."""
     size_k = a.shape[-1]
     bits = bits_of(packed, size_k * size_n)
     words = packed.reshape(size_k, -1)

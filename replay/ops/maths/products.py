@@ -18,10 +18,10 @@ _COPY_ELEMENTS = 1 << 25
 
 
 def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Yield slices that divide `rows` rows of `width` elements; only one slice on devices whose kernels need no float32
-    copies.
+    """Yield slices of at most `elements` elements that divide `rows` rows of `width` elements.
 
-    Fake and meta tensors also get one slice, because they hold no data.
+    Yields a single slice on devices whose kernels need no float32 copies, and for fake and meta tensors, which hold no
+    data.
     """
     real = type(like) is torch.Tensor and like.device.type == "cpu"
     step = max(1, elements // max(width, 1)) if real else max(rows, 1)

@@ -61,8 +61,8 @@ def pad(input: Tensor, paddings: list[int]) -> Tensor:
 
 @stands_for("npu::npu_one_hot")
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
-    """Return float32 [.., depth] (or with depth at dim num_classes) with on_value at each index and off_value
-    elsewhere.
+    """Return the float32 one-hot encoding, on_value at each index and off_value elsewhere, with the depth at dim
+    `num_classes` (last if not given).
     """
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
     encoded = torch.where(hit, float(on_value), float(off_value))
@@ -193,7 +193,7 @@ def index_add(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tens
 
 @stands_for("npu::npu_gather_sparse_index")
 def gather_sparse_index(input: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of input at index; the leading dims are index's shape."""
+    """Gather rows of input at index; the leading dims of the result are the shape of index."""
     return input[index.to(torch.int64)]
 
 
@@ -235,7 +235,7 @@ def _conv_gradients(
     groups: int,
     mask: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; empty if their mask is False."""
+    """Return the gradients of input, weight and bias; a gradient is empty if its entry in `mask` is False."""
     stride, padding, dilation = geometry
     channels = grad.shape[1]
     grads = torch.ops.aten.convolution_backward(

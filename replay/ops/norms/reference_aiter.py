@@ -31,7 +31,7 @@ def rms_norm_returned(input: Tensor, weight: Tensor | None, epsilon: float, gemm
 
 @stands_for("aiter::rmsnorm_quant")
 def rms_norm_quant(c: Call) -> None:
-    """Quantise the RMS norm by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
+    """Quantise the RMS norm by row (group_size 0) or by group; scales are written unshuffled in any case."""
     normed = rms_norm(c.input, c.weight, c.epsilon, gemma=c.gemma_norm)
     if not c.group_size:
         _write_rows(normed, c.out, c.scale)

@@ -50,7 +50,7 @@ def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float)
 def _quantized(
     x: Tensor, scale: Tensor | None, zero: Tensor | None, *, divide: bool, low: int = -128, high: int = 127
 ) -> Tensor:
-    """Return int8 of x / scale (or x · scale) + zero."""
+    """Return x / scale + zero, or x · scale + zero without `divide`, rounded and clamped to int8."""
     values = x.float()
     if scale is not None:
         values = values / scale.float() if divide else values * scale.float()
@@ -61,7 +61,7 @@ def _quantized(
 
 @stands_for("npu::npu_add_rms_norm_quant")
 def add_rms_norm_quant(c: Call) -> _Three:
-    """Return (norm as int8 by scales1, norm as int8 by scales2 (without it, by scales1), x1 + x2)."""
+    """Return (int8 norm by scales1, int8 norm by scales2 or, if that is missing, by scales1, x1 + x2)."""
     beta = getattr(c, "beta", None)
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -75,8 +75,8 @@ def add_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("npu::npu_add_rms_norm_dynamic_quant")
 def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (int8 of the norm, int8 of the norm with the second smoothing, x1 + x2, row scales of both int8
-    results).
+    """Return (int8 norm smoothed by smooth_scale1, int8 norm smoothed by smooth_scale2, x1 + x2, both results' row
+    scales).
     """
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -171,7 +171,7 @@ def group_norm_silu(input: Tensor, weight: Tensor | None, bias: Tensor | None, g
 
 @stands_for("npu::npu_group_norm_swish")
 def group_norm_swish(c: Call) -> _Three:
-    """Return (y · sigmoid(swish_scale · y), mean [N, groups], rstd), with the group norm y."""
+    """Return (y · sigmoid(swish_scale · y), mean [N, groups], rstd), where y is the group norm."""
     weight, bias = c.weight, c.bias
     batch, channels = c.input.shape[:2]
     # torch's kernel reads a weight and a bias as if they were dense.

@@ -17,7 +17,7 @@ from opreplay.replay.ops.maths.quantize import dequantize, scaled_linear
 
 @stands_for("aiter::gemm_a16w16")
 def gemm_a16w16(c: Call) -> Tensor:
-    """Return A [.., K] @ B [N, K]ᵀ + bias in otype (default A's); scale_c divides the result."""
+    """Return A [.., K] @ B [N, K]ᵀ + bias in otype (default: A's dtype), divided by scale_c if given."""
     if c.scale_a is None and c.scale_b is None:
         out = linear(c.A, c.B, c.bias, c.otype)
     else:

@@ -119,7 +119,7 @@ def bgmv_expand(c: Call) -> None:
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
 def punica_bgmv(c: Call) -> None:
-    """Add scale · x [T, in] @ w [adapters, layers, out, in] of one layer to y [T, ..]."""
+    """Add scale · x [T, in] @ (the weight of layer `layer_idx`) to y [T, ..]; w is [adapters, layers, out, in]."""
     y_offset = getattr(c, "y_offset", 0)
     matrices = c.w[
         :, c.layer_idx, : getattr(c, "h_out", None) or c.w.shape[2], : getattr(c, "h_in", None) or c.w.shape[3]

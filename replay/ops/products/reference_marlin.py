@@ -31,7 +31,7 @@ def _fake_product(a: Tensor, size_n: int) -> Tensor:
 @stands_for("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", writes=(), fake=_fake_product)
 @stands_for("_C::marlin_gemm", "_C::fp8_marlin_gemm", writes=(), fake=_fake_product)
 def marlin_gemm(c: Call) -> Tensor:
-    """Return a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; an 8-bit a has one scale per row."""
+    """Return `a` [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N], and one per row of 8-bit `a`."""
     a = c.a
     b_zeros_or_none = getattr(c, "b_zeros_or_none", None)
     a_scales = getattr(c, "a_scales", None)
@@ -58,8 +58,8 @@ def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
 
 @stands_for("_C::marlin_qqq_gemm", writes=(), fake=_fake_qqq)
 def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, s_group: Tensor, size_n: int) -> Tensor:
-    """Return a int8 [M, K] @ int4 [K, N] · s_tok [M, 1] · s_ch [1, N] (s_group [groups, N] scales the
-    weight); float16.
+    """Return `a` int8 [M, K] @ int4 [K, N] · s_tok [M, 1] · s_ch [1, N] in float16; s_group [groups, N] scales the
+    weight.
     """
     group = s_group if s_group.numel() else torch.ones((1, size_n), device=a.device)
     product = grouped_linear_packed(a.float(), b_q_weight, size_n, group, None, Kind(0, 4, False, 8))
@@ -88,9 +88,7 @@ def fp4_marlin_linear(c: Call) -> Tensor:
 
 @stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 def gptq_gemm(c: Call) -> Tensor:
-    """Return a [M, K] @ weight int32 [K · bit / 32, N], with zeros int32 [groups, N · bit / 32] and scales
-    [groups, N].
-    """
+    """Return `a` [M, K] @ weight int32 [K · bit / 32, N]; zeros int32 [groups, N · bit / 32], scales [groups, N]."""
     if c.bit not in (2, 4, 8):
         raise ValueError(f"GPTQ weights of {c.bit} bits are not implemented")
     size_k, size_n = c.a.shape[-1], c.b_q_weight.shape[-1]
@@ -170,7 +168,7 @@ def machete_mm(c: Call) -> Tensor:
 
 @stands_for("_C::allspark_w8a16_gemm")
 def allspark_w8a16_gemm(c: Call) -> Tensor:
-    """Return a [M, K] @ (uint8 weight [K, N] − 128 (or − zeros)) · scales [N]."""
+    """Return `a` [M, K] @ (uint8 weight [K, N] − zeros, or − 128 without zeros) · scales [N]."""
     n = c.n
     size_k = c.a.shape[-1]
     table = c.b_qweight.flatten()[: size_k * n].reshape(size_k, n)

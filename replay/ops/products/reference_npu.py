@@ -234,7 +234,7 @@ def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_C_ascend::moe_grouped_matmul", fake=lambda x, weight: [x.new_empty((x.shape[0], weight.shape[-1]))])
 def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> list[Tensor]:
-    """Return a list of one tensor: rows of x [M, K] in groups @ weight [E, K, N]."""
+    """Return a list of one tensor: each group of rows of x [M, K] times its own matrix of weight [E, K, N]."""
     out = x.new_zeros((x.shape[0], weight.shape[-1]))
     start = 0
     for expert, stop in enumerate(group_ends(group_list, group_list_type, weight.shape[0], x.shape[0])):
@@ -245,7 +245,7 @@ def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list
 
 @stands_for("npu::npu_grouped_matmul_add_", fake=lambda self: self)
 def grouped_matmul_add_(c: Call) -> Tensor:
-    """Add xᵀ @ weight of each group of rows of x [M, K] and weight [M, N] to self [E, K, N]."""
+    """Add x[g]ᵀ @ weight[g] to self[g] for each group g of rows; x is [M, K], weight [M, N], self [E, K, N]."""
     target = c.self.view(c.group_list.shape[0], c.x.shape[-1], c.weight.shape[-1])
     start = 0
     for expert, stop in enumerate(

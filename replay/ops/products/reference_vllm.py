@@ -35,7 +35,7 @@ def router_gemm_wide(input: Tensor, weight: Tensor) -> Tensor:
 def _folded(
     a: Tensor, weight: Tensor, scale_a: Tensor | None, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Apply `scaled_linear` to a [.., K]; leading dims of a and of its scale are flattened."""
+    """Apply `scaled_linear` to `a` [.., K]; leading dims of `a` and of `scale_a` are flattened, then restored."""
     rows = as_rows(a)
     scale = scale_a
     if scale is not None and scale.dim() > 2:
@@ -45,7 +45,7 @@ def _folded(
 
 @stands_for("sglang::flashinfer_gemm_fp8_nt_groupwise")
 def fp8_nt_groupwise(c: Call) -> Tensor:
-    """Same as block_scaled_gemm; scales may be transposed."""
+    """Return q_input @ weightᵀ with one scale per group or block of `GROUP` elements; scales may be transposed."""
     x_scale = c.x_scale
     rows, columns = c.q_input.shape[0], c.weight.shape[0]
     scale_x = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale

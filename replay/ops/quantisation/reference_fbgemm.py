@@ -18,7 +18,7 @@ _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (t
 
 @stands_for("fbgemm::FloatToHFP8Quantized")
 def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
-    """Convert float32 to uint8 of the same shape. Defaults, for traces without values, are FBGEMM's for the forward."""
+    """Convert float32 to uint8 of the same shape. Unrecorded arguments have FBGEMM's defaults for the forward."""
     dtype, torch_bias = _kind(ebits)
     return (input.float().clamp(-max_pos, max_pos) * 2.0 ** (exponent_bias - torch_bias)).to(dtype).view(torch.uint8)
 

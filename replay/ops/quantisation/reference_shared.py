@@ -63,7 +63,7 @@ def silu_and_mul_per_block_quant(c: Call) -> None:
 
 
 def _by_groups(c: Call, limit: float) -> None:
-    """Quantise input, or silu(first half) · second half of it, by groups; only the first masked_m rows."""
+    """Quantise input, or silu(first half) · second half of it, by groups; masked_m limits the rows per expert."""
     output_q, output_s = c.output_q, c.output_s
     masked_m = getattr(c, "masked_m", None)
     value = _gated("silu", c.input) if getattr(c, "fuse_silu_and_mul", False) else c.input
@@ -89,7 +89,7 @@ def _by_groups(c: Call, limit: float) -> None:
     writes=("output_q", "output_s"),
 )
 def per_token_group_quant_8bit(c: Call) -> None:
-    """Quantise input, or silu(first half) · second half of it, to 8 bits by groups; only the first masked_m rows."""
+    """Quantise input, or silu(first half) · second half, to 8 bits by groups; masked_m limits the rows per expert."""
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(c, limit or largest(c.output_q.dtype))

@@ -26,7 +26,7 @@ SPREAD = 1.5
 """Ratio of device times above which layers of one shape are assumed to differ in something that is not recorded."""
 MOST_TOP_K = 64
 ALL_READ = 0.001
-"""Share of experts chosen by no token, below which all experts count as read."""
+"""If less than this share of the experts is chosen by no token, all experts count as read."""
 _WINDOWS = ("window_size_left", "window_size", "sliding_window", "window_left")
 _BACKWARD = re.compile(r"backward|bwd|_grad")
 _VALUES = ("value", "v", "value_cache", "v_cache", "V")
@@ -162,7 +162,7 @@ def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence
 
 
 def _of_batch(batch: BatchContext, *, prefill: bool, decode: bool, causal: bool) -> _Sequences | None:
-    """Return the sums over a batch's prefill or decode sequences, or both; None if the annotation lacks a number."""
+    """Return the sums over a batch's prefill sequences, decode sequences, or both; None if a number is missing."""
     parts = [
         (batch.prefill_sequences, batch.prefill_tokens, batch.prefill_k, batch.prefill_qq, batch.prefill_qk)
     ] * prefill

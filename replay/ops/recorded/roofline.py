@@ -1,5 +1,5 @@
 # pyright: strict
-"""Roofline of a trace: work, rates and share of the device's peak of each op and shape, sorted by lost time."""
+"""Roofline of a trace: work, rates and share of the device's peak for each op and shape, sorted by lost time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NO_OP = "no op is recorded for this kernel"
 IN_A_GRAPH = "its op was recorded at graph capture, which this trace does not contain"
 COPY_OVER_LINK = "copy between host and device: limited by the link"
 DOUBTFUL = 1.05
-"""Share of the peak above which a row's rates cannot be right, so that the row gives a reason."""
+"""Share of the peak above which rates cannot be right; the row then gives a reason."""
 MOST_CACHES = 4
-"""Maximum bytes of a call, as a multiple of the last-level cache, for which part of them may come from the cache."""
+"""Calls of up to this multiple of the last-level cache size may get part of their bytes from the cache."""
 LEAST_OWN = 0.9
-"""Minimum share of a host op's time outside of nested ops for its rates to be reported."""
+"""Minimum share of a host op's time outside of nested ops; below it, no rates are reported."""
 MOST_KERNELS = 64
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
@@ -77,11 +77,11 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     peak_kind: str = ""
     """dtype of the arithmetic peak that limits the row, or "memory"."""
     kind: str = ""
-    """Class of work of the row."""
+    """Class of the row's work, such as "GEMM" or "attention"."""
     why: str = ""
     """Reason why a number is missing."""
     assumed: str = ""
-    """Assumptions behind the numbers that are not recorded, or the reason why the numbers cannot be right."""
+    """What was assumed because it is not recorded, or the reason why the numbers cannot be right."""
 
     @property
     def is_complete(self) -> bool:
@@ -107,7 +107,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete_share(self) -> float:
-        """Return the share of the time in rows with operations, bytes and share of the peak."""
+        """Return the share of the total time in rows whose operations, bytes and share of the peak are all known."""
         return sum(row.share for row in self.rows if row.is_complete)
 
 
@@ -144,7 +144,7 @@ def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
 
 
 def _without_rates(row: RooflineRow) -> RooflineRow:
-    """Return a row whose time is not a valid timing: with its work, but without rates."""
+    """Return the row with its work but without rates, because its time is not a valid timing."""
     return msgspec.structs.replace(
         row,
         lost_us=None,
@@ -272,7 +272,7 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
 
 
 def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
-    """Return {signature: (number of calls, their total work)} of all signatures whose calls own device time."""
+    """Return {signature: (number of calls, their total work)} for signatures whose calls launched device work."""
     kernels, ops = trace.kernels, trace.ops
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
@@ -396,8 +396,8 @@ def _kinds(trace: Trace, at: Rows, length: int) -> list[str]:
 def _element_bytes(trace: Trace) -> dict[int, int]:
     """Map signatures to the bytes per element that their kernels move, if the kernel names agree.
 
-    Names of kernels that concatenate tensors contain the size of opaque elements; profiles lack the types in a list of
-    tensors.
+    Profiles do not record the dtypes in a list of tensors, but names of kernels that concatenate tensors contain the
+    size of opaque elements.
     """
     bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
     owned = (trace.kernels.owner >= 0) & np.isin(

@@ -1,13 +1,14 @@
 # pyright: strict
 """Work of a call from its recorded sizes: floating-point operations of products, bytes of arguments and results.
 
-Formulas: a product [m, k] x [k, n] is 2 m n k operations. Attention is two products over all pairs of tokens, halved if
-the call is causal; for packed or paged sequences it is known if the number of sequences and the longest one determine
-each length. An expert layer multiplies each token by the matrices of its experts. A convolution is 2 operations for
-each weight of a filter and element of the result, and as many again for each gradient. Ops without products count
-`PER_ELEMENT` operations for each element. Bytes count each argument once, and the result if its size follows; of a
-cache, only the pages that are read or written; of a table, only the rows. `layers` derives what an op's own arguments
-do not determine.
+A product [m, k] x [k, n] is 2 m n k operations. Attention is two products over all pairs of tokens, halved if the call
+is causal. The work of packed or paged attention is known if the number of sequences and the longest one determine each
+length. An expert layer multiplies each token by the matrices of its experts. A convolution is 2 operations per pair of
+filter weight and result element, and as many again for each gradient. Ops without products count `PER_ELEMENT`
+operations per element.
+
+Bytes count each argument once, and the result if the arguments determine its size; of a cache, only the pages that are
+read or written; of a table, only the rows. `layers` derives what an op's own arguments do not determine.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Reason why operations or bytes are None."""
     assumed: str = ""
-    """Assumptions behind the numbers that the recording does not contain."""
+    """What was assumed because the recording does not contain it."""
 
 
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
@@ -232,7 +233,7 @@ _KINDS = (
     ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
     ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
 )
-"""Classes of library ops whose class needs the namespace as well: `_vllm_fa2_C::varlen_fwd`,
+"""(class, pattern) of library ops that only their full name with namespace classifies: `_vllm_fa2_C::varlen_fwd`,
 `sgl_kernel::fp8_scaled_mm`.
 """
 
@@ -403,7 +404,7 @@ def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
     """Return (operations, elements of the result) of a library's product of rows [..., k] with weights [n, k] or [k,
     n].
 
-    Its other arguments may be in any order. Returns None for packed weights.
+    The op's other arguments may be in any order. Returns None for packed weights.
     """
     arguments = Arguments(signature)
     known = parameters_of(signature.name, len(signature.dims or ()))
@@ -453,8 +454,8 @@ def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | 
 
 
 def _cached(shapes: Shapes, dtypes: list[str]) -> float:
-    """Return the bytes read and written for a cache write, in the cache's dtype; slots beyond the tokens are
-    padding.
+    """Return the bytes that a cache write reads in its input's dtype and writes in the cache's dtype; tokens without a
+    slot and slots without a token are padding.
     """
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
@@ -559,7 +560,7 @@ def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
 
 
 def _products(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """Return (operations, elements of the result) of a product or of attention; None if it is neither."""
+    """Return (operations, elements of the result) of a product or of attention; (None, None) for other ops."""
     rule = next((rule for bases, rule in RULES if base in bases), None)
     flops, result = (None, None) if rule is None else rule(base, shapes, signature)
     return None if flops is None else flops * complex_factor(_tensors(signature)[1]), result

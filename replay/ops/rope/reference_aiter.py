@@ -12,7 +12,7 @@ from opreplay.replay.ops.maths.rope import rotate_whole
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
-    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R is the number of pairs (front) or of elements."""
+    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R counts pairs (with `front`) or elements."""
     neox = style == 0
     if front:
         cos, sin = (

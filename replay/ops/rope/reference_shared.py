@@ -35,7 +35,7 @@ def rotary_embedding(c: Call) -> None:
 
 @stands_for("_C::batched_rotary_embedding")
 def batched_rotary_embedding(c: Call) -> None:
-    """Same as rotary_embedding, but adds the cache offset of each token to its position (LoRAs of several lengths)."""
+    """Same as rotary_embedding, but adds each token's cache offset to its position (LoRAs of several lengths)."""
     moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
     rotary_embedding(with_changes(c, positions=moved))
 

@@ -53,7 +53,7 @@ def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 @stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
 def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
-    """Write the most likely tokens' probabilities up to a sum of p, rescaled to a sum of 1, to renorm_probs."""
+    """Write to renorm_probs the probabilities of the most likely tokens up to a sum of p, rescaled to a sum of 1."""
     renorm_probs.copy_(_renormalised(probs.float(), keep_top_p(probs, _limit(maybe_top_p_arr, top_p_val, probs))))
 
 
@@ -131,7 +131,7 @@ def mixed_sample(c: Call) -> None:
 
 @stands_for("npu::npu_top_k_top_p", "_C_ascend::npu_apply_top_k_top_p")
 def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tensor:
-    """Return logits [rows, V] with −inf outside the top k and outside the top p; both are per row."""
+    """Return logits [rows, V] with −inf outside the top k and outside the top p; each row has its own k and p."""
     out = logits.clone()
     if k is not None:
         out = out.masked_fill(~keep_top_k(logits.float(), k.reshape(-1, 1)), -torch.inf)

@@ -52,7 +52,7 @@ def top_k_per_row_prefill(c: Call) -> None:
 
 
 def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
-    """Return how many columns each of a sequence's next_n rows can use: the sequence length minus the rows after it."""
+    """Return how many columns each of a sequence's next_n rows can use: the length minus the number of later rows."""
     row = torch.arange(rows, device=seq_lens.device)
     lengths = seq_lens.flatten().to(torch.int64)
     if lengths.numel() >= rows > lengths.numel() // max(next_n, 1):

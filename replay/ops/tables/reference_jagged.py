@@ -1,4 +1,4 @@
-"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1].
+"""FBGEMM's jagged tensors: values [N, D], split into B rows by offsets [B + 1].
 
 The ops convert from and to padded tensors, and do arithmetic. Lengths that exceed the values are cut to the existing
 values, as in the other reference implementations of FBGEMM.
@@ -36,7 +36,7 @@ def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_
 
 
 def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
-    """Convert dense [B, L, ..] to values [total, ..], with zeros beyond a row's L."""
+    """Convert dense [B, L, ..] to values [total, ..]; positions of a row beyond L are zeros."""
     row = torch.arange(total, device=dense.device)
     owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
     column = row - offsets.to(torch.int64)[owner]

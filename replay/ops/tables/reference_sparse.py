@@ -26,7 +26,7 @@ stands_for("fbgemm::asynchronous_exclusive_cumsum")(lambda t_in: complete_cumsum
 
 @stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
 def positions_in_segments(offsets: Tensor, range_size: int) -> Tensor:
-    """Return positions 0, 1, 2, .. [range_size], restarting at each of offsets [n], the starts of the segments."""
+    """Return positions 0, 1, 2, .. [range_size] that restart at each segment start in offsets [n]."""
     place = torch.arange(range_size, device=offsets.device, dtype=offsets.dtype)
     segment = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
     return place - offsets[segment.clamp(min=0)]
@@ -101,7 +101,7 @@ def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda pooled_embs: torch.empty_like(pooled_embs),
 )
 def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
-    """Reorder column blocks of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], by permute_list."""
+    """Reorder the column blocks of pooled_embs [B, ΣD] by permute_list; offset_dim_list [T + 1] holds their bounds."""
     width = pooled_embs.shape[1]
     edges = offset_dim_list.to(torch.int64).clamp(0, width).cummax(0).values
     sizes, starts = edges.diff(), edges[:-1]
@@ -120,7 +120,7 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
-    """Return the columns [B, D of the rank] of grad_output [B, ΣD] for each rank, flattened and concatenated."""
+    """Split the columns of grad_output [B, ΣD] by rank; return the parts of all ranks, flattened and concatenated."""
     out = grad_output.new_zeros((grad_output.numel(),))
     start = column = 0
     for dim in dim_sum_per_rank.tolist():

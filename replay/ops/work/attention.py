@@ -30,7 +30,7 @@ class Sequences:
     query: torch.Tensor
     """New tokens of each sequence."""
     seen: torch.Tensor
-    """Context tokens of each sequence; 0 if it has no query."""
+    """Context tokens of each sequence; 0 for a sequence without query tokens."""
     pairs: torch.Tensor
     """Number of (query token, visible context token) pairs of each sequence."""
     most: int | None

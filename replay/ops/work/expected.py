@@ -46,7 +46,7 @@ MAX_SCORES = 1 << 26
 
 
 class ExpectedContents:
-    """Expected contents by op, computed once; equal to a run's contents for the run's registry, seed and values."""
+    """Expected contents of each op's arguments, as in a run with this registry, seed and values; computed once."""
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self.registry, self._seed, self._values = registry, seed, values
@@ -126,7 +126,7 @@ class Filled(NamedTuple):
 def fill_stand_ins(
     op: ReplayOp, registry: Registry, seed: int, *, limit: int = MAX_ELEMENTS, values: RecordedValues | None = None
 ) -> Filled | None:
-    """Initialize placeholder arguments with the op's initializer; return None if one has more than `limit` integers.
+    """Initialize placeholder arguments with the op's initializer; return None if any has more than `limit` integers.
 
     Recorded values then replace the initialized values, except in placeholders of one element. Raises InitializerError
     and NotReplayable for arguments that do not fit any call.
@@ -147,7 +147,7 @@ def fill_stand_ins(
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
-    """Return the call with placeholder tensors; without `whole`, each is one element expanded to its shape."""
+    """Return the call with placeholder tensors; without `whole`, each tensor is one element expanded to its shape."""
     name = canonical_name(op.called)
     return init_context(op, {arg.name: _stand_in(arg, name, whole) for arg in op.args}, seed, name=name)
 

@@ -153,7 +153,7 @@ def _permuted(context: InitContext) -> Counted:
 
 
 SAME_WORK = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_", "aten::count_nonzero"})
-"""Ops that process all elements whatever the mask selects."""
+"""Ops that process all elements, regardless of what the mask selects."""
 MASKED_SCORE = -1e4
 """Mask value at or below which a score is hidden in every floating-point dtype."""
 

@@ -40,7 +40,7 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots in sorted lists that an expert's block computes; warn if the lists break the op's convention."""
+    """Count the slots (a token's expert choices) in sorted lists that blocks compute; warn of broken conventions."""
     routes = routes_of(context)
     if routes is None:
         return None

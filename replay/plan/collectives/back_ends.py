@@ -18,7 +18,7 @@ from opreplay.traces.model import Trace
 
 
 class Notes:
-    """The annotations of a trace, searchable by time."""
+    """The back-end annotations of a trace, searchable by time."""
 
     def __init__(self, trace: Trace) -> None:
         activity = trace.activity
@@ -30,13 +30,15 @@ class Notes:
             entries.sort()
 
     def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Return the indices of annotations on a track that start in [begin, end], in ns."""
+        """Return the indices of annotations on a track that start from `begin` to `end` (ns)."""
         entries = self._by_track.get(track, [])
         first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
         return [index for _, index in entries[first:last]]
 
 
 def mark(note: CollectiveNote) -> Mark:
-    """Return an annotation from another thread than the caller's as a `Mark`, with facts that identify its call."""
+    """Convert an annotation that was made on another thread than its call to a `Mark`, with facts that identify the
+    call.
+    """
     elements = sum(prod(dims) for dims in note.dims) if note.dims else None
     return Mark(start_ns=note.start_ns, kind=kind_of(note.name) or "", elements=elements)

@@ -69,7 +69,9 @@ def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[Requested
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Map positions of calls to the start (ns) of their `wait_tensor`: the next with an equal number of elements."""
+    """Map the position of each functional collective to the start (ns) of its `wait_tensor`: the next one with the same
+    number of elements.
+    """
     if not len(trace.ops):
         return {}
     waits = np.array([signature.name.endswith(WAIT) for signature in trace.signatures] or [False])

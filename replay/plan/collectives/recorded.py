@@ -117,7 +117,7 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 
 
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
-    """Return (start, call) of each draft that is a collective.
+    """Return (start in ns, call) for each draft that is a collective.
 
     Also uses annotations on other threads, and adds them to `used`.
     """
@@ -160,8 +160,8 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Return the rows of ops that are collectives, in file order, and map each to the row of the nearest enclosing
-    collective, or -1.
+    """Return the rows of ops that are collectives, in file order, and a map from each of these rows to the row of the
+    nearest enclosing collective (-1 without one).
     """
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
@@ -174,7 +174,7 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
-    """Return the rows of each call, outermost first; a call that contains several parameter records is split into
+    """Return the rows of each call, outermost first; a call that contains several `record_param_comms` is split into
     several calls.
     """
     at = {row: number for number, row in enumerate(rows)}
@@ -278,7 +278,7 @@ def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
 
 
 def _call(records: Records, world_size: int | None, *, name: str) -> Call:
-    """Return the call that records from other sources than ops describe."""
+    """Return the call described by records that do not come from ops."""
     collective, lacks, assumed = collective_of(records, world_size)
     return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
 

@@ -148,7 +148,7 @@ def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]
 
 
 def kind_of_records(records: Records) -> Kind | None:
-    """Return the operation: the first that a name in the records determines."""
+    """Return the operation that the first informative name in the records determines."""
     record = records.record
     kind = kind_of(record.name) if record is not None and record.name else None
     for name in (*records.names, *(note.name for note in records.notes), *records.kernels):
@@ -200,7 +200,9 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 
 
 def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
-    """Return both sizes; a missing one is derived from the other, the operation and `n` ranks."""
+    """Return the numbers of input and output elements; a missing one is derived from the other, the operation and `n`
+    ranks.
+    """
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING
     alike = inside == outside and n > 1

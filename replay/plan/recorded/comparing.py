@@ -50,8 +50,8 @@ def compare_operands(
 
     Args:
         before: result files, or one trace or plan.
-        after: the same kinds of input; if missing, one result file is compared with itself: measured times with
-            predictions, or recorded times if nothing was measured.
+        after: the same kinds of input. If missing, the times of one result file are compared: measured times with
+            predictions, or recorded times with predictions if nothing was measured.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
             recorded times of traces and plans, and the measured ones of results. A single trace or plan may be compared
             with itself on a device: "recorded:910b3".
@@ -100,8 +100,8 @@ def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """Return the lower of the traces' levels of argument metadata, if their levels differ; ids then use only that
-    metadata.
+    """Return the lower of the traces' two levels of argument metadata, because ids must then use only that level; None
+    if the levels are equal.
     """
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
     return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None

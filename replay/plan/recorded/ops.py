@@ -120,7 +120,7 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the op of a group of calls, not resolved yet.
+    """Return the unresolved op for a group of calls.
 
     `recorded` is the number of calls with device time, and the total work of these calls.
     """

@@ -52,8 +52,8 @@ def times_of_trace(
     """Return the times of a trace's ops; calls with the same id are combined.
 
     Times are device times if any op has device time or if the device times are wrong, otherwise host times. `level`:
-    use only this level of metadata for ids, because the other trace has no more. `steps` are the steps to compare with
-    those of another trace, and `paired` says how they correspond.
+    compute ids from this level of metadata only, because the other trace has no higher level. `steps` are the steps to
+    compare with those of another trace, and `paired` says how they correspond.
     """
     groups: dict[str, list[CallGroup]] = {}
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):

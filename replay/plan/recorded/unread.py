@@ -1,6 +1,6 @@
 # pyright: strict
-"""Finds ops whose result sizes do not occur in any later call of the trace, so that a guessed argument which determines
-the sizes must be wrong.
+"""Finds ops whose result sizes do not occur in any later call of the trace. A guessed argument that determines these
+sizes must then be wrong.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _last_rows(trace: Trace) -> list[int]:
 
 
 def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
-    """Return the row of the first call of each of these ops, by id."""
+    """Map the id of each of these ops to the row of its first call."""
     first = np.full(len(trace.signatures), -1, np.int64)
     first[trace.ops.signature[::-1]] = np.arange(len(trace.ops))[::-1]
     rows: list[int] = first.tolist()

@@ -43,7 +43,7 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Share of the total recorded time."""
     classes: dict[str, float]
-    """Share of the label's kernel time by class of work; empty for host times."""
+    """Class of work → its share of the label's kernel time; empty for host times."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,11 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     coarse_unit_us: float | None = None
     """Unit of all device durations in microseconds, if it is too coarse for single kernels; otherwise None."""
     classes: dict[str, float]
-    """Share of the total by class of work, largest first."""
+    """Class of work → its share of the total, largest first."""
     launched_before_us: float = 0.0
     """Device time of work launched before the recording began, so that its op is not recorded."""
     unowned: dict[str, float] = {}
-    """Share of the total in kernels without an op, by class of work, largest first."""
+    """Class of work → share of the total in its kernels without an op, largest first."""
     beside_us: float = 0.0
     """With host times: time of collectives on the threads of their back-end."""
     labels_us: float
@@ -72,7 +72,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[LabelWork, ...] = ()
     """The labels with the most time."""
     unread_annotations: dict[str, int] = {}
-    """By annotation that looks like a server iteration but cannot be parsed: number of occurrences."""
+    """Annotation that looks like a server iteration but cannot be parsed → number of occurrences."""
     cut: bool = False
     """With host times: whether the file is truncated, so that device work may be missing."""
     processes: int = 1
@@ -145,8 +145,8 @@ def _is_label(signature: OpSignature) -> bool:
 
 
 def _on_host(trace: Trace) -> Where:
-    """Return where host time is spent. Labels count with their time outside ops, which the profiler does not divide
-    further.
+    """Return where host time is spent. For a label, only the time outside ops counts, which the profiler does not
+    divide further.
     """
     self_us = self_time_us(trace)
     parents = innermost_parent(trace.ops)

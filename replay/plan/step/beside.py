@@ -36,7 +36,7 @@ class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `ended_ns` is the end of the collective's device work."""
     blocking: bool
     waited_ns: int | None
-    """Start in ns of the op that waits for the collective; None if there is none."""
+    """Start in ns of the op that waits for the collective; None without such an op."""
     us: float
     """Duration in microseconds, including the wait for other ranks."""
     op_us: float
@@ -98,7 +98,8 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 
 
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
-    """Return the sequence with calls of these ops turned into overlapping collectives, as in a captured step.
+    """Return the sequence with calls of these ops converted to collectives that overlap the other calls, as in a
+    captured step.
 
     The wait is before the next call that reads the result, if memory is recorded; otherwise it is immediate.
     """

@@ -19,9 +19,9 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the results of a step."""
 
     until: dict[Value, int]
-    """By result with its own memory: position of the last call that needs the memory."""
+    """Result with its own memory → position of the last call that needs the memory."""
     within: dict[Value, Value | int]
-    """By result without its own memory: the result that owns the memory, or the number of an outside tensor."""
+    """Result without its own memory → the result that owns the memory, or the number of an outside tensor."""
 
     def memory_of(self, source: Source) -> Value | int | None:
         """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""

@@ -149,7 +149,9 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """Return the memory number of each tensor; `UNKNOWN` for all if the file lists another number of memories."""
+    """Return the memory number of each tensor; `UNKNOWN` for all if the number of memories differs from the number of
+    tensors.
+    """
     there = [place for place, meta in enumerate(metas) if meta is not None]
     aligned = [UNKNOWN] * len(metas)
     if len(there) == len(memories):
@@ -189,7 +191,7 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
-    """Maps metadata to its key number and its size number (-1 if it has no size); a cache, as most tensors repeat."""
+    """Cache that maps metadata to its key number and its size number (-1 without a size); most tensors repeat."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -425,7 +427,7 @@ class _Alive:
         self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
         """Results that are not gradients, by size number."""
         self.gradients: set[Value] = set()
-        """Gradients, and results computed from gradients by ops without parameters."""
+        """Results that are gradients or were computed from gradients by ops without parameters."""
         self.outer: set[Value] = set()
         """Views and casts of outside tensors. They are not assumed to be read through a missing view: of two transposed
         weights, neither is a view of the other.

@@ -78,7 +78,7 @@ def recorded_sequence(
 
 
 def _begins(trace: Trace, owner: Rows) -> Rows:
-    """Return the start of the first device work of each row of `trace.ops` in ns, or `NEVER`."""
+    """Return, for each row of `trace.ops`, the start of its first device work in ns, or `NEVER`."""
     begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
     owned = owner >= 0
     np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])

@@ -52,7 +52,7 @@ class Recent:
         self._last[memory] = self._now, size
 
     def distance(self, memory: Hashable) -> int | None:
-        """Return the bytes of other memory accessed since this memory was; None if it has never been accessed."""
+        """Return the bytes of other memory accessed since the last access to this memory; None if there was none."""
         before = self._last.get(memory)
         return None if before is None else self.total - self._before(before[0])
 

@@ -20,7 +20,9 @@ MADE_BY: dict[str, dict[str, frozenset[str]]] = {
     "aten::addcmul_": {"self": frozenset({"aten::mul_"})},
     "aten::addcdiv_": {"self": frozenset(), "tensor1": frozenset({"aten::lerp_"})},
 }
-"""By op and argument: ops that may have created the argument. If none of them did, the argument comes from outside."""
+"""Op → argument → ops that may have created the argument. If none of them did, the argument comes from outside the
+sequence.
+"""
 SQUARED = "aten::addcmul_"
 """The last two tensors of this op are the same gradient if their metadata are equal and `self` is optimizer state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
@@ -39,8 +41,8 @@ def is_saved(op: str, argument: str) -> bool:
     arguments whose names do not start with "grad".
 
     Callers treat the second factor of a product with a gradient (`FACTORS`) as saved, too: a weight's gradient is the
-    product of a gradient and a saved tensor. If it were linked to a later gradient of the same shape, gradients would
-    be squared op by op.
+    product of a gradient and a saved tensor. If that factor were linked to a later gradient of the same shape, each op
+    would square the gradients.
     """
     return is_backward(op) and not argument.startswith("grad")
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Bokeh documents for the figures of a page, such as waterfalls and flame graphs, without Python or text callbacks.
+"""Bokeh documents for the figures of a page, e.g. waterfalls and flame graphs, without callbacks in Python or as text.
 
 The script in this folder handles clicks on figures, and their colours in dark mode.
 """
@@ -48,7 +48,7 @@ FRAME_CHANGES = {"more": 4, "less": 2, "same": 0}
 FRAME_SAME = 0.05
 """Maximum relative change of a frame that still counts as the same."""
 MOST_TICKS = 6
-"""Maximum number of sizes of a curve for which each size gets a tick label."""
+"""If a curve has more sizes than this, not every size gets a tick label."""
 LANES_LEFT = 110
 """Left margin in pixels of timelines, and of line charts on the same axis."""
 STEPS_NAMED = 16
@@ -245,7 +245,7 @@ def _rate(point: Point) -> str:
 
 
 def waterfall(model: Waterfall, name: str) -> Drawn:
-    """Draw bars for the first time, each difference and the last time, each with its name above it."""
+    """Draw one bar for the initial time, for each difference and for the final time, with a name above each bar."""
     models = _models()
     rows: list[tuple[str, float, float, str, int]] = [(*_whole(model.begin), 0)]
     at = model.begin[1]
@@ -321,7 +321,7 @@ def _whole(bar: tuple[str, float]) -> tuple[str, float, float, str]:
 
 
 def _unit(most_us: float) -> tuple[float, str]:
-    """Return the divisor of microseconds for an axis, and the resulting unit."""
+    """Return the number by which an axis divides microseconds, and the resulting unit."""
     return (1e3, "ms") if most_us >= _MS_FROM else (1.0, "µs")
 
 

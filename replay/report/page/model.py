@@ -141,7 +141,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "µs"
     """Unit of the values."""
     left_out: int = 0
-    """Number of lines left out for lack of room."""
+    """Number of lines omitted because there was no room for them."""
 
 
 class OverTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one timeline, such as a rank's or a simulated device's; all strips share the same zero."""
+    """Rows of one timeline, e.g. of a rank or a simulated device; time zero is the same for all strips."""
 
     title: str
     lanes: tuple[Lane, ...]

@@ -204,7 +204,7 @@ def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, 
 
 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
-    """Return the strips of a step, each starting at its first activity, and when the first strip's activity starts.
+    """Return the strips of a step, each shifted to start at its first activity, and the first strip's shift in µs.
 
     Strips do not start at the start of the step, because the time that the host waits before the first activity differs
     between devices.

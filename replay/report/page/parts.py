@@ -55,7 +55,7 @@ def answer(name: str, us: float, low_us: float | None, high_us: float | None, ba
 
 
 def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: str = "") -> tuple[Answer, ...]:
-    """Return the time of one call, or the range of several; nothing if there are no times."""
+    """Return the time of one call, or the shortest and longest time of several; nothing if there are no times."""
     if not times_us:
         return ()
     ends = dict.fromkeys(time_text(us) for us in (min(times_us), max(times_us)))
@@ -80,7 +80,7 @@ def step_answers(step: StepReport) -> tuple[Answer, ...]:
 
 
 def step_bars(step: StepReport) -> Bars:
-    """Return the device's activities in the recorded step."""
+    """Return bars of the device's activities in the recorded step."""
     return bars_by_name("Where the step goes", {"recorded": step_parts(step)}, "part")
 
 
@@ -117,7 +117,7 @@ def step_parts(step: StepReport) -> dict[str, float]:
 
 
 def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: str = "op", note: str = "") -> Bars:
-    """Return series → name → µs as grouped bars; names beyond the first `MOST_BARS` are combined in one bar."""
+    """Return grouped bars for `series`, which holds µs by series and name; names beyond `MOST_BARS` share one bar."""
     total: defaultdict[str, float] = defaultdict(float)
     for values in series.values():
         for name, us in values.items():
@@ -197,9 +197,9 @@ def roof_of_device(device: DeviceProfile) -> Roof:
 
 
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
-    """Return the roofs of shipped devices whose version made the prediction, as in `versions`: "910b3 2026.11.25".
+    """Return the roofs of shipped devices whose current version is in `versions`: "910b3 2026.11.25".
 
-    None for other devices, because results do not include their files.
+    `versions` holds the versions that made the predictions. None for other devices: results do not include their files.
     """
     roofs: dict[str, Roof | None] = {}
     for name in names:

@@ -91,7 +91,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
 
 
 def times(traces: Sequence[TraceResult]) -> dict[str, dict[str, float]]:
-    """Return "recorded", "measured" or SoC name → trace → total time of all calls in µs."""
+    """Return the total time of all calls in µs by kind ("recorded", "measured" or a SoC name), then by trace."""
     of_trace = {
         trace.source: {"recorded": trace.recorded_us, "measured": trace.measured_us, **trace.simulated_us}
         for trace in traces

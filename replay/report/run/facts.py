@@ -33,7 +33,7 @@ MOST_FILES = 10
 WORK_CHARS = 400
 """Maximum length of the text of a work counter, in characters; only a damaged file has longer texts."""
 DETAIL_CHARS = 60
-"""Maximum length of a reason's detail, in characters, if several share a line."""
+"""Maximum length of each detail of a reason, in characters, if several details share a line."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ def elsewhere(results: Sequence[OpResult]) -> float:
 def _unpredicted(summary: Summary, outside: float) -> str:
     """Return the share without predictions, per device if the devices differ: "7.0 % for 910b3, 2.0 % for 910b4".
 
-    Return "" if all ops are predicted. The share `outside` is not counted.
+    Return "" if all ops are predicted. `outside`, the share of time outside the selected ops, is subtracted first.
     """
     lacking = {soc: share - outside for soc, share in summary.unpredicted_share.items()}
     shares = {soc: share_text(share) for soc, share in lacking.items() if share >= LEAST}
@@ -190,12 +190,13 @@ def totals(
     header: Header | None = None,
     sequence: SequenceResult | None = None,
 ) -> list[Totals]:
-    """Return totals over all calls of replayed ops, whose three times are comparable, and of all ops if these are more.
+    """Return total times of the replayed ops and, if some ops were not replayed, of all ops.
 
-    For a sequence, the measured time is the sum of its calls, instead of each op's median times its calls.
+    The three times of replayed ops are comparable. For a sequence, the measured time is the sum of its calls, instead
+    of each op's median times its calls.
 
-    If some ops have no recorded time on the displayed clock (e.g. a batch includes a trace without device time), ops
-    that have a recorded time are summed separately, because a ratio of sums over different ops is meaningless.
+    If some ops have no recorded time on the displayed clock (e.g. a batch includes a trace without device time), the
+    first total leaves them out, because a ratio of sums over different ops is meaningless.
     """
     replayed = [r for r in results if r.measured_us is not None]
     timed = [r for r in replayed if recorded_us(r, device=device)]

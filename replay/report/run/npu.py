@@ -39,7 +39,7 @@ _OfKernel = Column[tuple[str, OwnedKernel, int]]
 def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:
     """Return the ops with most kernel time and their longest-running kernels.
 
-    Columns are type, launches, time, core and, if there is room, shapes.
+    Columns are op, time, launches, kernel type and, if there is room, core, waiting time and largest tensors.
     """
     rows: list[tuple[str, OwnedKernel, int]] = []
     for op in ops[:OPS_SHOWN]:

@@ -104,7 +104,7 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """Return the columns id prefix (for --include), share, calls and recorded time; only id and calls without times."""
+    """Return columns for id prefix (for --include), share, calls and recorded time; without times, id and calls."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
@@ -143,7 +143,7 @@ def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
 
 
 def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
-    """Return op id → numeric arguments that distinguish the op from ops with the same name and tensor shapes."""
+    """Map each op id to the numeric arguments that distinguish the op from ops with the same name and tensor shapes."""
     return telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
 
 
@@ -192,10 +192,10 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Return op id → the part of its inputs that distinguishes the op from others of the same name.
+    """Map each op id to the inputs that distinguish the op from others of the same name.
 
-    `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out, as is a common dtype.
-    An op with a unique name gets its first input.
+    `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out, as is a dtype common to
+    all inputs. An op with a unique name gets its first input.
     """
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
     for id_, name, inputs in ops:

@@ -21,7 +21,7 @@ ALIKE = 0.02
 """Minimum relative difference between the sum of calls and the sum of op medians for a note that explains it."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
-"""Range of the time to first touch a page in µs, including zeroing.
+"""Lowest and highest time of the first access to a memory page, including zeroing, in µs.
 
 Measured from the minor faults of a step on 2 shared cores.
 """
@@ -69,13 +69,13 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
 
 
 FASTER = 0.9
-"""If calls next to collectives take less than this share of their time without them, the times are unreliable."""
+"""If calls take less than this share of the time that they take without collectives, the times are unreliable."""
 VARIES = 0.2
-"""Minimum spread between the lowest and the highest decile of the hidden share for which the median is marked."""
+"""The median share of collective time hidden behind calls is marked if its lowest and highest decile differ by more."""
 
 
 def _scatter(shared: SharedStepResult) -> str:
-    """Return the range of the hidden share over passes (lowest to highest decile), with a mark if the range is wide."""
+    """Return the range of the hidden share of collective time (lowest to highest decile of passes), marked if wide."""
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is None or high is None or high - low < 0.01:
         return ""

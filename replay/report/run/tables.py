@@ -205,7 +205,7 @@ def totals_table(run: Run) -> Table[_Clock]:
 
 
 def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
-    """Return a column of the total's times (`mark` after the measured one) and, if `recorded` is set, one of ratios."""
+    """Return a column of times with `mark` after the measured time and, if `recorded` is set, a column of ratios."""
 
     def text(clock: _Clock) -> str:
         us = clock[1](total)

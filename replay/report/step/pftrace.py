@@ -18,7 +18,7 @@ from opreplay.traces.errors import EnvironmentRefused
 SUFFIXES = (".pftrace", ".pftrace.gz")
 _SEQUENCE = 1
 _MOST_DEPTH = 64
-"""Maximum number of tracks of a stream with overlapping tasks, because slices of one track must not overlap."""
+"""Maximum number of tracks per stream: overlapping tasks need separate tracks, because slices must not overlap."""
 
 
 def check_installed() -> None:

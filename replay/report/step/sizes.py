@@ -65,7 +65,7 @@ def missing_text(rows: Sequence[AnyStep]) -> str:
 
 
 def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
-    """Return the device column; a single device is dropped first, because the first line names it."""
+    """Return the device column; with a single device it is dropped first, because the first line names the device."""
     is_single = len({row.soc for row in rows}) == 1
     return Column[kind]("device", lambda row: row.soc, style="bold", drop=6 if is_single else 0, named=not is_single)
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The tables of a step with all rows and plain values, for data frames; module `text` has those for terminals."""
+"""The tables of a step with all rows and plain values, for data frames; module `text` has the tables for terminals."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _modules(modules: Sequence[ModuleTime]) -> AnyTable:
 
 
 def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]]:
-    """Return a table of categories; rows with `part` set are part of the category above and not added to the step."""
+    """Return a table of categories; rows with `part` set are included in the category above, so do not add them."""
     column = Column[tuple[str, str, bool]]
     columns = [
         column("category", lambda row: row[0]),
@@ -210,7 +210,7 @@ def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]
 
 
 def _changes(changes: Sequence[WhatIf] | Sequence[JobChange], socs: Mapping[str, object]) -> AnyTable:
-    """Return the step length after each change; without times for changes that match nothing in the step."""
+    """Return the step length after each change; changes that match nothing in the step have no times."""
     times = [
         Column[Any](field, lambda change, field=field: getattr(change, field) if change.matched else None, TIME)
         for field in ("step_us", "low_us", "high_us", "gain_us")

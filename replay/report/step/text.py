@@ -174,7 +174,7 @@ def head_facts(timeline: Timeline) -> list[Fact]:
 
 
 def graph_text(timeline: Timeline) -> str:
-    """Return how well the graph explains the recording, and how many dependencies it has."""
+    """Return how well the dependency graph explains the recording, and how many dependencies it has."""
     # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
     other = timeline.other_steps
     typical = f"{100 * timeline.structure_error_typical:+.1f} % with median latencies"
@@ -249,7 +249,7 @@ def _categories(timeline: Timeline, width: int) -> Table[_Category]:
 
 
 def _of_clock(clock: _Clock, *, share: bool) -> list[Column[_Category]]:
-    """Return a column of one step's times by category and, if `share`, a column of their shares of the step."""
+    """Return a column of one step's times by category and, if `share` is set, a column of shares of the step."""
 
     def time_us(row: _Category) -> float:
         return getattr(clock.times, row[1]) if row[1] else clock.step_us

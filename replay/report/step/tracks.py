@@ -2,7 +2,7 @@
 """Timelines of a step as Chrome trace events, written as a stream: recorded, simulated, or of several ranks.
 
 The files open in ui.perfetto.dev and chrome://tracing. There is one process for the recording and one per simulated
-device, or one per rank; all share the same zero. Arrows lead from launches to the launched tasks.
+device, or one per rank; time zero is the same in all processes. Arrows lead from launches to the launched tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One timeline: a graph with the start and end times of its nodes, in µs from the common zero."""
+    """One timeline: a graph with the start and end times of its nodes, in µs from the zero common to all timelines."""
 
     title: str
     graph: StepGraph

@@ -15,7 +15,7 @@ from opreplay.traces.losses import copies_text, without_copies
 _HOST_ALONE = "On the host alone"
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
-"""Minimum share of the step for idle time of one cause, or another part, to be reported."""
+"""Parts of a step, such as idle time of one cause, are reported only from this share of the step."""
 _LEAST_NAMED = 0.2
 """Minimum time of a Python function, as a share of the idle time, for the verdict to name the function."""
 _NAMED = 0.3
@@ -179,7 +179,7 @@ def step_facts(step: StepReport) -> dict[str, Any]:
 
 
 def step_rows(step: StepReport) -> list[Fact]:
-    """Return the step as a few rows: its lengths, the device's activities, and how much of them is known."""
+    """Return the step as a few rows: its lengths, the device's activities, and how much is copied or unexplained."""
     window = step.window
     step_us = window.step_us
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"

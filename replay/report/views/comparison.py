@@ -46,9 +46,9 @@ from opreplay.traces.sums import summed
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
 """Verdicts that are listed; ops with no change and most unclear ops are only counted."""
 ALONE = 1 / 3
-"""If more than this share of the ops is on one side only, possible causes are listed."""
+"""If more than this share of the ops is in only one of two runs, possible causes are listed."""
 LARGE_RATIO, MOST_UNCLEAR = 2.0, 5
-"""Minimum ratio (or inverse ratio) of unclear ops that are listed, and their maximum number; most time first."""
+"""Minimum ratio (or inverse ratio) for an unclear op to be listed, and maximum number of listed unclear ops."""
 WAYS = 4
 """Maximum number of different notes on judged ops that are listed, each with its number of ops."""
 LISTED_SHARE, MOST_ROWS = 0.95, 10
@@ -58,7 +58,7 @@ LEAST_PART = 0.01
 NAME_WIDTH = 30
 """Maximum length of a trace's name in the first line, in characters."""
 MORE_CALLS = 0.02
-"""Minimum relative change of a typical op's number of calls for which recordings without steps differ in length."""
+"""Minimum relative change in a typical op's number of calls that the headline reports if steps are unknown."""
 MOSTLY_ALIKE = 0.5
 """If the ops on both sides take less than this share of a recording's time, a note says so."""
 WORD_FROM = 0.005
@@ -177,7 +177,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
 
 
 def _calls_ratio(comparison: Comparison) -> float:
-    """Return the median ratio of an op's calls after to its calls before; 1 if no op is on both sides."""
+    """Return the median over ops of calls after divided by calls before; 1 if no op is on both sides."""
     calls = [op.after_calls / op.before_calls for op in comparison.ops if op.before_calls and op.after_calls]
     return statistics.median(calls) if calls else 1.0
 
@@ -221,7 +221,7 @@ def _shared_text(shared: float | None) -> str:
 
 
 def _total(comparison: Comparison) -> str:
-    """Return the ratio of total recorded times if both sides are recordings, otherwise of the ops on both sides."""
+    """Return the ratio of total recorded times; if not both sides are recordings, of the times of common ops."""
     if any(not side.is_total_known for side in comparison.sides or ()):
         return "; no total, because device time is unknown"
     if comparison.whole is None or comparison.sides is None:
@@ -244,7 +244,7 @@ def _total_of_both(comparison: Comparison) -> str:
 
 
 def side_lines(comparison: Comparison) -> list[str]:
-    """Return what each side is, and how much of it the other side also has; nothing for two runs."""
+    """Return a line per side on its kind of time and the share in ops on both sides; nothing for two runs."""
     lines: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
@@ -340,7 +340,7 @@ def _threshold_text(comparison: Comparison) -> str:
 
 
 def _machine_lines(machine: float, method: str) -> list[str]:
-    """Return what the reference workload, timed with each sample, says about the machine in the two runs."""
+    """Return notes on the machine's speed in the two runs, judged by a reference workload timed next to each sample."""
     lines: list[str] = []
     if method == "gauges":
         lines.append(
@@ -672,7 +672,7 @@ def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[s
 
 
 def markdown(comparison: Comparison, steps: StepChange, *, everything: bool = False) -> str:
-    """Return a Markdown comparison short enough for a pull request: first line, ops that changed or all, notes."""
+    """Return a comparison as Markdown short enough for a pull request: first lines, changed ops (or all ops), notes."""
     detail = _OfRow("inputs", lambda row: detail_of(comparison, row.op), form="code")
     ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
     marked = _VERDICT.with_text(lambda row: f"{MARKS.get(row.op.verdict, '')} {row.op.verdict}".strip())

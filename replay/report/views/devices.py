@@ -78,7 +78,7 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 
 def held_lines() -> list[str]:
-    """Return how often measurements were in the 80 % bands of predictions made before anything was fitted to them."""
+    """Return how often measurements were in the 80 % bands of predictions made before the model was fitted to them."""
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
         f"measurements inside the 80 % band in blind tests, {titles[evidence]}: "

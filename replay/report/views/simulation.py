@@ -69,7 +69,7 @@ _OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
 """Minimum predicted share of the recorded time for which a total is called the total of the step."""
 MOST_WITH_SHARES = 3
-"""Maximum number of devices whose times and shares fit side by side into 80 columns; more show times only."""
+"""Maximum number of devices whose times and shares fit side by side into 80 columns; with more, only times."""
 
 
 _Loss = tuple[ReplayOp, OpStep, float]
@@ -90,7 +90,7 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
 
 def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | None) -> list[str]:
-    """Return the step's time on the devices, what bounds the recorded step, and how much of it is predicted."""
+    """Return the step's time on each device, what bounds the recorded step, and how much time is predicted."""
     texts = [_step_text(plan, step, report) for step in steps]
     shown: list[str] = []
     if report is not None and report.marked:
@@ -297,7 +297,7 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
-    """Return a column of each part's time on a device and, if `share`, a column of its share of the total."""
+    """Return a column of the times of parts on a device and, if `share` is set, a column of their shares."""
     of = Column[str]("", lambda name: us[name] / step.total_us if name in us and step.total_us else None, SHARE)
     return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
 
@@ -370,7 +370,7 @@ def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
 
 
 def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType]:
-    """Return one line per device that says whether a captured step fits in its memory."""
+    """Return one line per device that says whether a captured step fits in the device's memory."""
     lines: list[RenderableType] = []
     for step in steps:
         if (memory := memory_facts(plan, step)) is not None:
@@ -397,7 +397,7 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
 
 
 def _streaming_line(step: Step) -> str:
-    """Return a warning that the step is predicted to exceed the peak memory bandwidth: an error of the prediction."""
+    """Return a warning that a prediction is wrong, because the step would exceed the peak memory bandwidth."""
     return (
         f"! {safe(step.device)}: the prediction is too short: a pass of the step reads {readable(step.pass_bytes)} of "
         f"distinct tensors in {time_text(step.pass_us)}, i.e. {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, "
@@ -427,7 +427,7 @@ def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
 
 
 def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
-    """Return additional notes on predictions that do not change a decision."""
+    """Return the notes on predictions that do not affect decisions, and the assumptions."""
     lines = [line for step in steps for line in confidence_notes(step.device, results)]
     decisive = {line for step in steps for line in telling_notes(step.device, results)}
     return [*(line for line in lines if line not in decisive), *assumption_notes(results)]

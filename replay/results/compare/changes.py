@@ -1,10 +1,10 @@
 # pyright: strict
 """Find where the times of an op changed in a history of runs: ruptures proposes change points, a t-test confirms them.
 
-Change points are changes of the mean of log times, with least squares within the segments between them (Killick,
-Fearnhead and Eckley 2012, PELT), with a penalty low enough to propose too many. The least certain point is removed
-until all are certain by Student's t-test of the runs before and after it, up to the neighbouring changes, at LEVEL over
-all positions of all ops (Bonferroni).
+The proposed change points minimize the squared deviations of log times from the mean of their segment (PELT: Killick,
+Fearnhead and Eckley 2012), with a penalty low enough to propose too many. Student's t-test then compares the runs
+before and after each point, up to the neighbouring points. The least certain point is removed until all pass at LEVEL
+over all positions of all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.replay.results.history import Series
 from opreplay.traces.errors import EnvironmentRefused
 
 LEVEL = 0.02
-"""Approximate share of histories without a change for which a change of any op is reported."""
+"""Approximate false alarm rate: share of histories without a change for which a change of any op is reported."""
 LEAST_RUNS = 3
 """Minimum number of runs on either side of a change."""
 PENALTY = 3.0

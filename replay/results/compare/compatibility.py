@@ -49,7 +49,7 @@ OPTIONS_MUST_AGREE: dict[str, str] = {
 OPTIONS_NOTED: tuple[str, ...] = ("seed", "op_time_s", "isolation")
 
 WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
-"""Options that are missing in older files → the value that runs used then."""
+"""Option that older files lack → value with which the runs in these files were measured."""
 
 OVERLOADED = 1.0
 """If the load per processor at the start of a run exceeds this, a note says so."""

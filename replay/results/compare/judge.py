@@ -5,7 +5,7 @@ The compared quantity is an op's ratio: its time in the second run divided by it
 "gauges", both times are relative to fixed workloads timed with every sample (gauges), so that changes of the whole
 machine cancel; with "medians", they are plain medians. An op counts as slower if the ratio exceeds 1 by more than its
 95 % interval and by more than the threshold. The threshold is the user's or, if larger, 2.4 times the spread of the
-ratios of all ops in these two runs. For an op measured in several rounds (visits), it is 2.6 times their error instead.
+ratios of all ops. For ops measured in several rounds (visits), 2.6 standard errors of the ratio replace this spread.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_step_us: float | None = None
     """For two recordings: time of all calls of a step, averaged over the compared steps.
 
-    Without steps, it is the time of as many typical calls as the first recording has.
+    Without steps, it is the median time of a call times the number of calls in the first recording.
     """
     before_calls: float | None = None
     after_calls: float | None = None
     """Number of calls per step, averaged over the compared steps."""
     step_change_us: float | None = None
-    """`after_step_us` - `before_step_us`. A verdict never contradicts its sign."""
+    """`after_step_us` - `before_step_us`. A verdict never contradicts the sign of this change."""
 
     @property
     def weight_us(self) -> float:
@@ -190,7 +190,7 @@ class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
     """Time of all ops of the class on the second side, including ops that the first side does not have."""
     matched_ops: int
     ratio: float | None
-    """Ratio of after to before for ops on both sides, with the number of calls before; None if there are none."""
+    """Ratio of after to before for ops on both sides, using the calls before; None if there are no such ops."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,7 +332,7 @@ def compare(
 def _thresholds(
     compared: Sequence[OpComparison], visited: Mapping[str, Adjusted], threshold: float, spread: float | None
 ) -> dict[str, float]:
-    """Return op id → smallest change that counts as a change."""
+    """Map each op id to the smallest change, as a share, that can count as slower or faster."""
     raised = raised_threshold(threshold, spread)
     return {
         op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in visited else raised
@@ -532,7 +532,7 @@ def _another_way(before: OpResult, after: OpResult) -> str:
 
 
 def unreached_of(run: ResultFile) -> int:
-    """Return how many ops of a run's plan it did not reach: ops without a result, or stopped for lack of time."""
+    """Return how many ops of its plan a run did not reach: ops without a result, or stopped because time ran out."""
     planned = run.header.trace.get("ops")
     reached = len(kept_results(run))
     return max(0, (planned if isinstance(planned, int) else len(run.results)) - reached)

@@ -21,8 +21,8 @@ _NONE = (0.0, 0.0)
 class PerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Time (µs) and calls of each op per step of two traces, by op id, averaged over the compared steps.
 
-    Recordings without steps may have different lengths. In that case, both sides have the time of as many typical calls
-    as the first recording has.
+    Recordings without steps may have different lengths. For them, the time on both sides is the median time of a call
+    times the number of calls in the first recording.
     """
 
     paired: PairedBy

@@ -78,7 +78,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _total_violations(comparison: Comparison, limit: float) -> list[str]:
-    """Return a line if the ratio of the totals, of shared ops or including ops on one side, exceeds `limit`."""
+    """Return a line if the ratio of totals, either of common ops or including ops of one side, exceeds `limit`."""
     if comparison.whole is not None:
         return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
     with_alone, new = comparison.with_alone, len(comparison.of("only after"))

@@ -51,9 +51,9 @@ def _us(calls: Sequence[StepCall]) -> float:
 
 
 def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
-    """Return differing runs of calls between equal calls, most time first.
+    """Return sequences of calls that differ between two steps, most time first; the calls around them are equal.
 
-    A run is considered only if it contains an op that its step calls more often than the other step does.
+    A sequence is considered only if it contains an op that its step calls more often than the other step does.
     """
     first, second = before[:ALIGNED], after[:ALIGNED]
     names = _names(first), _names(second)

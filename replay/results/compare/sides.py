@@ -363,7 +363,7 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
-    """Return the error of the sum of the second ops' times, with work classes and call counts of the first ops."""
+    """Return the error of the summed times of second ops; first ops give classes of work and call counts."""
     by_class = summed(
         (
             class_of_work(counted.name, counted.kernel or ""),

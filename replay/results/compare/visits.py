@@ -1,8 +1,8 @@
 # pyright: strict
 """Compute ratios of ops measured in several rounds (visits) in both runs, without each op's response to machine load.
 
-Load on a machine slows down an op that waits for caches like the memory gauge (a fixed workload), an op that computes
-like the other gauge, and some ops hardly at all. An op's rounds, which are far apart in time, show how much it follows
+Under load, ops that wait for caches slow down like the memory gauge (a fixed workload), ops that compute slow down like
+the other gauge, and some ops hardly slow down. An op's rounds, which are far apart in time, show how much it follows
 each gauge: same op, different load. Ops of one name respond in the same way and are fitted together, with a small
 individual part for each op. The fit is a ridge regression of the differences between rounds within a run, so that
 changes between runs have no effect.
@@ -44,7 +44,7 @@ OF_FEW = 1.5
 """Factor by which errors are enlarged if there are few ops.
 
 Of 15 ops whose visits all fell into a few seconds on a busy machine, most ratios were 0.9 to 1.2 times as far from 1 as
-expected, single ones 2.5 to 7 times.
+expected, but a few were 2.5 to 7 times as far.
 """
 MIN_OPS_FOR_SPREAD = 20
 """Minimum number of ops for estimating how much ratios scatter if nothing changed."""
@@ -57,13 +57,13 @@ class Adjusted(NamedTuple):
     error: float
     """Standard error of the ratio's logarithm.
 
-    It is the error from the variation between a run's rounds, times how much farther from 1 most ratios are than this
-    error suggests, because effects that last longer than a run do not appear between its rounds.
+    The variation between a run's rounds gives an error, which is multiplied by how much farther from 1 most ratios are
+    than this error suggests. This includes effects that last longer than a run and do not appear between its rounds.
     """
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
-    """Return op id → adjusted ratio, from op id → (name, before, after).
+    """Map each op id to its adjusted ratio; `pairs` maps op ids to (name, before, after).
 
     Ops that were not measured in at least two rounds with the same gauges in both runs are left out.
     """
@@ -110,7 +110,7 @@ def _table(measurement: Measurement) -> Floats:
 
 
 def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
-    """Return X^T X and X^T y: X are gauge readings, y times minus expected response, both relative to a run's mean."""
+    """Return X^T X and X^T y: X is the gauge readings, y time minus expected response, centred within each run."""
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
     limit = CLIP_DEVIATIONS * float(np.median(np.abs(rest))) / 0.6745
@@ -119,7 +119,7 @@ def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats,
 
 
 def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[str, float]) -> dict[str, Adjusted]:
-    """Return the adjusted ratios from the logarithms of each op's visits in both runs, free of the gauges' effects.
+    """Return the adjusted ratios; `logs` holds log times of each op's visits in both runs, without the gauges' effects.
 
     `unsure` is the variance of the difference between the runs' corrections, relative to the variance of one visit.
     """
@@ -143,7 +143,7 @@ def _trimmed_mean(visits: Sequence[float]) -> float:
 def _error_factor(ops: Sequence[Adjusted]) -> float:
     """Return how much farther from 1 the ratios of these ops are than their errors suggest.
 
-    The result is at least 0.5, or at least `OF_FEW` for a few ops, from which it cannot be estimated.
+    The result is at least 0.5, or at least `OF_FEW` if there are too few ops to estimate it.
     """
     share, normal = NEAREST
     distances = sorted(abs(math.log(op.ratio)) / max(op.error, 1e-9) for op in ops)

@@ -26,7 +26,7 @@ def emit_right(
     device: DeviceProfile,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Emitted:
-    """Emit programs whose values are correct for the given and for their own cases; list the errors of the others.
+    """Emit programs whose values are correct for the given and for their own cases; list errors of other programs.
 
     A program without cases is emitted for the ranks of its tensors (vectors or matrices) that give correct values.
     """

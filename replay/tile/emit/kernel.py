@@ -129,8 +129,8 @@ class Tracer:
     def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
         """Return the outcome of a comparison and record it as a condition.
 
-        A comparison that depends on block positions becomes a branch of the kernel. Raises Refused if it cannot become
-        one.
+        A comparison that depends on block positions becomes a branch of the kernel; raises Refused if that is
+        impossible.
         """
         if not difference.known:
             text = f"{first} {how} {second}"
@@ -142,7 +142,7 @@ class Tracer:
     def required(self, first: Any, how: str, second: Any) -> None:
         """Add a comparison to the launch conditions, unless the launcher does not know both sides.
 
-        Raises Refused if it does not hold in the current case.
+        Raises Refused if the comparison is false in the current case.
         """
         if same(first, second) or not plain_known(first) or not plain_known(second):
             return
@@ -153,7 +153,7 @@ class Tracer:
             self.kernel.conditions[f"{first} {how} {second}"] = bases
 
     def _agreed(self, size: Any, others: Sequence[Any]) -> None:
-        """Require that every other size is equal to this size, or 1."""
+        """Require that each of `others` equals `size` or 1."""
         for other in others:
             if plain_known(size) and plain_known(other) and not (isinstance(other, int) and other == 1):
                 self.required(other, "==", size if value_of(other) == value_of(size) else 1)
@@ -278,7 +278,7 @@ class Tracer:
         )
 
     def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
-        """Return an expression for the addresses of a tensor part, for a block of this shape."""
+        """Return an expression for the addresses of a block of this shape in `ref`, a part of a tensor."""
         terms = [f"{ref.name}_ptr"]
         if str(ref.offset) != "0":
             terms.append(str(ref.offset))
@@ -300,7 +300,7 @@ class Tracer:
     # What programs do
 
     def loaded(self, ref: Ref, *, fill: float | None = None, shape: Sequence[Any] | None = None) -> Tile:
-        """Load a part of a tensor; elements beyond its end are 0 or `fill`."""
+        """Load a part of a tensor; elements of the tile beyond this part are 0 or `fill`."""
         if ref.cell is not None:
             ref.cell.check(ref)
             if ref.cell.tile is None or shape is not None:
@@ -396,7 +396,7 @@ class Tracer:
         return Tile(self.note(parts, "acc"), shape, "float32")
 
     def _operand(self, tile: Tile, depth: int) -> Value:
-        """Return a factor of a product with zeros in place of invalid elements, as loads produce them."""
+        """Return a factor of a matrix product with invalid elements set to zero, as they are in loaded tiles."""
         mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
         return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
 
@@ -523,7 +523,7 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:
-    """Assign an iteration's result to the loop-carried value; both share a name if the old value is not used later."""
+    """Assign an iteration's result to the loop-carried value; they share a name if the old value is not used later."""
     at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
     if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
         update.alias = value
@@ -616,7 +616,7 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
-    """Return block dimension → stride of the tensor part; one block dimension may combine several tensor dimensions."""
+    """Map each block dimension to its stride in `ref`; one block dimension may combine several dimensions of `ref`."""
     dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
     wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):

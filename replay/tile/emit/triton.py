@@ -1,7 +1,7 @@
 """Write tile programs as one Triton file: kernels, launchers, and a torch.library op for each program.
 
-A kernel serves all sizes and dtypes for which the program runs the same statements. If Python's own `if`, `range` or
-keys depend on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
+A kernel serves all sizes and dtypes for which the program runs the same statements. If an `if`, `range` or dict key in
+Python depends on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
 
 
 def _by_rank(cases: Sequence[Case]) -> list[Case]:
-    """Return the first case for each combination of ranks."""
+    """Return the first case for each combination of tensor ranks."""
     first: dict[tuple[int, ...], Case] = {}
     for case in cases:
         ranks = tuple(len(value.shape) for value in case.arguments.values() if isinstance(value, TensorMeta))
@@ -155,7 +155,7 @@ def traced(bound: Bound) -> Kernel:
 
 
 def _tree(runs: Sequence[list[Node]]) -> list[Node]:
-    """Merge runs that have the same statements up to a branch point into a tree."""
+    """Merge runs into a tree; they have the same statements up to a branch point."""
     first = runs[0]
     at = next((i for i, node in enumerate(first) if isinstance(node, Fork)), None)
     if at is None:

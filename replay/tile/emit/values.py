@@ -247,7 +247,7 @@ def _in_brackets(text: str) -> bool:
 
 
 def bound_of(number: Any) -> Any:
-    """Return an upper bound of a size that is known to the launcher, even if the size depends on block positions."""
+    """Return an upper bound of a size; the launcher knows the bound even if the size depends on block positions."""
     if plain_known(number):
         return number
     out: Any = number.constant

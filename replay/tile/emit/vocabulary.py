@@ -187,7 +187,10 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def rebuilt(function: Any) -> Any:
-    """Return the function with this module's functions in place of the language's, also in functions of its file."""
+    """Return a copy of the function that calls this module's functions instead of the language's.
+
+    Other functions of its file are copied in the same way.
+    """
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
     namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)
     modules = (language, language_module)

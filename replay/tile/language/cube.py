@@ -31,7 +31,7 @@ def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = Non
     """Return a @ b on the cube core, added to `acc` if given: [m, k] by [k, n] in L1 to [m, n] in L0C.
 
     Floats accumulate in float32, int8 in int32. L0A and L0B are implicit: pieces of k that fill half of each are copied
-    there, so that loading and computing overlap. `bias` is a row in L1 with which the first product of a sum starts.
+    there, so that loading and computing overlap. `bias` is a row in L1 that is added to the first product of a sum.
     """
     on = core()
     if on.kind == "vector":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 Buffer = tuple[int, int, int]
 """A buffer: (place in the source, number of earlier executions of the place, number of its rotating buffers)."""
 Pipe = str
-"""MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM), S (scalar)."""
+"""MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM) or S (scalar)."""
 MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
 
 Unit = str

@@ -35,7 +35,7 @@ from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile, Where
 
 
 class Each:
-    """Marker for "one at a time, without its dimension" in `grid` and `steps`."""
+    """Block size for `grid` and `steps` that yields one position at a time and removes the dimension."""
 
 
 EACH = Each()
@@ -165,7 +165,7 @@ class Half(Block):
 def vectors(rows: int) -> Iterator[Half]:
     """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on them.
 
-    If only the time is needed, only the first half is run, because both do the same.
+    If only the time is needed, only the first half is run, because both halves do the same work.
     """
     core = current()
     if core.kind == "vector":
@@ -198,7 +198,7 @@ def core_count() -> int:
 def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
     """Allocate GM memory of this core or group, to pass data between its cube core and its vector cores.
 
-    Each call at this line returns the next of `buffers`; storing to a buffer discards its old data.
+    Each call from this source line returns the next of `buffers`; storing to a buffer discards its old data.
     """
     core = current()
     place = core.here("scratch")
@@ -244,9 +244,9 @@ def _last(ref: Ref | Memory) -> int:
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
-    """Return (number of contiguous runs, elements per run) of a tensor part in memory.
+    """Return (number of contiguous runs, elements per run) of `ref`, a part of a tensor in memory.
 
-    Raises TileError if its elements do not form runs.
+    Raises TileError if the elements of this part do not form runs.
     """
     dims = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
     if not dims:
@@ -405,7 +405,7 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
 
 
 def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
-    """Return the result of `runs_of`; rows selected by number are separate runs."""
+    """Return (number of contiguous runs, elements per run); rows selected by number are separate runs."""
     if rows is None:
         return runs_of(ref)
     count, run = runs_of(Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset))
@@ -420,14 +420,14 @@ def _row_numbers(rows: Tile, memory: Memory) -> Any:
 
 
 def check_numbers(at: Any, size: int, message: str) -> None:
-    """Raise TileError with the first out-of-range number in the message."""
+    """Raise TileError if a number is outside 0 to `size` - 1; `{}` in `message` stands for the first such number."""
     wrong = at[(at < 0) | (at >= size)]
     if wrong.numel():
         raise fail("bounds", message.format(int(wrong[0])))
 
 
 def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
-    """Return the field of `Pipes` with a load's rate, and the load's cycles in addition to the time of its bytes."""
+    """Return the field of `Pipes` with a load's rate, and the load's cycles besides those for moving bytes."""
     pipes = core.device.pipes
     if to == L1:
         return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
@@ -449,7 +449,7 @@ def _written_before(core: Core, ref: Ref) -> list[Buffer]:
 def _read(
     core: Core, tile: Tile, ref: Ref, rows: Tile | None, want: tuple[int, ...] | None, fill: float | None
 ) -> None:
-    """Load the values. Raises TileError for unwritten values, or values written by another core."""
+    """Load the values of a tile. Raises TileError for unwritten values, or values written by another core."""
     import torch
 
     memory = ref.memory
@@ -585,7 +585,7 @@ OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", 
 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Check whether shapes are equal without sizes of 1, or after flattening one to rows of its last dimension."""
+    """Check whether shapes are equal without sizes of 1, or after one is flattened to rows of its last dimension."""
     wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
     if wanted_sizes == tile_sizes:
         return True
@@ -601,7 +601,7 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Tile | None, place: int) -> None:
-    """Store the values. Raises TileError if an element is written twice, or padding is written."""
+    """Store the values of a tile. Raises TileError if an element is written twice, or padding is written."""
     import torch
 
     memory = ref.memory

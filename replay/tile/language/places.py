@@ -119,7 +119,7 @@ Spot = tuple[object, ...]
 
 
 def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
-    """Return the current place in the source, from the program's function down, and its file and line."""
+    """Return the current place in the source, as a path down from the program's function, and its file and line."""
     frame = user_frame()
     if frame is None:
         return (), ("program", 0)

@@ -139,7 +139,7 @@ class Guard:
         raise NotImplementedError
 
     def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
-        """Return for how many consecutive values of `variable` from `first` the condition is true. Raises NotKnown."""
+        """Return how many consecutive values of `variable`, from `first`, satisfy the condition. Raises NotKnown."""
         raise NotImplementedError
 
 
@@ -343,7 +343,7 @@ class Skipped:
 def count_true_periods(
     guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any
 ) -> Any:
-    """Return for how many consecutive periods from `first` the guards are true, at most `most`. Raises NotKnown."""
+    """Return how many consecutive periods from `first` satisfy the guards, at most `most`. Raises NotKnown."""
     import numpy as np
 
     listed = list(guards)

@@ -70,7 +70,7 @@ Item = TypeVar("Item")
 
 
 class Unsteady(Exception):
-    """Raised if a loop that seemed to repeat changes in the middle; the program is run again without skipping it."""
+    """Raised if a loop that seemed to repeat changes in the middle; all its iterations are then run again."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -184,7 +184,7 @@ class Skipping:
     probing: bool = False
     """Whether some of the skipped iterations are run and compared."""
     survey: Survey | None = None
-    """Survey in which blocks are run by the work they do, instead of by core; None to run a core's own blocks."""
+    """Survey that runs one block for each kind of work, independent of cores; None to run a core's own blocks."""
 
 
 REPEATED = Skipping()
@@ -288,7 +288,7 @@ class Core:
     # Buffers
 
     def reserve(self, place: int, memory: Place, slots: int, size: int) -> None:
-        """Reserve `slots` buffers for a source place until the enclosing loop ends. Raises TileError if too large."""
+        """Reserve `slots` buffers for a source place until the enclosing loop ends; record any overflow."""
         self.check_reserved()
         known = self._buffers.get(place)
         if known is not None and known[1] >= slots and known[2] >= size:
@@ -322,7 +322,7 @@ class Core:
         value.reserved[0] = 0
 
     def check_reserved(self) -> None:
-        """Check that the memory reserved by the last instruction fits.
+        """Record an overflow if the memory reserved by the last instruction does not fit.
 
         Tiles that are no longer referenced are free by now, except operands that had to exist at the same time as the
         result.
@@ -416,7 +416,7 @@ class Core:
         *,
         dealt: bool = False,
     ) -> Iterator[Item]:
-        """Yield the items of a loop; without values, iterations that repeat earlier ones are skipped, except the last.
+        """Yield the items of a loop; if values are not needed, skip repeating iterations except the last.
 
         `cut` returns which sizes of an iteration's blocks are below the block size; `dealt` distributes items to cores.
         """
@@ -524,7 +524,7 @@ class Core:
         )
 
     def spot_of(self, place: int) -> Spot:
-        """Return the source location of a place, for `unsteady` in a later run."""
+        """Return the source location of a place, to put its loop into `unsteady` for a later run."""
         return self._spots[place]
 
 
@@ -606,7 +606,7 @@ class _Turns(Generic[Item]):
             return self._scan_periods(listed, variable, i, most)
 
     def _scan_periods(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
-        """Return for how many consecutive periods the guards are true, by testing each iteration."""
+        """Return the number of consecutive periods in which all guards are true, by testing each iteration."""
         listed = [[guard for guard in each if variable in guard.free()] for each in guards]
         if any(isinstance(guard, Trail) for each in listed for guard in each):
             return 0  # what repeats in the iteration may do so more often in another
@@ -729,8 +729,8 @@ class _Blocks(Generic[Item]):
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
         """Run one of the blocks assumed to do the same work, and compare it.
 
-        If there is a block with many repetitions, it is run with all of their iterations. Raises Unsurveyed if the work
-        differs.
+        A block with many repetitions that were not yet compared is run with all loop iterations. Raises Unsurveyed if
+        the work differs.
         """
         repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
         repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}

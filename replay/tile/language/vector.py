@@ -552,7 +552,7 @@ def gather(t: Tile, index: Tile) -> Tile:
 
 
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
-    """Sort each run of 32 keys in a row in descending order, with the keys' numbers (int32). Instruction TSORT32.
+    """Sort each run of 32 keys in a row in descending order, together with the number (int32) of each key; TSORT32.
 
     Takes a row of n keys; the last run may be shorter. `merge4` merges the runs.
     """

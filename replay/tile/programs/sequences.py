@@ -42,7 +42,7 @@ def _convolved(x, w):
     choices={"rows": (8, 16, 32), "columns": (128, 256)},
 )
 def causal_conv1d(x, w, y: tile.Out, *, rows=16, columns=256):
-    """Compute, by channel, the weighted sum of each position and the ones before it, with zeros before the first."""
+    """Compute, for each channel, the weighted sum of each position and earlier positions; zeros before the first."""
     window = w.shape[0]
     for r, c in tile.grid(x.shape, (rows, columns)):
         total = tile.zeros((r.size, c.size))

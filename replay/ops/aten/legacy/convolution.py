@@ -60,8 +60,8 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """Return the gradients of a convolution without groups, and without dilation if the op has none; the forward's
-    buffers are not read.
+    """Return the gradients of a convolution without groups, with dilation 1 if the op has no such argument; buffers of
+    the forward pass are not read.
     """
     return backward(with_changes(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
@@ -95,7 +95,7 @@ def to_bias(grad_output: Tensor) -> Tensor:
 
 
 def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
-    """Return the output padding with which a transposed convolution of `x` has the size of `grad`."""
+    """Return the output padding that makes a transposed convolution of `x` as large as `grad`."""
     return [
         out - ((size - 1) * s - 2 * p + d * (k - 1) + 1)
         for out, size, k, s, p, d in zip(

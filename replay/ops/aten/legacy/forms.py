@@ -2,10 +2,10 @@
 """Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
 The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
-1.13.1. Ops that were only renamed, with all their overloads, are in `RENAMED`; functional forms that need more than a
-new name have a row here; ops without an equivalent are in `WITHOUT`, with the reason. `out=` variants of removed ops
-have no row, because autograd and the public functions of these versions call the functional ones. torch is imported
-only when a row is used.
+1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. Functional forms that need more than a new
+name have a row here. `WITHOUT` holds ops without an equivalent, with the reason. `out=` variants of removed ops have no
+row, because autograd and the public functions of these versions call the functional forms. torch is imported only when
+a row is used.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _MEAN = 1
 
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """Return the gradient of softmax in the dtype of `source`, the softmax's input: 16-bit input, 16-bit gradient."""
+    """Return the gradient of softmax, cast to the dtype of `source`, the softmax's input (e.g. to 16 bits)."""
     grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 

@@ -192,7 +192,7 @@ def _npu(op: OpView, kind: str) -> KernelCall:
 def whole_layer(op: OpView) -> Iterable[KernelCall]:
     """Return the kernels of a torch.nn layer: attention with its matrix products.
 
-    An encoder layer adds both norms and the feed-forward.
+    For an encoder layer, both norms and the feed-forward products are included.
     """
     x, weight = op.need("query", "src", at=0, rank=3), op.need("qkv_weight", rank=2)
     heads, width, rows = max(1, op.integer("num_head", "num_heads", default=1)), x.shape[-1], prod(x.shape[:-1])

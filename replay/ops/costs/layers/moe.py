@@ -87,7 +87,7 @@ def grouped(
     fixed: bool = False,
     weight_bits: int = 0,
 ) -> KernelCall:
-    """Return GroupedMatmul with rows spread evenly over the experts, and the busiest expert's row count if it is known.
+    """Return GroupedMatmul with rows spread evenly over the experts; `busiest` is the largest row count if it is known.
 
     `loads`: rows of each expert, if the shapes determine them; otherwise they come from the call's contents. `fixed`:
     the recorded contents determine how rows are distributed over experts, but not the number of rows. `weight_bits`:
@@ -218,7 +218,7 @@ def _rows_by_expert(
 
 
 def _product_of_lists(op: OpView) -> list[KernelCall]:
-    """Return GroupedMatmul of one tensor of rows, or of one tensor per weight, with a list of weights (K, N).
+    """Return GroupedMatmul of rows (one tensor, or one per weight) with a list of weights (K, N).
 
     Weights of different shapes are costed as one GroupedMatmul each.
     """

@@ -32,8 +32,8 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of attention to the keys, or blocks of keys, in each query's row of indices; keys are read row
-    by row.
+    """Return the kernels of attention in which a query sees only the keys (or blocks of keys) in its row of indices;
+    keys are read row by row.
     """
     q = op.need("query", "q", at=0, rank=3)
     k = op.need("key", "ori_kv", at=1, rank=3)
@@ -99,8 +99,8 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
 def latent_projections(op: OpView) -> Iterable[KernelCall]:
     """Return MLA's four products before attention as one kernel.
 
-    The products are query to latent, latent to query, into key space, and key to latent. Each weight is read once: with
-    so few tokens, the weights dominate.
+    The products are token to query latent, query latent to query, query into key space, and token to key latent. Each
+    weight is read once: with so few tokens, the weights dominate.
     """
     x = op.need("token_x", at=0, rank=2)
     down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)

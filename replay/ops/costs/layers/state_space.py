@@ -1,7 +1,7 @@
 # pyright: strict
 """Lowering of state-space layers: causal convolutions over a few steps, and selective scans.
 
-CANN has no kernels for them: the cost is one pass over all rows per tap or state.
+CANN has no kernels for these layers: the cost is one pass over all rows per tap or state.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """Return one multiply-add per tap, and the activation: x is (..., D, L), weight (D, taps); on NPUs both are
-    transposed.
-    """
+    """Return one multiply-add per tap, then any activation; x is (..., D, L), weight (D, taps), transposed on NPUs."""
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
     tap_count = max(1, min(weight.shape[-2:]))
     op.assume(f"{PASSES} of {tap_count} taps")
@@ -28,9 +26,7 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:
-    """Return a decay, a product with the input and a product with the output for each state: u is (..., D, L), A (D,
-    states).
-    """
+    """Return one decay and two products per state, with input and output; u is (..., D, L), A is (D, states)."""
     u, decay = op.need("u", at=0, rank=2), op.need("A", rank=2)
     states = max(1, decay.shape[-1])
     op.assume(f"{PASSES} of {states} states")
@@ -73,7 +69,7 @@ def delta_gates(op: OpView) -> Iterable[KernelCall]:
 
 
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
-    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over n; every tensor passes once."""
+    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over n. Every tensor is moved once."""
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)

@@ -36,8 +36,8 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """Return GatherV2 of whole rows; rows shorter than a block are picked in the cores' memory, as by
-    GatherElements.
+    """Return GatherV2 of whole rows, or GatherElements, which picks elements in the cores' memory, if a row is shorter
+    than a block.
     """
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
@@ -86,17 +86,15 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
 
 
 def _transpose_innermost(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
-    """Return the transpose that makes `dim` innermost, or with `back` restores it, for cores that cannot load single
-    elements.
-    """
+    """Return the transpose that makes `dim` innermost for cores that cannot load single elements; `back` undoes it."""
     pair, sizes = [tensor, _innermost(tensor, dim)], (tensor.shape[dim], prod(tensor.shape[dim + 1 :]))
     before, after = reversed(pair) if back else pair
     return kernel("Transpose", [before], [after], forward=True, swapped=sizes[::-1] if back else sizes)
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """Return the sizes of the indexed dimension and the dimensions after it, or the table's size if it is
-    indexed flat.
+    """Return the sizes of the indexed dimension and the dimensions after it; for a table indexed flat, its
+    total size.
     """
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
@@ -106,18 +104,18 @@ def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
 BLOCK = 32
 """Bytes that a core reads from memory at once."""
 TOGETHER, IN_CORE = 64, 4096
-"""Single elements within a core's memory that count as one access: in general (assumed), and for GatherElements and
-ScatterElements.
+"""Number of single elements, within a core's memory, that count as one access: in general (assumed), and for
+GatherElements and ScatterElements.
 
-The latter take little longer than moving their bytes (gather of 8 and scatter_reduce of 33.5 million elements on a
-910B2, hicann/cann-bench).
+GatherElements and ScatterElements take little longer than moving their bytes (gather of 8 and scatter_reduce of 33.5
+million elements on a 910B2, hicann/cann-bench).
 """
 
 
 def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
     """Return the number of memory accesses for n single elements.
 
-    Elements in the part of the dimension that fits in a core's memory (half of it, assumed) count as one access per
+    Elements in the part of the dimension that fits into half of a core's memory (assumed) count as one access per
     `together` elements. Every other element needs its own access to device memory.
     """
     outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
@@ -125,7 +123,7 @@ def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
 
 
 def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
-    """Return how many elements `index` picks along the indexed dimension, or all its elements if the table is flat."""
+    """Return how many elements `index` picks along the indexed dimension; for a flat table, the size of `index`."""
     along = _along(op, table)
     is_flat = len(along) != len(table.shape) - op.integer("dim", default=0) % max(1, len(table.shape))
     return elements(index) if is_flat or len(index.shape) != len(table.shape) else index.shape[-len(along)]

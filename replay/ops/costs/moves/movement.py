@@ -249,7 +249,7 @@ def slices_written(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:
-    """Return a copy of blocks within or between caches, as large as the smallest operand: block lists are contents."""
+    """Return a copy of blocks within or between caches, as large as the smallest operand: block lists are not read."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
     if not metas:
         return []

@@ -26,7 +26,7 @@ ROW = 4096
 
 
 def one_kernel(kind: str, *, boolean: bool = False) -> Cost:
-    """Return a cost rule for one kernel that reads all tensors once and writes their broadcast shape."""
+    """Return a cost rule for one kernel that reads all tensors once and writes one result of their broadcast shape."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         inputs = [op.packed(t) for t in op.tensors]
@@ -196,8 +196,7 @@ BLOCK_BYTES = 32
 def swiglu(op: OpView) -> Iterable[KernelCall]:
     """Return SwiGlu on a tensor whose halves are gate and value.
 
-    A 910B runs a Slice first if the halves are rows that do not fill whole blocks (kernels listed in
-    hicann/cann-bench).
+    A 910B runs a Slice first if the rows of a half do not fill whole blocks (kernels listed in hicann/cann-bench).
     """
     (glu,) = _halves(op, "SwiGlu")
     source, half = glu.inputs[0], glu.outputs[0]
@@ -307,7 +306,7 @@ def mx_quantised(op: OpView, source: TensorSpec) -> tuple[TensorSpec, TensorSpec
 BOTH_ROWS, BOTH_COLUMNS = 64, 256
 """Tile size for quantising along both dimensions.
 
-The times of 17 shapes grow in whole rounds of these tiles on 64 cores (950PR, hicann/cann-bench).
+Measured times of 17 shapes rise in steps, one for every 64 tiles (one tile per core; 950PR, hicann/cann-bench).
 """
 
 
@@ -331,7 +330,7 @@ def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
-    """Return the number of row groups and the rows of the largest group, from the argument or assuming equal groups."""
+    """Return the number of row groups and the rows of the largest group; groups are equal if not recorded."""
     ends = op.integers("group_list")
     if ends:
         counted = op.integer("group_list_type", default=0) != 0
@@ -342,8 +341,8 @@ def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
 
 
 def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedDynamicBlockQuant: each core takes the block columns of a group and iterates over its
-    block rows.
+    """Return GroupedDynamicBlockQuant: a core takes a column of blocks in a group and iterates over the
+    blocks in it.
     """
     meta = op.need("x", "input", at=0, rank=2)
     groups, rows = _row_groups(op, meta.shape[-2])
@@ -375,8 +374,6 @@ def _wide_float(op: OpView) -> TensorSpec:
 
 
 def in_rows(tensor: TensorSpec) -> TensorSpec:
-    """Return a long vector reshaped to rows, because row kernels without per-row values split a vector over
-    all cores.
-    """
+    """Return a long vector reshaped to rows: row kernels without per-row values split a vector over all cores."""
     n = prod(tensor.shape)
     return spec((-(-n // ROW), ROW), tensor.dtype) if len(tensor.shape) == 1 and n > ROW else tensor

@@ -63,8 +63,9 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return NLLLoss, which reads one score per sample, or all scores for margin losses; the accumulator is cleared
-    first.
+    """Return NLLLoss: it reads one score per sample, or all scores for margin losses.
+
+    Without margin, a reduced loss first clears its accumulator.
     """
     x = op.need("self", at=0)
     samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)

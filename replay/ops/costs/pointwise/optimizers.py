@@ -26,7 +26,7 @@ FOREACH: dict[str, tuple[str, ...]] = {
          "sinh", "tan"), ("ForeachExp",) * 2,
     ),
 }  # fmt: skip
-"""Suffix of aten::_foreach_* → CANN types for a second list and for scalars."""
+"""Suffix of aten::_foreach_* → CANN kernel types: for a second list of tensors, and for scalars."""
 
 
 def _foreach(name: str, kinds: tuple[str, ...]) -> Cost:

@@ -66,7 +66,7 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Return the number of groups; for depthwise ops, which lack the argument, image channels / channels of one
+        """Return the number of groups; depthwise ops have no such argument: image channels divided by channels per
         filter.
         """
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
@@ -84,7 +84,7 @@ class Sizes:
         return tuple((x + 2 * p - d * (k - 1) - 1) // max(1, s) + 1 for x, k, s, p, d in rows)
 
     def plain(self, shape: tuple[int, ...]) -> TensorSpec:
-        """Return a feature map in torch's layout, with depth folded into the batch and a single length as the width."""
+        """Return a feature map in torch's layout: depth is folded into the batch, a single length is the width."""
         n, c, *extent = shape
         if len(extent) == 3:
             return spec((n * extent[0], c, extent[1], extent[2]), self.dtype, "NCHW")

@@ -58,7 +58,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
 
 @costs("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::vdot aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel of A @ B, or A @ B^T for `inner`; two vectors are multiplied on the vector cores (Dot)."""
+    """Return the kernel of A @ B, or A @ B^T for aten::inner; the vector cores multiply two vectors (Dot)."""
     a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
     if len(a.shape) == len(b.shape) == 1:
         dtype = promote([a.dtype, b.dtype])
@@ -68,7 +68,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::addmm aten::addmv aten::baddbmm aten::addbmm aten::_addmm_activation aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of beta * C + alpha * A @ B: a 1-D C is the product's bias, any other is added after it."""
+    """Return the kernels of beta * C + alpha * A @ B: a 1-D C is the product's bias, any other C is added later."""
     a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
     c = op.meta("self", at=0)
     one_dim = c is not None and len(c.shape) == 1 and len(b.shape) == 2

@@ -156,7 +156,7 @@ SYNCHRONISED = {
 
 @costs(*SYNCHRONISED)
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
-    """Return one kernel that passes once over the images, which are the largest tensors."""
+    """Return one kernel that reads the images once; the images are the largest tensors."""
     images = op.widest()
     channels = _channels(images)
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")

@@ -21,7 +21,7 @@ def space_of(op: OpView, meta: TensorMeta) -> int:
 
 
 def images(meta: TensorMeta, space: int) -> TensorSpec:
-    """Return a feature map as (N, C, H, W), with depth folded into the batch and a single dimension as the width."""
+    """Return a feature map as (N, C, H, W): depth is folded into the batch, a single dimension is the width."""
     shape = meta.shape
     if len(shape) < space:
         raise DoesNotFit(f"sizes {list(shape)} are too few for an image with {space} dimensions")

@@ -82,7 +82,7 @@ costs_by_kernel(
 
 @costs("aten::equal aten::allclose")
 def same_values(op: OpView) -> Iterable[KernelCall]:
-    """Return kernels that compare two tensors elementwise and reduce to whether all elements are equal."""
+    """Return kernels that compare two tensors elementwise and reduce the result to one boolean."""
     compared = spec(broadcast([meta.shape for meta in op.tensors[:2]]), "bool")
     equal = kernel("Equal", [op.packed(meta) for meta in op.tensors[:2]], [compared])
     return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]

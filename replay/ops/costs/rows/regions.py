@@ -22,12 +22,12 @@ USUAL_OVERLAP = 0.5
 """Overlap threshold if no argument gives it.
 
 The share of boxes kept is assumed to be the square root of the threshold: 4096 boxes of the same kind take 3.8, 5.1,
-9.3, 17.5 and 18.1 ms on a 950PR at 0.05, 0.1, 0.3, 0.7 and 0.9 (hicann/cann-bench).
+9.3, 17.5 and 18.1 ms on a 950PR at thresholds of 0.05, 0.1, 0.3, 0.7 and 0.9 (hicann/cann-bench).
 """
 
 
 def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
-    """Return the tensor of all samples: (regions, bins · samples per bin, channels)."""
+    """Return the spec of all bilinear samples: (regions, bins · samples per bin, channels)."""
     sides = (op.integer(side, "group_size", default=USUAL_BINS) for side in ("pooled_height", "pooled_width"))
     samples = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2))
     per_region = prod(sides) * samples**2

@@ -39,7 +39,7 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @costs(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Return the interpolation kernel: outputs are computed from their neighbours; nearest repeats input elements."""
+    """Return the interpolation kernel; `nearest` repeats input elements, other modes combine neighbouring elements."""
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -84,7 +84,7 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """Return GridSampler2D, which reads images and a grid of positions and writes one element per position and channel.
 
-    Channels are transposed to innermost first, unless cores load single elements.
+    Channels are first transposed to the innermost dimension, unless cores load single elements.
     """
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2

@@ -93,8 +93,8 @@ def compiled_kernel(op: OpView) -> Iterable[KernelCall]:
 def count_rows_read(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
     """Return the number of table rows that are read.
 
-    It is the number of indices if no other tensor has as many rows as the table and another tensor has one row per
-    index; otherwise all rows.
+    All rows count, unless no other tensor has as many rows as the table and another tensor has one row per index: then
+    the number of indices counts.
     """
     rows = table.shape[0]
     others = [t for t in metas if t is not table]

@@ -31,7 +31,7 @@ def _sources(op: OpView, *names: str) -> list[TensorMeta]:
 
 
 def _each(kind: str, *names: str, inputs: int = 1) -> Cost:
-    """Return a cost rule for one kernel per named tensor (or the widest); it reads `inputs` tensors of that size."""
+    """Return a cost rule: one kernel per named tensor (or the widest), reading `inputs` tensors of that size."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
@@ -67,8 +67,8 @@ def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
 
 
 def hadamard(op: OpView) -> Iterable[KernelCall]:
-    """Return a Hadamard transform as a product of all rows with a square matrix of their width, because the cube is
-    fastest.
+    """Return a Hadamard transform as a product of all rows with a square matrix of their width: the cube is the fastest
+    unit for it.
     """
     x = op.need("x", at=0, rank=1)
     width = x.shape[-1]

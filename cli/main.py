@@ -276,7 +276,7 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
 
 def _fill_closed_streams() -> None:
-    """Open a descriptor for each closed standard stream, so that no file opened later gets its number and its output.
+    """Open a descriptor for each closed standard stream, so that a later file gets neither its number nor its output.
 
     Writing to a closed stdout fails like on a full disk; writing to a closed stderr has no effect.
     """

@@ -24,7 +24,7 @@ PAGES = (".csv", ".md", ".html")
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError if `path` exists without `force`, is a file that the command reads, is a folder, or lies in no
+    """Raise UsageError if `path` exists without `force`, is a file that the command reads, is a folder, or is not in an
     existing folder.
     """
     if path.exists() and not force:
@@ -36,7 +36,7 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 
 def _is_input(path: Path) -> bool:
-    """Check whether an argument of the current command names the same file."""
+    """Check whether an argument of the current command names the file at `path`."""
     context = click.get_current_context(silent=True)
     if context is None or not path.exists():
         return False
@@ -93,7 +93,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
-    """Raise UsageError for an output file with another suffix or one that may not be written; None means no file."""
+    """Raise UsageError for a file whose suffix is not in `suffixes` or that may not be written; None means no file."""
     for path in map(Path, filter(None, names)):
         if path.suffix.lower() not in suffixes:
             known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."

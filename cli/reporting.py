@@ -124,7 +124,7 @@ def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
-    """Report on stderr which ops used up the run's `wall_s` seconds, or that startup did; `late` ops were not run."""
+    """Report on stderr what used up the run's `wall_s` seconds (ops, or start-up); `late` ops were not run."""
     from opreplay.replay.results.resume import is_ended_by_time
 
     for result in filter(is_ended_by_time, outputs.memory.results):
@@ -142,7 +142,7 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
 
 
 def _measured_here(outputs: Outputs) -> bool:
-    """Check whether this run tried an op, in addition to those of the run that it resumes."""
+    """Check whether this run tried an op that the resumed run had not tried."""
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results

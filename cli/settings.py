@@ -75,7 +75,7 @@ class Settings:
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → settings that apply to it, as written in the file."""
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting in an untrusted file that needs trust, as written → why its value needs trust; "" if every value does."""
+    """Setting, as in an untrusted file, that needs trust → why its value needs trust; "" if every value does."""
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Setting in an untrusted file that names a device file, as written → why the device file cannot be read."""
     problem: str = ""
@@ -106,7 +106,7 @@ def find_file(start: Path) -> Path | None:
 def irregular_file(start: Path, found: Path | None) -> Path | None:
     """Return the nearest `opreplay.toml` that is ignored because it is not a regular file (a folder, pipe or device).
 
-    Searches the same folders as `find_file`, up to the folder of `found`, the file that it returned.
+    Searches the same folders as `find_file`, up to the folder of `found`, which is the result of `find_file`.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -137,8 +137,8 @@ def _speaks(path: Path) -> bool:
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
     """Return the settings of a file for the existing commands.
 
-    Unless the user `named` the file, it must be trusted to use all settings. Raises UsageError for an unreadable file,
-    unknown options or commands, and values of a wrong type.
+    A file that the user did not name (`named`) must be trusted to use all settings. Raises UsageError for an unreadable
+    file, unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -402,7 +402,7 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
 
 
 def folder() -> Path:
-    """Return the folder of trust marks: `$XDG_STATE_HOME/opreplay/trusted`, or the same in `~/.local/state`."""
+    """Return the folder of trust marks: `opreplay/trusted` in `$XDG_STATE_HOME`, by default in `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")

@@ -124,7 +124,7 @@ def refuse_unused_initializers(
 ) -> None:
     """Raise UsageError if the user named initializers that apply to no op of the plan.
 
-    Checked are the --plugin files that register only initializers, and the initializers of the setting init_arg.
+    This checks the --plugin files that register only initializers, and the initializers of the setting init_arg.
     """
     from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
@@ -151,7 +151,7 @@ def refuse_unused_initializers(
 
 
 def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
-    """Report on stderr for how many ops the inputs that affect predictions could not be generated or are uncertain."""
+    """Report on stderr how many ops have inputs that affect predictions but are uncertain or not generated."""
     from opreplay.cli.terminal import console
 
     for why, text in (

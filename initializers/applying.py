@@ -1,5 +1,5 @@
 # pyright: strict
-"""Run an initializer on a call and check the result; any failure in it becomes an InitializerError.
+"""Run an initializer on a call and check the result; any failure of the initializer becomes an InitializerError.
 
 `registry` decides which initializer a call gets.
 """
@@ -22,9 +22,9 @@ from opreplay.initializers.user_code import failed_at
 from opreplay.traces.errors import InternalError, strict
 
 FINGERPRINT_BYTES = 1 << 24
-"""Largest tensor, in bytes, whose contents are hashed; for larger ones only torch's version counter is compared."""
+"""Maximum bytes of a tensor whose contents are hashed; for larger ones only torch's version counter is compared."""
 TEXT_LENGTH = 400
-"""Maximum number of characters kept of an initializer's message or of its note on one argument."""
+"""Maximum number of characters that are kept of an initializer's message or of its note on one argument."""
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
@@ -68,7 +68,7 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 
 
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
-    """Return a call's work according to the initializer's `work` method; its tensors are already filled.
+    """Return a call's work according to the initializer's `work` method; the call's tensors are already filled.
 
     Raises InitializerError, naming the initializer, if the method fails or returns anything but a Work with integers >=
     0.
@@ -139,7 +139,7 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Return a context in which a built-in initializer may raise only InitializerError; others become InternalError.
+    """Return a context that turns exceptions of a built-in initializer, except InitializerError, into InternalError.
 
     A user's initializer may raise anything.
     """

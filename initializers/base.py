@@ -71,7 +71,7 @@ class InitContext:
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Values of all options of the initializer, already checked."""
     role: str = ""
-    """Variant of a built-in initializer to use for this op, if it has several variants."""
+    """Variant of a built-in initializer to use for this op, if the initializer has several variants."""
     keyword_only: frozenset[str] = frozenset()
     """Names of the arguments that are passed by keyword."""
 
@@ -101,7 +101,7 @@ class InitContext:
     def first(self, names: Sequence[str], *, elements: bool = False, dims: int = 0) -> torch.Tensor | None:
         """Return the first tensor argument with one of these names, or None.
 
-        Tensors with fewer than `dims` dimensions are skipped and, with `elements`, empty ones too.
+        Tensors with fewer than `dims` dimensions are skipped; with `elements`, empty tensors are skipped, too.
         """
         tensors = (value for name in names if (value := self.tensor(name)) is not None)
         return next((t for t in tensors if t.dim() >= dims and (t.numel() or not elements)), None)
@@ -126,7 +126,7 @@ class InitReport:
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
-    """Sequence lengths of the batch, for ops that have no argument for them; passed to the op around each call."""
+    """Sequence lengths of the batch, for ops without an argument for them; the op can look them up in each call."""
 
 
 def extent(tensor: torch.Tensor, dim: int = 0) -> int:

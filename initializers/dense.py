@@ -49,7 +49,7 @@ class DenseInit(CustomInit):
     name = "dense"
 
     def initialize(self, context: InitContext) -> InitReport:
-        """Fill every tensor; integers stay below every float tensor dimension above 1, so that they are valid indices.
+        """Fill every tensor; integers stay below all float-tensor dimensions above 1, so that they are valid indices.
 
         Raises InternalError if anything fails.
         """

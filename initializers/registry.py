@@ -20,7 +20,7 @@ class Registry:
     """Initializers by op name, highest priority first, then in order of registration."""
 
     def __init__(self, roles: Mapping[str, str] | None = None) -> None:
-        """Create a registry; `roles` maps an op to its variant of a built-in initializer with several variants."""
+        """Create a registry; `roles` maps ops to variants, for built-in initializers that have several variants."""
         self._by_op: dict[str, list[CustomInit]] = {}
         self._by_name: dict[str, CustomInit] = {}
         self._roles = dict(roles or {})
@@ -30,8 +30,7 @@ class Registry:
         """Add an initializer.
 
         Raises UsageError for an initializer without a name or ops, for invalid options and for a name that is already
-        taken. Also raises it if an op already has an initializer of the same priority and one of the two has no
-        `applies_to`.
+        taken; also if an op already has an initializer of the same priority, unless both define `applies_to`.
         """
         kind = type(initializer)
         ops = initializer.op_patterns

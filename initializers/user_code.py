@@ -78,7 +78,7 @@ def installed(group: str) -> Sequence[EntryPoint]:
 def entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of a group in all installed packages.
 
-    `importlib.metadata` takes 0.1 s to import and to read them: it is used only if a package names the group.
+    Importing `importlib.metadata` and reading entry points takes 0.1 s: it is used only if a package names the group.
     """
     groups = _groups(tuple(sys.path))
     if groups is not None and group not in groups:
@@ -90,9 +90,9 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 @lru_cache(maxsize=4)
 def _groups(path: Sequence[str]) -> frozenset[str] | None:
-    """Return the names of all entry point groups in the folders of `sys.path`; None if there may be others.
+    """Return the names of all entry point groups in the folders of `sys.path`; None if there may be other groups.
 
-    There may be others in anything but folders, such as zip files, and in packages that other finders know.
+    Other groups may be in anything but folders, such as zip files, and in packages that other finders know.
     """
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
         return None
@@ -201,7 +201,7 @@ def import_package(folder: str | Path) -> list[Path]:
     """Import a folder that has an __init__.py as a package; return the files that were run by this call.
 
     The package is named like the folder, so that its files can import it by this name. If Python has another module of
-    that name, it gets a unique one. Raises whatever the package raises.
+    that name, the package gets a unique name. Raises whatever the package raises.
     """
     init = Path(folder).resolve() / "__init__.py"
     if init in _loaded:
@@ -354,7 +354,7 @@ def _forget_module(name: str) -> None:
 
 @contextmanager
 def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
-    """Let Python import a module from `folder` inside the context; it is searched after all other places."""
+    """Let Python import a module from `folder` inside the context; the folder is searched after all other places."""
     root = name.partition(".")[0]
     here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
     if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
@@ -373,7 +373,7 @@ def user_module(path: str | Path) -> ModuleType:
 
 
 def loaded_files() -> dict[str, str]:
-    """Return the full path of each file that was run → the option or plugin that loaded it."""
+    """Map the full path of each file that was run to the option or plugin that loaded it."""
     return dict(_sources)
 
 
@@ -423,7 +423,7 @@ _INSTEAD = {
         "of tensor_cast's modules."
     ),
 }
-"""Missing project → hint on what to import instead; opreplay accepts files written for these projects otherwise."""
+"""Missing project → what to import instead; apart from that, opreplay accepts files written for the project."""
 _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
 
 

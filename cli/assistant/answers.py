@@ -160,7 +160,7 @@ class ChangeRow:
 class Changes(Answer):
     step_us: float
     structure_error: float
-    """Relative deviation of the step time that the graph gives from the recorded time."""
+    """Relative deviation of the graph's step time from the recorded step time."""
     changes: list[ChangeRow]
 
 
@@ -254,7 +254,7 @@ Part = TypeVar("Part")
 
 
 def filled(kind: type[Part], source: object, **others: Any) -> Part:
-    """Return an answer, or part of one, with fields from `others` and otherwise from attributes of `source`."""
+    """Return an answer, or part of one; fields come from `others`, the remaining ones from attributes of `source`."""
     names = {part.name for part in fields(cast("Any", kind))} - others.keys()
     return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **others)
 

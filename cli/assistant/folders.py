@@ -1,5 +1,5 @@
 # pyright: strict
-"""Folders whose files an assistant may read, and the only function that converts its text to a path that is opened."""
+"""Folders whose files an assistant may read, and the only function that makes paths to open from its text."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 LOSERS = 20
-"""Maximum number of ops predicted slower than recorded that are listed, largest loss first."""
+"""Maximum number of listed ops that are predicted slower than recorded; the largest loss comes first."""
 FAILING = 3
 """Maximum number of cases shown for a failed point of a check."""
 OPEN_FILES = 4

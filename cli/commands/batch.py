@@ -199,7 +199,7 @@ def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode
 
 @contextlib.contextmanager
 def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None, None, None]:
-    """Yield the store of plans in the user's cache, or None with user code, whose changes the store would not notice.
+    """Yield the store of plans in the user's cache; None with user code, because the store would not notice changes.
 
     If a run cannot be resumed because trace files have changed, report these files and remove their stored plans.
     """

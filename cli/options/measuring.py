@@ -138,7 +138,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_option(what: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --quick; `what` ends its help text."""
+    """Return a decorator that adds --quick; `what` completes its help text."""
     return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
 
 

@@ -61,7 +61,7 @@ _OPTIONS = [
 def served_as_rank(ranks: int) -> bool:
     """If a launcher started this process as rank 1 or higher, serve as that rank and return True when rank 0 is done.
 
-    Returns False otherwise. Raises UsageError for another number of ranks, EnvironmentRefused if rank 0 is lost.
+    Otherwise returns False. Raises UsageError if there are not `ranks` ranks, EnvironmentRefused if rank 0 is lost.
     """
     from opreplay.replay.execute.ranks.launched import launcher_settings
     from opreplay.traces.errors import UsageError

@@ -89,7 +89,7 @@ capture_option = setting(
         "files next to it with capture in their name]"
     ),
 )
-"""capture: profile of the capture of CUDA graphs, used to assign their kernels to ops."""
+"""capture: profile recorded while CUDA graphs were captured, used to assign the graphs' kernels to ops."""
 
 
 process_option = setting(

@@ -77,7 +77,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def naming_stdout() -> Generator[None, None, None]:
-    """Set the file name of an OSError that names no file to "stdout", inside the context."""
+    """Inside the context, set the file name of an OSError to "stdout" if the error names no file."""
     try:
         yield
     except OSError as error:

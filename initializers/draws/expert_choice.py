@@ -15,7 +15,7 @@ from opreplay.initializers.draws.distributions import read_histogram
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 DISTINCT_ROWS = 8_191
-"""Number of tokens for which experts are drawn before they repeat; a prime, so that blocks of common sizes differ."""
+"""Number of tokens for which experts are drawn before rows repeat; a prime, so that blocks of common sizes differ."""
 MAX_TOP_K = 512
 """Maximum number of experts per token.
 
@@ -31,7 +31,7 @@ If an expert still repeats, it is drawn exactly, from perturbed logarithms of th
 def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
     """Return float64 [experts] probabilities that add up to 1; with "zipf" the first expert is the most popular.
 
-    `histogram` is a JSON file with one count per expert. Raises InitializerError if it has another number of counts.
+    `histogram` is a JSON file with one count per expert. Raises InitializerError for another number of counts.
     """
     if distribution == "zipf":
         weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent

@@ -136,7 +136,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 def _phase(
     phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Return the new tokens and the attended tokens of each sequence of a phase, and the assumptions as text."""
+    """Return the numbers of new and of attended tokens of each sequence of a phase, and the assumptions as text."""
     count = phase.sequences
     new = count if phase.new is None or room.tokens is None else phase.new
     query = _split(new, count, phase.new_squared, room.longest)
@@ -183,7 +183,7 @@ def _split(total: int, count: int, squares: int | None, longest: int) -> torch.T
 def _cached(
     query: torch.Tensor, total: int, phase: _Phase, distribution: LengthDistribution, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return the cached tokens of each sequence, with sum `total`.
+    """Return the number of cached tokens of each sequence; the numbers add up to `total`.
 
     If the numbers of new tokens differ, Σ new · seen is close to the recorded value.
     """
@@ -222,7 +222,7 @@ def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
 
 
 def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
-    """Return a batch without a batch context: new tokens divided evenly, keys drawn from the distribution."""
+    """Return a batch if there is no batch context: new tokens divided evenly, keys drawn from the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:

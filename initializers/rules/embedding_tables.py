@@ -20,7 +20,7 @@ NO_POOLING = 2
 """Value of `pooling_mode` with which the op returns a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
-"""Arguments with the n-th optimizer state, one per kind of memory; it has one element per row or one per weight."""
+"""Names of arguments with the n-th optimizer state, per kind of memory; a state has one element per row or weight."""
 
 
 class TableBatchedInit(CustomInit):
@@ -75,8 +75,8 @@ def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> tor
 def _total_width(context: InitContext, tables: int) -> int:
     """Return the total number of columns of all tables.
 
-    It is `total_D` or the width of the gradient of pooled rows; without both, every table gets the largest width.
-    Raises InitializerError if no argument gives a width.
+    It is `total_D` or the width of the gradient of pooled rows; if neither is given, every table gets the largest
+    width. Raises InitializerError if no argument gives a width.
     """
     total, widest, grad = context.args.get("total_D"), context.args.get("max_D"), context.tensor("grad_output")
     if isinstance(total, int):

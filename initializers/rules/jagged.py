@@ -46,8 +46,8 @@ class JaggedInit(CustomInit):
 def _row_count(context: InitContext) -> int:
     """Return the number of rows of the values.
 
-    It is an integer argument or the size of the values tensor. Without both, it is half of the rows that fit into
-    `dense`, or 0 without `dense`.
+    It is an integer argument or the size of the values tensor. If there is neither, it is half of the rows that fit
+    into `dense`, or 0 without `dense`.
     """
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
@@ -60,7 +60,7 @@ def _row_count(context: InitContext) -> int:
 
 
 def _sum_of_lengths(context: InitContext, count: int, total: int) -> int:
-    """Return the sum of the lengths: the number of values or, with truncation or padding, at most what that allows.
+    """Return the sum of the lengths: the number of values, at most what a maximum length (truncation, padding) allows.
 
     Without values, it is half of what the maximum length allows, or one row per length if there is no maximum.
     """

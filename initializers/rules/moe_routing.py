@@ -40,7 +40,7 @@ HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "se
 
 
 class MoeRoutingInit(CustomInit):
-    """Routes every token to different experts, by the chosen distribution, in the layout that the op expects.
+    """Routes every token to distinct experts, drawn from the chosen distribution, in the layout that the op expects.
 
     Roles of ops: `router` chooses experts from scores; `chosen` gets the experts of each token; `sorted` and `stage`
     get tokens sorted by expert (for `stage`, one number holds slot and token); `groups` gets the number of rows per

@@ -71,7 +71,7 @@ class PagedAttentionInit(LengthRule):
 
 
 class CacheSlotsInit(LengthRule):
-    """Assigns each new token its own cache slot, in the blocks that the block tables of the same batch list."""
+    """Assigns each new token its own cache slot, in blocks listed by the block tables of the same batch."""
 
     name = "cache_slots"
 

@@ -80,7 +80,7 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Return a filler for one list of several; the list's numbers index the table at the same position in `tables`.
+    """Return a filler for one of several lists, whose numbers index the table at the same position in `tables`.
 
     The numbers are drawn uniformly.
     """
@@ -113,7 +113,7 @@ def distinct(bound: Bound) -> Kind:
 
 
 def counts(total: Bound) -> Kind:
-    """Return a filler that divides the total into equal integer shares, which add up to it."""
+    """Return a filler that divides the total into integer shares of equal size, as far as possible."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():

@@ -129,7 +129,7 @@ class GroupSizesInit(CustomInit):
 
 
 class RegroupInit(CustomInit):
-    """Fills permutes that copy the columns of pooled embeddings in order to new tensors, one piece per permute."""
+    """Fills permutes that copy the columns of pooled embeddings, in order, to new tensors; one piece per permute."""
 
     name = "regroup"
 
@@ -155,8 +155,8 @@ def _all_of(kind: type[Item], values: object) -> list[Item] | None:
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
     """Return `count` pieces as (source tensor, target tensor, source column, target column, width).
 
-    They cover the columns of both lists in order; empty pieces come last. The last non-empty one is as wide as the
-    tensors allow. If `count` is small, some columns are left out.
+    The pieces cover the columns of the source and target tensors in order; empty pieces come last. The last non-empty
+    piece is as wide as the tensors allow. If `count` is small, some columns are left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

@@ -66,7 +66,7 @@ class RecordedValues:
         return self._file.tensors[place.key]
 
     def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
-        """Return the arguments of an op that have a supplied tensor; a tensor for its id precedes one for its name."""
+        """Return the arguments of an op with supplied tensors; a tensor for the op's id overrides one for its name."""
         chosen = {place.shown: place for place in self.places if place.op == name}
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
@@ -74,7 +74,7 @@ class RecordedValues:
     def write(
         self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
     ) -> dict[str, str]:
-        """Copy the supplied values of one op into its tensors; return argument → description for the report.
+        """Copy the supplied values of one op into its tensors; return a description of each argument for the report.
 
         Only tensors for which `only` returns True are filled. Raises InitializerError if an argument is missing or has
         another shape.

@@ -43,7 +43,7 @@ def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of attention over all pairs of queries and keys, also masked ones, as torch does on a GPU."""
+    """Return the FLOPs of attention over all pairs of queries and keys, also masked ones, as torch counts on a GPU."""
     return flops.attention_flops(query.shape, key.shape, value.shape)
 
 
@@ -94,8 +94,8 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
 def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
 
-    If the weight has no group dimension, either its columns are divided among the groups of a 3-dimensional x, or its
-    rows among the columns of x.
+    If the weight has no group dimension, the groups divide its columns if x is 3-dimensional; if x is 2-dimensional,
+    its rows and the columns of x.
     """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
@@ -103,8 +103,8 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Return overload packet → formula, called with the op's arguments and `out_val`; torch's own formulas unless
-    replaced here.
+    """Map each overload packet to its formula, which is called with the op's arguments and `out_val`; torch's own
+    formulas unless replaced here.
     """
     from torch.utils.flop_counter import flop_registry
 

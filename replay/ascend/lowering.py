@@ -35,7 +35,7 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     assumed: bool = False
     """Whether sizes that determine the time were assumed because no argument gives them; `notes` lists them."""
     invented: bool = False
-    """Whether the assumed sizes were derived only from a bound set by the recorded time."""
+    """Whether the assumed sizes are known only through a bound that the recorded time sets."""
     unbounded: str = ""
     """Why nothing determines or bounds the assumed sizes, so that there is no prediction; "" otherwise."""
     near: str = ""
@@ -129,9 +129,9 @@ COLLECTIVE = "record_param_comms"
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     """Return the kernels of one call of `op`; `contents` describes the values of its arguments.
 
-    Without contents, lengths follow from the batch of the op's iteration, and routing is assumed to be even. If a rule
-    cannot interpret the arguments, the cost of the op is based on its bytes, and a note says so. Raises CustomOpError
-    if a user's rule fails, InternalError if a built-in rule fails.
+    Without contents, sequence lengths follow from the batch of the op's iteration, and routing to experts is assumed to
+    be even. If a rule cannot interpret the arguments, the cost is based on the op's bytes, and a note says so. Raises
+    CustomOpError if a user's rule fails, InternalError if a built-in rule fails.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("runs on the host: it counts an optimizer's steps",))

@@ -55,11 +55,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hbm_mixed_cost: float
     """Relative increase of the HBM time per byte if half of the bytes are reads and half are writes."""
     loop_vector_share: float
-    """Factor on the part of a vector kernel's launch time beyond one core's, if the kernel runs in a loop. Its code is
-    then in the instruction caches, and no other kernel runs.
+    """Factor on the launch time beyond that on one core, for a vector kernel in a loop: its code is in the instruction
+    caches, and no other kernel runs.
     """
     kept_vector_share: float
-    """Factor like `loop_vector_share`, for a kernel in a network whose code ran shortly before."""
+    """Factor like `loop_vector_share`, for a kernel in a network if the same kernel code ran shortly before."""
     loop_cube_share: float
     """Factor like `loop_vector_share`, for kernels that use cube cores."""
     hbm_cube_efficiency: float
@@ -175,11 +175,11 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     row_cycles: float = 0.0
     """Cycles per row, run, image or index, depending on the form."""
     row_alone_cycles: float = 0.0
-    """`row_cycles` of isolated calls, before the factor for such calls; 0 uses `row_cycles`."""
+    """`row_cycles` for isolated calls, to which the factor for isolated calls is applied; 0 means `row_cycles`."""
     fixed_us: float = 0.0
     """Time for passes, synchronisation and set-up in addition to a bare launch."""
     fixed_alone_us: float = 0.0
-    """`fixed_us` of isolated calls, before the factor for such calls; 0 uses `fixed_us`."""
+    """`fixed_us` for isolated calls, to which the factor for isolated calls is applied; 0 means `fixed_us`."""
     launch_factor: float = 1.0
     """Factor on the launch time that additional blocks add: larger programs start more slowly."""
     scale: float = 1.0
@@ -191,9 +191,9 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     passes: float = 1.0
     """How often a row that does not fit into a core's memory is read."""
     spreads: bool = False
-    """Whether a copy repeats its input, so that the runs of its output count."""
+    """Whether a copy repeats its input; only contiguous runs of the output then count as rows."""
     native_half: bool = False
-    """Whether vector cores compute float16 without widening it first, two elements in place of one float32."""
+    """Whether vector cores compute float16 without widening it, processing two elements in place of one float32."""
     hf32: bool = False
     """Whether float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
@@ -211,7 +211,7 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     there are none.
     """
     dtypes: tuple[str, ...] = ()
-    """Dtypes of the largest operands of these measured kernels; "half" stands for float16 and bfloat16."""
+    """Dtypes of the largest operands of all kernels of this family measured on any SoC; "half": float16, bfloat16."""
     states: tuple[str, ...] = ()
     """Cache states in which kernels of the family were measured on this SoC."""
     band: float = 2.0
@@ -247,7 +247,7 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     factor: float = 1.0
     """Factor on the whole time, if `how` is "factor"."""
     cycles: float = 0.0
-    """Cycles per element; by `how`: of one core's share ("lines", "steps") or of all results ("serial", "dealt")."""
+    """Cycles per element of one core's share (`how` "lines" or "steps") or of all results ("serial" or "dealt")."""
     row_cycles: float = 0.0
     """Cycles per line of the inner dimensions if `how` is "lines", per step along the dimension if it is "steps"."""
     start_us: float = 0.0

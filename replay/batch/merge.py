@@ -94,8 +94,8 @@ class Batch:
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
-        """Time of kernels without an op: of traces with device time (True) and of others (False), because shares use
-        only the former.
+        """Time of kernels without an op, separately for traces with device time (True) and without (False), because
+        shares use only the former.
         """
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
@@ -209,7 +209,7 @@ class Batch:
         return [path for path, uses in zip(self._paths, self._uses, strict=True) if without_copies(uses.losses)]
 
     def _losses(self) -> dict[str, int]:
-        """Return kind of loss → number, summed over all traces."""
+        """Map each kind of loss to its number, summed over all traces."""
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
@@ -280,7 +280,7 @@ class Batch:
         )
 
     def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
-        """Return which share of several traces' recorded time was replayed; all must have one kind of times."""
+        """Return the replayed share of several traces' recorded time; all traces must have the same kind of times."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         return round_to_one(covered / total) if total else 0.0
@@ -297,7 +297,7 @@ class Batch:
 
 
 def _added(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return SoC → sum of its times."""
+    """Map each SoC to the sum of its times."""
     return summed((soc, time_us) for of_soc in times for soc, time_us in of_soc.items())
 
 
@@ -324,7 +324,7 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
     def unpredicted_share(self) -> dict[str, float]:
-        """Return SoC → share of the recorded time in ops without a prediction; empty if no time was recorded."""
+        """Map each SoC to the share of the recorded time in ops without a prediction; empty if no time was recorded."""
         if not self.recorded_us:
             return {}
         return {soc: 1.0 - round_to_one(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}

@@ -132,7 +132,7 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
-    """Yield the plan of each file in order; `processes` processes read, or this process if there is little to read."""
+    """Yield the plan of each file in order, read by `processes` processes, or here if there is little to read."""
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
         for path in paths:
             yield decoded(_read(path, how=how))
@@ -402,7 +402,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
-    """Map each file that has the same contents as another one to that original.
+    """Map each copy of a file to its original, which has the same contents.
 
     The original is preferably a regular file rather than a link, then the less deeply nested, then the older, then the
     first file. Only files whose unpacked size (for gzip, from the last four bytes) occurs twice are read. Files that

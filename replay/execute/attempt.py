@@ -1,7 +1,7 @@
 # pyright: strict
-"""Run one op from preparation to outcome; any exception becomes a reason. Time limits are set elsewhere.
+"""Run one op from preparation to outcome; an exception becomes the outcome's reason. Time limits are set elsewhere.
 
-If requested, an op over its memory budget is retried in the smaller size from `fitting`.
+If requested, an op over its memory budget is retried in a smaller size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 LISTED = 8
-"""Maximum number of names to list of kernels that only one of the two profiles (recording, replay) has."""
+"""Maximum number of listed kernel names that only one of the two profiles (recording, replay) has."""
 
 
 def attempt(

@@ -62,7 +62,7 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
-    """Return an engine that runs collectives on ranks, and other ops with `others`.
+    """Return an engine that runs collectives on ranks, and other ops with the engine `others`.
 
     The ranks are started here, unless a launcher (e.g. torchrun) started this process as rank 0.
     """
@@ -117,7 +117,7 @@ def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None
 
 
 def _end_of(options: RunOptions) -> float:
-    """Return the monotonic time at which the run stops the current op; an op of normal length can finish."""
+    """Return the monotonic time at which the run stops the current op; an op of normal length can finish before."""
     return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
 
 

@@ -39,7 +39,8 @@ LEFT_SHARE = 0.8
 COPIES = 32
 """Maximum number of copies of the arguments that cold samples alternate between."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
-"""Arguments of at most FEW_BYTES are measured in consecutive calls, if the code's reuse distance is at most NEAR_BYTES.
+"""Ops with at most FEW_BYTES of arguments are measured in consecutive calls, if the code's reuse distance is at most
+NEAR_BYTES.
 
 The code is then in a private cache. Fetching the arguments' eight cache lines takes about 0.1 us per line, but a 1 us
 call that is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
@@ -58,11 +59,12 @@ def measure(
 ) -> Measurement:
     """Time `prepared.call` until the median is precise enough or the time is used up.
 
-    With `visits`, use one round's share of the time, and include samples of earlier rounds. Slow ops get six samples if
-    more would take over about three times `op_time_s`. For very slow ops, the warm-up calls count, except the first. If
-    the op's limit leaves no time for a second call, the first call is the measurement, with a warning; raises
-    NotReplayable if that call imported modules. `recency` has the recorded step's reuse distances, to restore the state
-    of the caches. Exceptions of the op pass through.
+    With `visits`, use one round's share of the time, and include samples of earlier rounds. `recency` has the recorded
+    step's reuse distances, to restore the state of the caches.
+
+    Slow ops get six samples if more would take over about three times `op_time_s`. For very slow ops, the warm-up calls
+    count, except the first. If the op's time limit leaves no time for a second call, the first call is the measurement,
+    with a warning; raises NotReplayable if that call imported modules. Exceptions of the op pass through.
     """
     clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
@@ -168,10 +170,10 @@ def _plan(
 ) -> SamplePlan:
     """Plan samples whose arguments are in the requested cache state.
 
-    Cold: arguments that fill the last-level cache twice evict themselves; smaller arguments alternate with copies. If
-    even the copies do not fill the cache twice, it is flushed before each sample, which uses each copy once. Step: a
-    sample is one call after the memory accesses of the step. Small scalar arguments are measured in consecutive calls,
-    since fetching them takes less time than the timing error.
+    Cold: arguments that fill the last-level cache twice evict each other; smaller arguments alternate with copies. If
+    even the copies do not fill the cache twice, it is flushed before each sample, and a sample uses each copy once.
+    Step: a sample is one call after the memory accesses of the step. Ops with few bytes of arguments are measured in
+    consecutive calls, since fetching the arguments takes less time than the timing error.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -194,10 +196,10 @@ def _plan(
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
     """Plan samples whose calls find their arguments in the caches, as the previous call left them.
 
-    A reset evicts arguments. So resets happen only after `max_calls` calls, unless the op's time depends on the values;
-    arguments that fit into the cache are then read again. An untimed call precedes samples of several calls, and counts
-    toward `max_calls`. Before a sample of one call, it would change the timed values. There it is made only if the
-    arguments do not fit into the cache, since the op may use only part of them.
+    A reset evicts arguments, so resets happen only after `max_calls` calls, unless the op's time depends on the values;
+    arguments that fit into the cache are read again after a reset. An untimed call precedes each sample of several
+    calls, and counts toward `max_calls`. Before a sample of one call, an untimed call would change the timed values; it
+    is made only if the arguments do not fit into the cache, since the op may use only part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -280,7 +282,7 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
 
 
 def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
-    """Scale times from a part of an op to the whole op; `part` is its share (0..1]. Adds a warning if it is not 1."""
+    """Scale the times of the share `part` (0..1] of an op to the whole op. Adds a warning if `part` is not 1."""
     if part == 1.0:
         return measurement
     times = {
@@ -302,8 +304,8 @@ def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """Return warnings about the machine; `gauge_us` has the median reference reading in both halves of the samples,
-    `best_us` the lowest of the run.
+    """Return warnings about the machine; `gauge_us` has the median reference reading of each half of the samples,
+    `best_us` the lowest reading of the run.
     """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):

@@ -193,7 +193,7 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
     first_us: float | None = None
     issue_us: tuple[float, ...] = ()
     arrived_ns: tuple[int, ...] = ()
-    """Start of each stamped call on this host's monotonic clock."""
+    """Start of each time-stamped call, in ns on this host's monotonic clock."""
     done_ns: tuple[int, ...] = ()
     host: str = ""
     """Id of the host with this monotonic clock."""

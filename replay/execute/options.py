@@ -158,8 +158,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     memory_bytes: int
     """Memory limit per op in bytes; see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
-    """Whether the C library keeps freed memory for the next call. False in a sequence, where it should behave as in a
-    model.
+    """Whether the C library keeps freed memory for the next call. False in a sequence, where memory should be managed
+    as in a model.
     """
     recency: dict[str, Recency] = {}
     """Op id → reuse distances in the recorded step; needed to restore the caches of the step."""

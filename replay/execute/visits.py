@@ -97,7 +97,7 @@ class Visits:
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
         """Return the minimum number of samples of the next round, however long they take.
 
-        They complete `FEWEST_SAMPLES` samples with these threads and this cache state.
+        Together with the samples of earlier rounds with these threads and this cache state, they are `FEWEST_SAMPLES`.
         """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)

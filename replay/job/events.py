@@ -74,7 +74,7 @@ class Predicted:
     why: tuple[str, ...] = ()
     """Reasons for missing predictions: one line per device."""
     errors: tuple[CustomOpError | InternalError, ...] = ()
-    """Errors of the user's functions, and internal errors, instead of predictions."""
+    """Errors that replace predictions: errors of the user's functions, and internal errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,8 +255,8 @@ class Job:
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
         """Measure and predict every op; yield events, see `run_events`.
 
-        `engine` replaces the engine from the settings. `beside`: another job measures on the same device at the same
-        time.
+        `engine` replaces the engine from the settings. `beside` means that another job measures on the same device at
+        the same time.
         """
         from opreplay.replay.job.consumers import tee, write_to
         from opreplay.replay.job.measuring import About, no_sums, run_events

@@ -316,7 +316,7 @@ def _refuse_stop_on_error(options: RunOptions) -> None:
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
-    """Return op id → reuse distances in the step if `cache` is "step". Raises UsageError if they are unknown."""
+    """Return the reuse distances in the step by op id, if `cache` is "step". Raises UsageError if they are unknown."""
     if options.cache != "step":
         return {}
     if options.mode == "sequence":

@@ -97,7 +97,7 @@ def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """Raise Unbound for a tensor without strides if other tensors have strides: it is sparse, and its number of
+    """Raise Unbound if one tensor has no strides but other tensors have: that tensor is sparse, and its number of
     elements is unknown.
 
     Also raises Unbound for a quantized tensor, whose scale is not recorded.

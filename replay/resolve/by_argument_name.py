@@ -1,5 +1,5 @@
 # pyright: strict
-"""Matches ops whose argument names, but not overload, are known; `policy` decides what may run.
+"""Chooses overloads for ops that a file lists with argument names only; `policy` decides what may run.
 
 TraceLens's files are of this kind. If a trace gives arguments by position, `match` chooses the overload instead.
 """
@@ -167,7 +167,7 @@ def _refuse(spec: OpSpec, args: tuple[ReplayArg, ...]) -> None:
 
 
 def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
-    """Return the overload with the fewest omitted or widened arguments. Raises Unbound if no overload accepts them."""
+    """Return the overload that omits or widens the fewest arguments. Raises Unbound if none accepts the arguments."""
     fits = [spec for spec in specs if _fits(spec, args)]
     if not fits:
         raise Unbound(Reason("metadata missing", "no overload accepts arguments of these names and types"))
@@ -175,7 +175,7 @@ def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
 
 
 def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
-    """Check whether an overload has all of these arguments, and defaults for its others."""
+    """Check whether an overload has all of these arguments, and defaults for all its other arguments."""
     wanted = {arg.name: arg for arg in spec.args}
     if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
         return False

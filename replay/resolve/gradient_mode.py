@@ -22,7 +22,7 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 
 ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
-"""Ops with a derivative whose kernel checks the gradient mode; this one keeps a workspace for the backward
+"""Ops with a derivative whose kernel checks the gradient mode; `mkldnn_rnn_layer` keeps a workspace for the backward
 (mkldnn/RNN.cpp).
 """
 

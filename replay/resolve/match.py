@@ -19,7 +19,7 @@ DEFAULTED_ARGUMENT = 0.5
 CHANGED_ARITY = 5.0
 """Cost of any difference in the number of arguments: an overload with the recorded number wins if it fits at all."""
 SKIPPED_ARGUMENT = 0.1
-"""Cost of a recorded entry before the arguments: of two overloads that match the end, the longer one explains more."""
+"""Cost of a recorded entry before the arguments: of two overloads that match the last entries, the longer one wins."""
 SKIPPED_TO_OUT = 20.0
 """Cost of using an entry of an interpreter's stack as `out=`: an entry below the arguments is rarely an `out=`."""
 DROPPED_ARGUMENT = 8.0
@@ -67,8 +67,8 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
 
 
 def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> str | None:
-    """Return why a recorded number is not a known code of a dtype, layout or memory format; None if no unknown code is
-    needed.
+    """Return why a recorded number is not a known code of a dtype, layout or memory format; None if the call has no
+    unknown code.
 
     Newer versions of torch have more codes. A call with such a code would fit an overload with a code argument better
     than `match`, which takes the number as a size or another number.
@@ -117,7 +117,7 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """Match one overload from the first argument, or from the last if more was recorded; None if it does not fit."""
+    """Match an overload to the first recorded arguments, or to the last if there are more; None if it does not fit."""
     wanted = len(spec.args)
     extra = len(recorded) - wanted
     if extra == 0:

@@ -216,7 +216,7 @@ def _import_failure(module: str) -> str | None:
 
 
 def imported_libraries() -> dict[str, tuple[str, ...]]:
-    """Return namespace → modules imported in this process to resolve ops, for the report."""
+    """Return the modules imported in this process to resolve ops, by namespace, for the report."""
     return dict(_imported)
 
 
@@ -246,8 +246,8 @@ def _has_kernel(full_name: str, kind: str) -> bool:
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the function to call for an op of a plan, with positional arguments in schema order and the others by
-    name.
+    """Return the function to call for an op of a plan; it takes positional arguments in schema order, and the other
+    arguments by name.
 
     Checks the name, overload and argument values against the dispatcher's table and the policy again. Raises
     NotReplayable if the op cannot be called.

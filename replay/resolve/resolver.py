@@ -97,7 +97,7 @@ class Resolver:
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
         """Resolve an op by the user's conversions and executors that override torch, then by built-in methods, then by
-        the user's others.
+        the user's other conversions and executors.
         """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
@@ -263,7 +263,7 @@ class Resolver:
         )
 
     def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
-        """Raise Unbound for a call that cannot be resolved for a reason that is known without its schema."""
+        """Raise Unbound for a call if it is clear without a schema that the call cannot be resolved."""
         name = signature.name
         reason = None if self._is_allowed_collective(name) else not_an_op(signature, on_device=bool(kernels))
         if reason is not None and reason.kind == "label, not an op":
@@ -289,8 +289,8 @@ class Resolver:
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
     """Return the arguments of a call that cannot run here, for predicting its time.
 
-    The argument names are those published by the op's vendor. If these do not fit, they are those used by `opreplay
-    op`, and if that knows none, arg0, arg1, ...
+    The argument names come from a schema that the op's vendor published; if none fits, they are the names that
+    `opreplay op` would use; if there are none, arg0, arg1, ...
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:

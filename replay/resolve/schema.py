@@ -82,7 +82,7 @@ class OpSpec:
 
     @property
     def has_out(self) -> bool:
-        """Whether the overload writes its result to an `out=`."""
+        """Whether the overload writes its result to an `out=` argument."""
         return any(arg.out for arg in self.args)
 
     @property
@@ -164,7 +164,7 @@ def _compile_argument(argument: Any) -> ArgSpec:
 
 
 def _plain(value: Any) -> Value:
-    """Convert a default to a JSON-safe value; the few types without one (devices) become text."""
+    """Convert a default to a JSON-safe value; values of types that JSON lacks (devices) become text."""
     if value is None or isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     if isinstance(value, list | tuple):

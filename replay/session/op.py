@@ -31,7 +31,7 @@ class Op(Shown):
     """Op of a trace, an event or a call; it holds only metadata until it is prepared or called."""
 
     def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
-        """Create the op from a plan that contains only this op; its share refers to the totals of the plan."""
+        """Create the op from a plan that contains only this op; the op's share refers to the totals of the plan."""
         (self.ir,) = plan.ops
         self._plan, self._setting = plan, setting
 

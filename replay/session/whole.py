@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 LOSERS = 10
-"""Maximum number of ops predicted slower than recorded that are listed, largest loss first."""
+"""Maximum number of listed ops that are predicted slower than recorded; the largest loss comes first."""
 
 
 class Results(Tabular):
@@ -168,9 +168,9 @@ class Simulation(Tabular):
     ) -> None:
         self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
-        """Device → predicted step: total with its band, time of each op, by limiting resource, by kernel family."""
+        """Device → predicted step: total time with its band, times by op, by limiting resource, by kernel family."""
         self.problems = problems
-        """Ops whose inputs could not be generated, so that only shapes count, or cannot hold the recorded batch."""
+        """Ops whose inputs could not be generated (only shapes count then) or cannot hold the recorded batch."""
 
     @property
     def total_us(self) -> dict[str, float]:
@@ -238,7 +238,7 @@ def simulate(
 
 
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
-    """Return where a job's trace spends its time, and its step with idle gaps on the job's devices, like `simulate`.
+    """Return, for `simulate`, where a job's trace spends its time, and its step report with idle gaps and devices.
 
     A trace opened without event times is read again. A large trace, or several traces, have no step.
     """

@@ -46,15 +46,15 @@ from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, p
 LEAST_GAIN = 0.01
 """Minimum gain of a listed change, as a share of the step."""
 GOOD, LOW, BEST = 0.8, 0.6, 1.0
-"""Shares of roofline performance that an optimised op reaches: for the reported gain, and at the ends of its range."""
+"""Assumed shares of roofline performance of an optimised op: GOOD for the gain, LOW and BEST for its range."""
 LEAST_KERNEL_US = 5.0
-"""Minimum time of an optimised call, because the roofline does not limit small kernels."""
+"""Minimum time of an optimised call in µs; the roofline does not limit kernels that are shorter."""
 MOST_OPS = 8
-"""Maximum number of op shapes to try, starting with the most time above the roofline limit."""
+"""Maximum number of op shapes to try; those with the most time above their roofline limit come first."""
 MOST_TENSORS = 3
 """Maximum number of tensors listed per call; the `opreplay op` command contains all of them."""
 FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
-"""Calls of one kernel have slow ones if there are at least FEW_CALLS calls and at most the share MOST_SLOW is slow.
+"""Slow calls of a kernel are tried if it has at least FEW_CALLS calls and at most the share MOST_SLOW of them is slow.
 
 Slow calls take more than SLOW times the median; the other calls take at most EVEN times the median.
 """
@@ -63,7 +63,7 @@ WIDE = 0.5
 LEAST_ERROR = 0.01
 """Minimum relative error of a predicted step time, which widens the range of a gain."""
 LARGE_ERROR = 0.05
-"""A relative error of the graph's step time above this makes every gain less certain."""
+"""Relative error of the graph's step time above which every gain is less certain."""
 _LEVELS: tuple[Certainty, ...] = ("high", "medium", "low")
 _PRODUCTS = frozenset({"GEMM", "convolution", "attention"})
 
@@ -172,8 +172,8 @@ def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
 
 
 def _error(study: Study) -> float:
-    """Return the relative error of the graph's step time: the larger of its own error and, if tested, the median error
-    on other steps.
+    """Return the relative error of the graph's step time: the larger of the error on this step and, if tested, the
+    median error on other steps.
     """
     other = study.timeline.other_steps
     own = max(abs(study.timeline.structure_error), abs(study.timeline.structure_error_typical))
@@ -261,7 +261,7 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
 def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     """Yield a change in which collectives fully overlap with computing; the step takes at least the collectives' time.
 
-    In the worse result, `overlap comm`, collectives begin at their recorded times.
+    The worse result is the what-if `overlap comm`, in which collectives begin at their recorded times.
     """
     where_they_are = _tried(names, graph, "overlap comm")
     if where_they_are is None:
@@ -317,7 +317,7 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
 
 
 def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield changes of kernels of which a few calls take much longer than others with the same op, shapes and name."""
+    """Yield changes that make few slow kernels as fast as other calls with the same op, shapes and kernel name."""
     nodes, trace = graph.nodes, names.trace
     tasks = np.flatnonzero((nodes.kind == KERNEL) & (nodes.name >= 0))
     signature = np.full(len(tasks), -1, np.int64)
@@ -398,7 +398,7 @@ def _without_tasks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """Calls of one op with one set of shapes, which launch only kernels."""
+    """Calls of one op with one set of shapes; they launch only kernels."""
 
     text: str
     """Name and shapes: "aten::mm(bf16[4096,1024], bf16[1024,512])"."""
@@ -416,11 +416,11 @@ class _Calls:
     """Time of each call, in µs."""
 
     def brought_to(self, target_us: float) -> Floats:
-        """Return a factor for each node's time: each call then takes at most `target_us`, or LEAST_KERNEL_US."""
+        """Return the factor on each node's time that shortens its call to `target_us`, at least LEAST_KERNEL_US."""
         return np.minimum(1.0, max(target_us, LEAST_KERNEL_US) / np.maximum(self.us, 1e-9))[self.call_of]
 
     def brought_to_share(self, share: float) -> Floats:
-        """Return a factor for each node's time: each call then takes this share, or at least LEAST_KERNEL_US."""
+        """Return the factor on each node's time that shortens its call to this share, at least LEAST_KERNEL_US."""
         factors = np.maximum(share, np.minimum(1.0, LEAST_KERNEL_US / np.maximum(self.us, 1e-9)))
         return factors[self.call_of]
 

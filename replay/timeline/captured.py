@@ -40,7 +40,7 @@ from opreplay.traces.times.kernel_classes import class_named, class_of_op
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 BOUND_SHARE = 0.9
-"""The host (or the device) bounds a step that takes at least this share of its time without the other one."""
+"""The host (or device) bounds a step that would take at least this share of its time without the device (or host)."""
 VIEW_US = 2.0
 """Assumed host time, in µs, of a call that starts no kernel, e.g. a view; its error band is `DISPATCH_BAND`."""
 PYTHON_US = 23.0 * HOST_RATIO
@@ -131,7 +131,7 @@ class _Calls(msgspec.Struct, frozen=True):
     kernels: Floats
     host_us: Floats
     host_band: Floats
-    """Factor of the 80 % band of each call's host time; 1.0 if it was measured."""
+    """Factor of the 80 % band of each call's host time; 1.0 if that time was measured."""
     waits: Floats
     """1.0 for a call whose result the host needs, 0.0 for any other."""
     talks: Floats
@@ -287,7 +287,7 @@ def _bound(calls: _Calls, step_us: float) -> str:
 
 
 WORK = {"hbm": "memory", "l2": "memory", "link": "communication", "launch": "kernel launches"}
-"""What a kernel's time is bound by → what limits a step of these kernels; "compute" for all other bounds."""
+"""What bounds a kernel's time → what limits a step of such kernels; all bounds that are not listed mean "compute"."""
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:

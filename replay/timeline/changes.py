@@ -65,7 +65,7 @@ of gaps.
 MOST_CALL_US = 2.0
 """Maximum overhead of a call from Python; if all gaps before ops are longer, the rest is other work."""
 GRAPH_GAP_US = 1.0
-"""Gap between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
+"""Gap in µs between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
 WORTH = 0.01
 """Minimum loss of kernel speed that is reported, as a share."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
@@ -82,11 +82,11 @@ class Edited:
     slices_us: Floats
     """Host time of each slice. A change scales the result of earlier changes, so factors on one call multiply."""
     inside_us: Floats
-    """Like `slices_us`, but only for slices inside offloaded ops: initially recorded times, from which shares of the
-    ops' time are computed.
+    """Like `slices_us`, but only for slices inside offloaded ops: recorded times until a change scales them; used for
+    shares of an op's time.
     """
     left_out: Bools
-    """Mask of the slices between ops that were already shortened by the Python time of a removed call."""
+    """Mask of slices between ops that were already shortened because a removed call needs no Python time."""
     unchanged_us: Floats
     """Durations before any change: recorded or, on a simulated device, predicted."""
     notes: list[str] = field(default_factory=list[str])
@@ -390,7 +390,7 @@ def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
     """Scale the tasks of offloaded ops by the share of recorded time of matching ops inside them; return a mask of the
-    other matching ops.
+    matching ops outside offloaded ops.
     """
     if not len(tasks) or not ops.any():
         return ops
@@ -469,7 +469,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
 
 
 def take_slices(out: Edited, slices_us: Floats) -> None:
-    """Set the host time of all slices, and change the durations of their nodes accordingly, to no less than 0."""
+    """Set the host time of all slices, and change the durations of their nodes by the difference, but not below 0."""
     gained = host_durations(out.graph, out.slices_us - slices_us)
     out.durations_us = np.maximum(0.0, out.durations_us - gained)
     out.slices_us = slices_us
@@ -485,7 +485,7 @@ def _call_us(graph: StepGraph) -> float:
 
 
 def outermost(names: Names, ops: Bools) -> Ints:
-    """Return, for each op, the outermost op of the mask that contains it or is it; the op itself if none does."""
+    """Return, for each op, the outermost op of the mask that is or contains the op; the op itself if there is none."""
     top = outermost_of(op_parents(names.trace), ops)
     return np.where(top >= 0, top, np.arange(len(ops)))
 
@@ -497,7 +497,7 @@ def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
 
 
 def matching_ops(names: Names, pattern: str) -> Bools:
-    """Return a mask of op rows for which their own name or that of an enclosing op matches a shell pattern."""
+    """Return a mask of ops whose own name, or the name of an enclosing op, matches a shell pattern."""
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():
         return np.zeros(len(names.trace.ops), bool)

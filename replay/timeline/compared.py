@@ -26,7 +26,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     step_us: float
-    """From the completion of the previous step to the completion of this one, as `Window.step_us`."""
+    """From the completion of the previous step to the completion of this one, as in `Window.step_us`."""
     host_us: float
     """Duration of the marked range on its host thread."""
     device_sum_us: float
@@ -46,7 +46,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[StepParts, ...] = ()
     after: tuple[StepParts, ...] = ()
     reports: dict[str, StepReport] = {}
-    """Report of one step, as in other commands, by "before" and "after"; only for those that are traces."""
+    """Report of one step by "before" or "after", as in other commands; missing for a side that is not a trace."""
     studies: dict[str, Study] = {}
     """Studies (timeline and graph) of the steps in `reports`, for figures; not written to any file."""
 
@@ -70,7 +70,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> StepRatio | None:
-        """Return the step time relative to before; None if the steps cannot be compared."""
+        """Return the ratio of the step time after to before; None if the steps cannot be compared."""
         before, after = self.step_us if self.is_known else (0.0, 0.0)
         return StepRatio(ratio=after / before, is_clear=self.is_clear) if before else None
 
@@ -107,7 +107,7 @@ ERRORS = 2.0
 
 
 def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
-    """Compare the steps of the first trace before and the first trace after that were read with their activity."""
+    """Compare the steps of two traces: the first trace in `before` and in `after` that was read with its activity."""
     first, second = (
         next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
         for side in (before, after)
@@ -116,7 +116,7 @@ def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepCha
 
 
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:
-    """Compare the steps of two traces; None for a side that is not a trace with its activity."""
+    """Compare the steps of two traces; pass None for a side that is not a trace with its activity."""
     traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}
     chosen = None if before is None or after is None else _chosen(before, after)
     if before is None or after is None or chosen is None:

@@ -50,7 +50,7 @@ class Contention:
         self.hbm_share[list(nodes)] = min(1.0, terms_us.get("hbm", 0.0) / time_us) if time_us > 0 else 0.0
 
     def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
-        """Record a collective's HBM traffic and links, e.g. from "direct over HCCS, then ring over RDMA"."""
+        """Record a collective's HBM traffic, and links from `algorithm`: "direct over HCCS, then ring over RDMA"."""
         self.transports[node] = frozenset(part.split()[0].strip(",") for part in algorithm.split(" over ")[1:])
         size = max(total_bytes(call.inputs), total_bytes(call.outputs))
         if time_us > 0:

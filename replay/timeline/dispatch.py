@@ -30,7 +30,7 @@ from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
 LONG_US, LONG_TIMES = 300.0, 20.0
-"""Host work without a launch is not dispatch if it takes longer than LONG_US µs and LONG_TIMES the median."""
+"""Host work without a launch is not dispatch if it takes more than LONG_US µs and LONG_TIMES times the median."""
 SOME_LAUNCHES = 2
 """If other threads launch at least this many kernels during an interval, its thread is assumed to wait for them."""
 _DIRECTIONS = {
@@ -122,8 +122,8 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
 
 
 def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
-    """Return a mask of a thread's intervals in which other threads launch kernels: it is assumed to wait for them, as
-    the caller of a backward pass does.
+    """Return a mask of a thread's intervals in which other threads launch kernels; the thread is assumed to wait for
+    them, as the caller of a backward pass does.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]

@@ -1,8 +1,8 @@
 # pyright: strict
 """Convert a step's graph and schedule to the nodes of a Chakra trace: activities, dependencies and latencies.
 
-A Chakra dependency has no lag. If a node started later than the end of its last dependency, a node of that length is
-inserted between them; if it started before a dependency ended, it depends on that node's own dependencies.
+A Chakra dependency has no lag. If a node started after its last dependency had ended, a node with the length of that
+gap is inserted. If it started before a dependency had ended, it depends on what that dependency depends on instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find Python functions and other host work of a step that launch nothing and could run in parallel, and remove it.
+"""Find and remove host work of a step, e.g. Python functions, that launches nothing and could run in parallel.
 
 Names come from functions if stacks were recorded (`with_stack=True`), otherwise from `record_function` ranges,
 otherwise from the ops around a long gap.
@@ -78,7 +78,7 @@ def host_work(names: Names, graph: StepGraph, stretches: Stretches, least_us: fl
 
 
 def without_work(graph: StepGraph, work: HostWork) -> Edited:
-    """Return the step without this host work, and without the waits of its thread during it."""
+    """Return the step without this host work and without its thread's waits during the work."""
     nodes, edges = graph.nodes, graph.edges
     out = Edited.unchanged(graph)
     mine = np.flatnonzero((nodes.lane == work.lane) & (nodes.slices > 0))

@@ -202,7 +202,7 @@ class _Live(NamedTuple):
     peak_at: int
     """Number of the call at which the peak is first reached."""
     low: int
-    """Peak if external activations are alive only during their uses."""
+    """Peak if activations from outside the step are alive only during their uses."""
     end: int
 
 
@@ -262,8 +262,8 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Return the numbers of external tensors that are KV caches of a serving engine: caches in blocks, not tables of a
-    model.
+    """Return the numbers of external tensors that are KV caches of a serving engine, which are divided into blocks,
+    unlike the tables of a model.
     """
     return {
         number
@@ -273,7 +273,7 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
 
 
 def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
-    """Return the KV caches that are views of other ones: same bytes and dtype, but a rarer shape."""
+    """Return the KV caches that are views of other KV caches: same bytes and dtype, but a rarer shape."""
     by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
     for number in pools:
         if (meta := _tensor(ops, outside[number])[2]) is not None:
@@ -293,7 +293,7 @@ def _block(meta: TensorMeta | None) -> int:
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
-    """Return number → bytes of external tensors that look like activations whose producer was not found.
+    """Return the bytes, by number, of external tensors that look like activations whose producer was not found.
 
     Their argument does not have a parameter's name, and their op does not write them.
     """
@@ -311,8 +311,8 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
     possible.
 
     A shape counts as often as the calls of one op use it: a layer's weight is used in forward, backward and the
-    optimizer, but layers of the same size have separate weights. `repeated`: if every weight is used a multiple of n
-    times, the step counts as n passes through one model, e.g. a step that decodes several tokens.
+    optimizer, but layers of the same size have separate weights. With `repeated`, if the number of uses of every weight
+    is a multiple of n, the step counts as n passes through one model, e.g. a step that decodes several tokens.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}

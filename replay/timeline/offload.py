@@ -25,15 +25,15 @@ from opreplay.traces.model import OpSignature
 Floats = npt.NDArray[np.float64]
 
 DISPATCH_US = 16.0
-"""Host time to dispatch an op to an NPU, instead of its work on the CPU.
+"""Host time in µs to dispatch an op to an NPU; it replaces the time of the op's work on the CPU.
 
 15.7 µs is the median of 140 outermost ops of a public torch_npu profile (timeline test data of MindStudio Insight); its
 quartiles are 11 and 42 µs.
 """
 DISPATCH_BAND = 2.5
-"""Factor of the 80 % band of `DISPATCH_US`, chosen so that the upper end is the third quartile of that profile."""
+"""Factor of the 80 % band of `DISPATCH_US`, chosen so that the upper end is the third quartile of the same profile."""
 HOST_RATIO = 2.1
-"""Host time of ops without device work (views, empty tensors), relative to the hosts of five public H100 traces.
+"""Ratio of host times of ops without device work (views, empty tensors): NPU hosts to hosts of five public H100 traces.
 
 The ratio is the median over seven ops that occur both in these traces and in the torch_npu profile of `DISPATCH_US`.
 For another torch_npu profile it is 7.6.

@@ -41,7 +41,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """Return (parts by op, longest first; the same time in µs by op row or -1 for no op, and by kind of wait).
+    """Return (parts of the path by op, longest first; µs on the path by op row, by -1 for no op, or by kind of wait).
 
     Host time counts for the op that runs in it. If the length of a host interval was changed, all its ops are scaled by
     the same factor.

@@ -35,7 +35,7 @@ LEAST_NAMED = 0.3
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
 ) -> tuple[PythonTime, ...]:
-    """Return the critical path's time between ops by function or range, longest first; may be less than the whole.
+    """Return time between ops on the critical path by function or range, longest first; some time may be missing.
 
     The result is empty if the trace names no function or range.
     """
@@ -128,8 +128,8 @@ def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: fl
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by function: functions called in an interval, and the enclosing function for the remaining time; "" if
-    there is none.
+    """Return µs by function: the time of functions called in an interval; the rest counts for the enclosing function,
+    or for "" if there is none.
     """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)

@@ -16,9 +16,9 @@ from opreplay.replay.timeline.offload import HOST_RATIO
 SERVER_MS = 5.0 * HOST_RATIO
 """Host time of a server between two decode steps, in ms; the device waits for scheduling, inputs, sampling, outputs.
 
-In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this takes 29 % of the time and the GPU 38 %.
-With a GPU step of 8 ms, this is 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer for the
-same work. Servers that schedule the next step in advance hide it.
+In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this work takes 29 % of the time and the GPU 38
+%; with a GPU step of 8 ms, the work takes 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer
+for the same work. Servers that schedule the next step in advance hide this time.
 """
 SERVER_BAND = 2.0
 
@@ -130,7 +130,7 @@ def served(
 
 
 def _a_token(times: CapturedTimes, steps: float, server_ms: float) -> tuple[float, float, float]:
-    """Return (ms per token, low, high) of the band: the time of `steps` steps plus the server's time once."""
+    """Return (ms per token, low end, high end of its band) of `steps` steps plus the server's time once."""
     ms, low, high = (us * steps / 1e3 for us in (times.step_us, times.low_us, times.high_us))
     shorter = math.hypot(ms - low, server_ms - server_ms / SERVER_BAND)
     longer = math.hypot(high - ms, server_ms * SERVER_BAND - server_ms)

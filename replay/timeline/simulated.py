@@ -59,10 +59,10 @@ from opreplay.traces.activity import Collective
 from opreplay.traces.errors import NothingRan
 
 LAUNCH_LATENCY_US = 44.0
-"""Time from the launch by torch_npu's dequeuing thread to the start of the task on an idle stream.
+"""Time in µs from the launch by torch_npu's dequeuing thread to the start of the task on an idle stream.
 
-The median of the public AlexNet profile on a 910B2 (MindStudio Insight test data). NPU traces keep their recorded
-latencies.
+The value is the median of the public AlexNet profile on a 910B2 (MindStudio Insight test data). NPU traces keep their
+recorded latencies.
 """
 TASK_GAP_US = 1.0
 """Gap between two tasks of a stream if the second was already launched.
@@ -72,7 +72,7 @@ TASK_GAP_US = 1.0
 ASSUMED = "launch latency"
 """First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`; the note is the same for every step."""
 UNPREDICTED_BAND = 3.0
-"""Assumed factor of the 80 % band for tasks without a prediction, scaled by the ratio of the predicted tasks."""
+"""Assumed factor of the 80 % band for tasks without a prediction; their time is scaled like the predicted tasks."""
 MIN_BAND_SHARE = 0.01
 """Minimum relative error of a step, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
@@ -111,7 +111,7 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     contradicts it.
     """
     scaled_us: float
-    """Time of tasks without a prediction: their recorded time, scaled by the ratio of the predicted tasks."""
+    """Time of tasks without a prediction: their recorded time × predicted ÷ recorded time of the predicted tasks."""
     kept_us: float
     """Time of tasks that keep their recorded time: copies to and from the host, collectives of unknown size."""
     host_scale: float
@@ -130,8 +130,8 @@ class Predicted:
     """Kernel family → µs of each node; the sum over families is the duration of a predicted node."""
     longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
     shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us`: longer at the
-    upper end.
+    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us` has the µs by
+    which it is longer at the upper end.
     """
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
     """(confidence, predicted time in µs) of each prediction."""
@@ -432,10 +432,10 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Predict tasks by the op that owns them; the op's time is divided among its tasks in recorded proportions.
+    """Predict tasks by the op that owns them; the op's time is divided among its tasks in proportion to their recorded
+    times.
 
-    If the op is predicted with more kernels than were recorded, the gaps between them are added; if with fewer, only
-    the gaps between kernels are removed.
+    If the op is predicted with more kernels than were recorded, the gaps of the additional kernels are added.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -531,8 +531,8 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Set the times of tasks without a prediction: copies as recorded, other tasks scaled by the ratio of the predicted
-    tasks.
+    """Set the times of tasks without a prediction: copies as recorded, others scaled by predicted ÷ recorded time of
+    the predicted compute tasks.
     """
     nodes = graph.nodes
     rest = tasks[~done[tasks]]

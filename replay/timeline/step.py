@@ -1,5 +1,5 @@
 # pyright: strict
-"""The step report of all commands, from a step's graph, its schedule and its critical path."""
+"""The step report that all commands show, made from a step's graph, its schedule and its critical path."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of this step's graph with the durations of other steps, compared with those steps' recorded times."""
+    """Errors of this step's graph, scheduled with durations of other steps, relative to their recorded times."""
 
     steps: int
     median_error: float
@@ -119,7 +119,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     measured_ops: int = 0
     """Number of calls with a measured time."""
     measured_profiler_us: float | None = None
-    """Part of the measured step that the profiler took for inner ops; without a profiler it is not needed."""
+    """Part of the measured step time that the profiler takes for inner ops; without a profiler, it is saved."""
     memory: MemoryUse | None = None
     """Memory use; None if the trace records no allocations in the step and there is no plan to infer them from."""
     what_if: tuple[WhatIf, ...] = ()
@@ -164,9 +164,9 @@ def timeline(
     """Analyse one step of a trace that was read with its activity.
 
     `step` is as in `chosen_step`. `devices` are simulated with the ops of `planned`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times from a run, for a
-    step of the host. Raises TraceError for a missing step, for text that is not a change, and for devices if the step
-    has no device work.
+    kernel table describes; `host_scale` multiplies host times on these devices. `measured` has op times from a run, for
+    a step that ran on the host. Raises TraceError for a missing step, for text that is not a change, and for devices if
+    the step has no device work.
     """
     trace = with_host_collectives(trace)
     plan = planned.plan if planned is not None else None
@@ -365,7 +365,7 @@ def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedul
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
-    """Return one line on why the step gains little of the changed work's gain; none if it gains at least half."""
+    """Return a line on why the step gains less than half of the time removed from the changed work, or nothing."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
@@ -393,7 +393,7 @@ def _all_edits(
 ) -> tuple[Edited | None, list[str]]:
     """Return (the graph after all applicable changes, hints for the changes that match nothing).
 
-    The changes start from predicted times if given. The graph is None if no change applies.
+    The changes are applied to the `predicted` times, if given. The graph is None if no change applies.
     """
     total: Edited | None = None
     lacking: list[str] = []

@@ -61,7 +61,7 @@ STACKED_KEYS_AND_VALUES = 2
 
 
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Return (op with fewer rows in its KV caches and tables to need at most `limit_bytes`, a note for each of these).
+    """Cut rows of an op's KV caches and tables until it needs at most `limit_bytes`; return (op, notes on cuts).
 
     The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows, at least as
     many as the call uses at once. A cache keeps at least one row per sequence; if block tables refer to more rows than
@@ -93,7 +93,7 @@ def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: C
 
 
 def single_tensors(op: ReplayOp) -> dict[str, TensorMeta]:
-    """Return name → metadata of the tensor arguments, without tensor lists."""
+    """Map the name of each tensor argument to its metadata; tensor lists are left out."""
     return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
 
 

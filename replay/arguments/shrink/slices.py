@@ -184,8 +184,8 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Yield cuts of attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have as
-    many heads.
+    """Yield cuts of attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have the
+    same number of heads.
     """
     tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):

@@ -87,7 +87,7 @@ AI_CPU = "AICPU"
 def with_measured_types(
     devices: Mapping[str, DeviceProfile], kernels: Iterable[tuple[KernelCall, str]]
 ) -> dict[str, DeviceProfile]:
-    """Mark the types of measured (kernel, SoC) pairs on each device as measured on its own SoC or on another SoC."""
+    """Record on each device which of these kernel types were measured on its own SoC, and which only on other SoCs."""
     measured: dict[str, dict[str, set[str]]] = {}
     for kernel, soc in kernels:
         family = family_of(kernel, devices[soc]).name
@@ -109,8 +109,8 @@ def with_measured_types(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """Return the devices with the prediction errors of the groups added as neighbours, which correct predictions for
-    similar kernels. An error is added to all devices of its SoC's generation. Existing neighbours are kept.
+    """Return the devices with the groups' prediction errors added as neighbours, i.e. kernels that correct predictions
+    for similar kernels. An error is added to all devices of its SoC's generation. Existing neighbours are kept.
     """
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:

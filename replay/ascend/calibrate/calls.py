@@ -108,7 +108,7 @@ def _without(source: str) -> Learned:
 
 
 def row_of(call: MeasuredCall, parts: Sequence[Simulated], *, shipped_us: float | None = None) -> Compared:
-    """Return a measured call with its prediction, which is the sum over the predictions `parts` of its ops."""
+    """Return a measured call with its prediction: the sum of `parts`, the predictions of the call's ops."""
     predicted = sum(part.time_us for part in parts)
     metas = tensors_of(call.ops[0])
     name = call.ops[0].name + (f" and {len(call.ops) - 1} more" if len(call.ops) > 1 else "")

@@ -20,13 +20,13 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
-"""Factor of the 80 % band for transfers over a known transport. Determined from public profiles; each was predicted by
-a fit that excluded the profile's run.
+"""Factor of the 80 % band, up and down, of transfers over a known transport. Determined from public profiles; each was
+predicted by a fit that excluded its run.
 """
 
 
 def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
-    """Return the predicted microseconds of a transfer, packet after packet; None for an unknown transport."""
+    """Return the predicted microseconds of a transfer, summed over its packets; None for an unknown transport."""
     transport = transport_named(transfer.transport, table)
     if transport is None:
         return None

@@ -168,8 +168,8 @@ def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l
     """Return a call's time predicted as if its kernels ran within a network, but with the cache state of an isolated
     call.
 
-    Isolated calls are predicted with other constants and with other users' measurements of isolated calls. A measured
-    call is compared with this time instead, to learn about the same call in a network.
+    Isolated calls are predicted with other constants and with other users' measurements of isolated calls. Comparing a
+    measured call with this time instead shows how the same call behaves in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

@@ -108,7 +108,7 @@ SLOW = 2.5
 slow path.
 """
 ALIKE = 4.0
-"""Factor by which element counts may differ from a slow kernel's for the same slow path to apply; assumed."""
+"""Factor by which element counts may differ from that of the slow kernel for the slow path to apply; assumed."""
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
@@ -153,8 +153,8 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with sample counts and cache states per kernel family from the measurements, and with their
-    kernel types marked as measured.
+    """Return the device with each kernel family's sample count and cache states taken from the measurements, and with
+    the measured kernel types marked as measured.
     """
     states: dict[str, list[State]] = {}
     for group in groups:
@@ -168,7 +168,7 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
-    """Return the complete TOML text of a user's calibrated device, whose meaning later releases do not change."""
+    """Return the complete TOML text of a user's calibrated device; later releases do not change what it means."""
     kernels = len(fit.compared_before)
     device = msgspec.structs.replace(
         fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"

@@ -115,8 +115,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     measured_rows: int
     fitted_to: int
-    """Number of unique kernels with exactly the sizes of kernels that the device was fitted to; their errors do not
-    carry over to other kernels.
+    """Number of unique kernels with exactly the sizes of kernels that the device was fitted to; errors of such kernels
+    do not carry over to others.
     """
     by_others: int = 0
     """Number of measured calls that the correction was learned from; each is predicted without the measurements of its

@@ -22,11 +22,11 @@ MASKS = frozenset({"bool", "uint8", "int8"})
 """Dtypes that identify an input as an attention mask."""
 
 KEYS_OF_A_CORE = 4096
-"""Keys per block of queries that one core processes in inference kernels; longer contexts are split over more cores
-(flash decoding).
+"""Maximum keys per block of queries that one core processes in inference kernels; longer contexts are split over more
+cores (flash decoding).
 
-The value is the longest measured context. That longer contexts are split is assumed, because MindIE takes no longer for
-two sequences of 65,536 than moving their bytes takes.
+The value is the longest measured context. The splitting is assumed, because MindIE processes two sequences of 65,536 in
+the time that moving their bytes takes.
 """
 USUAL_LENGTH = 4096
 """Sequence length and context length assumed if the shapes do not give them."""
@@ -153,7 +153,7 @@ def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[flo
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
-    """Return the number of keys per sequence; the query length's dimension identifies SBH, BSH, BNSD or BSND."""
+    """Return the number of keys per sequence; the layout (SBH, BSH, BNSD, BSND) follows from the place of `queries`."""
     if len(key.shape) == 3 and len(query.shape) == 3:
         if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
             return key.shape[0]
@@ -169,8 +169,8 @@ def attention_terms(
     """Return the cost terms of fused attention in microseconds.
 
     `family.cycles` is the cycles per score element on a vector core, `family.row_cycles` the cycles per query row.
-    `family.half_ratio` is the number of matrix products of the score matrix's size, divided by 2, their number in the
-    forward pass.
+    `family.half_ratio` is half the number of matrix products that have the size of the score matrix (2 in the forward
+    pass).
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Assigns each prediction to a cell, i.e. evidence for the op and kind of work; the cell decides band and confidence.
+"""Assigns each prediction to a cell (evidence for its op, kind of work), which decides band and confidence.
 
 The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` lists
 how often each band contained measurements that were predicted before anything was fitted to them.
@@ -40,10 +40,10 @@ HELD: dict[Evidence, dict[WorkKind, tuple[int, float]]] = {
     "this SoC": {"product": (117, 0.85), "streaming": (126, 0.87), "irregular": (32, 0.81)},
     "its family": {"product": (40, 0.92), "streaming": (101, 0.89), "irregular": (75, 0.72)},
 }
-"""(number of calls, share of them within the band), for public measurements that commit a5eb243a predicted before
-anything was fitted to them.
+"""Evidence → kind of work → (number of calls, share of them within the band), over public measurements that commit
+a5eb243a predicted before anything was fitted to them.
 
-They cover known kinds of ops and ops that had never been measured, but no op that was measured only on other SoCs.
+The calls cover known kinds of ops and ops never measured before, but no op that was measured only on other SoCs.
 """
 
 CONFIDENCE: dict[Evidence, Confidence] = {
@@ -55,14 +55,14 @@ CONFIDENCE: dict[Evidence, Confidence] = {
 RANK: dict[Evidence, int] = {"this SoC": 0, "another SoC": 1, "its family": 2, "its form": 3}
 
 ORDER_OF_MAGNITUDE = 10.0
-"""Band factor from which a prediction is printed as an order of magnitude only."""
+"""Minimum band factor for which a prediction is printed only as an order of magnitude."""
 
 PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
 IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
-"""Unmeasured kernel types whose work does not follow from their bytes. They are Fourier transforms (prime lengths use
-longer ones), draws without replacement and series of special functions.
+"""Unmeasured kernel types whose work does not follow from their bytes: Fourier transforms (those of prime length
+compute longer ones), draws without replacement and series of special functions.
 """
 
 

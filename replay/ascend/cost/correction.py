@@ -54,22 +54,22 @@ REACHES: dict[Reach, tuple[float, float, float, float]] = {
     "near": (0.25, 0.8, 2.15, 0.31),
     "broad": (1.8, 2.4, 4.5, 0.9),
 }
-"""Distances at which similarity falls to exp(-1/2). The four are in octaves of time, octaves of elements, octaves of
-the last dimension, and share of launch time.
+"""Distances at which similarity falls to exp(-1/2), in this order: octaves of time, octaves of elements, octaves of the
+last dimension, share of launch time.
 """
 NOISE = 0.01
 """Noise variance of a single call."""
 FULL_WEIGHT_CALLS = 4
-"""Number of calls of an op on a generation below which each call gets less weight; a single call gets half."""
+"""Number of measured calls of an op on a device generation below which each counts less; a single one counts half."""
 DOUBTED = 3.0
 """Threshold above which a call gets less weight: its squared deviation from the prediction by all other calls, divided
 by that prediction's variance.
 
 Reasons seen: the call's contents decided its time (boxes, divisors), or the source was wrong (a time 70 times shorter
-than others, later published as 16 times as long).
+than others; the source later published one 16 times as long).
 """
 LOOKS = 2
-"""Number of rounds in which each call is compared with the others: raising one call's noise may clear another."""
+"""Number of rounds in which each call is compared with the others: more noise for one call may make another agree."""
 # All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
 """Limit on the logarithm of a learned factor: slow paths of factor 20,000 were measured (8-byte gcd)."""
@@ -115,7 +115,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = False
     """Whether the op was measured."""
     calls: int
-    """Number of measured calls of the op on this generation; if none, on any generation; if none, of the family."""
+    """Number of measured calls of the op on this device generation; if none, on any; if none, of the kernel family."""
     beyond: bool = False
     """Whether the call takes more than twice as long as the longest of the calls counted in `calls`, or has more than
     twice as many elements.
@@ -158,7 +158,8 @@ class Learned:
         """Return the weight of each measured call in predictions of other calls; `logs` are log(measured / predicted).
 
         A call that disagrees with the others gets less weight: its noise is raised until its squared deviation is at
-        most `DOUBTED` times its variance. So does a call of an op with fewer than `FULL_WEIGHT_CALLS` measurements.
+        most `DOUBTED` times its variance. A call of an op with fewer than `FULL_WEIGHT_CALLS` measurements gets less,
+        too.
         """
         import numpy as np
 
@@ -166,11 +167,10 @@ class Learned:
         return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
 
     def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
-        """Return the correction of each call, learned from the calls with another value in `parts`, e.g. of other
+        """Return the correction of each call, learned from calls with another value in `parts`, e.g. from other
         sources.
 
-        The weights without a part follow from the full weights and the inverse of the covariances, so that nothing is
-        refitted.
+        The weights without a part follow from the full weights and the inverse of the covariances; nothing is refitted.
         """
         import numpy as np
 
@@ -261,7 +261,7 @@ class Learned:
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
         """Return the correction exp(`log`) of a call at position `at`, with its evidence. `among` are the indices of
-        the calls learned from; `same` marks which of them share each of `KEYS` with the call.
+        the calls learned from; `same` marks which of these calls share each of `KEYS` with the corrected one.
         """
         import numpy as np
 

@@ -14,7 +14,7 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
 JOB_COLUMNS = 256
-"""Columns of the weights that a core keeps while it processes an expert's rows: those of the usual base tile."""
+"""Number of weight columns that a core keeps while it processes an expert's rows: the width of the usual base tile."""
 SPLIT_SHARPNESS = 4.0
 """How abruptly overlap is lost around the depth `split_depth`: 6 % is lost at half that depth, 94 % at twice."""
 ACCUMULATORS = 32768
@@ -22,13 +22,13 @@ ACCUMULATORS = 32768
 
 
 LEAST_ROWS = 80
-"""Minimum number of rows for which the tile's width is chosen. Otherwise a product of 64 rows, with tiles as wide as
+"""Minimum number of rows assumed when the tile's width is chosen. Otherwise a product of 64 rows, with tiles as wide as
 L0C allows, would take another number of waves than one of 65 rows.
 """
 DEALT_OUT = (32, 48, 80, 144, 272)
 """Row counts at which products get more tilings to choose from: one fractal, or one fractal more than a whole tile."""
 FEW_WAVES = 4
-"""Number of waves of 128 x 256 tiles from which one more fractal of rows makes no difference."""
+"""Minimum number of waves of 128 x 256 tiles for which one more fractal of rows makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
 """Dtypes whose operands are rearranged on loading; float64, unknown to the cube, is never faster than float32."""
 WRITTEN = 0.87
@@ -48,8 +48,8 @@ square root interpolates between these.
 SPLIT_LEAST = 4096
 """Minimum depth of each piece when K is split over cores; assumed.
 
-Pieces of 1024 would predict half the measured time of products with K = 7168; no measurement tells 2048 from larger
-values.
+Pieces of 1024 would predict half the measured time of products with K = 7168; no measurement distinguishes 2048 from
+larger values.
 """
 
 
@@ -129,7 +129,7 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     out_bytes_per_element: int
     a_along_k: bool
-    """Whether rows of A are contiguous along K (A is not transposed); if so, the narrow side of A is never M."""
+    """Whether rows of A are contiguous along K (A is not transposed), so that K, not M, is the contiguous length."""
     b_along_k: bool
     a_fractal: bool
     b_fractal: bool
@@ -210,7 +210,7 @@ def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
     """Return the multiply-accumulates per cycle of one cube core.
 
-    Unknown dtypes run at the float32 rate, never for free; a complex multiply-accumulate counts as four.
+    Unknown dtypes run at the float32 rate, so they are never free; a complex multiply-accumulate counts as four.
     """
     rates = device.macs_per_cycle
     if dtype.startswith("complex"):
@@ -246,12 +246,14 @@ def gemm_terms(
 ) -> dict[str, float]:
     """Return the cost terms of a matrix product in microseconds, for the fastest plan.
 
-    Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each reported term is its
-    share of the overlapped sum, so that the terms add up to the time. If K is very long, CANN splits it: the pipes of a
-    core then wait for each other, and L1 to L0 takes about as long as computing. If few tiles would leave most cores
-    idle, K is split across these cores, and the partial sums are read and added once more. `family.memory_factor`
-    multiplies the time to load operands: float32 rows are rearranged at half the speed. `skew` multiplies the work and
-    loads of the busiest core. A product without elements costs its launch.
+    Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with p = `overlap_p`. Tiles run in ceil(tiles / cores)
+    waves. Each reported term is its share of the overlapped sum, so that all terms add up to the time.
+
+    If K is very long, CANN splits it: the pipes of a core then wait for each other, and L1 to L0 takes about as long as
+    computing. If few tiles would leave most cores idle, K is split across these cores, and the partial sums are read
+    and added once more. `family.memory_factor` multiplies the time to load operands: float32 rows are rearranged at
+    half the speed. `skew` multiplies the work and loads of the busiest core. A product without elements costs its
+    launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
         return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
@@ -323,7 +325,7 @@ def _shares(
     device: DeviceProfile,
 ) -> dict[str, float]:
     """Split a product's time (`total`, in seconds) into terms in microseconds. The `overlapped` seconds are divided in
-    proportion to `computed`, `loaded` and `drawn`: the times of cube, L2 and HBM raised to the power of the norm.
+    proportion to `computed`, `loaded` and `drawn`, the times of cube, L2 and HBM raised to the power `rates.overlap_p`.
     """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
@@ -384,11 +386,11 @@ def conv_terms(
     """Return the cost terms of a convolution (forward, backward to input, or to weights): a matrix product and its
     unfolding.
 
-    Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). If
-    there are at least as many images as cores, each core gets whole images, the busiest one ceil(N / cores). Otherwise
-    the work is split into tasks of 128 output pixels, also backward: 32 images run on 22 to 24 cores of a 910B2, and on
-    16 forward. If there are fewer tasks than cores, groups of 256 output channels are distributed, too: 2 x 256 pixels
-    of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97.
+    Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). A
+    forward convolution with at least as many images as cores gives each core whole images, the busiest one ceil(N /
+    cores). All other work is split into tasks of 128 output pixels: on a 910B2, 32 images run on 16 cores forward and
+    on 22 to 24 cores backward. If there are fewer tasks than cores, groups of 256 output channels are distributed, too:
+    2 x 256 pixels of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97 us.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 LINE_BYTES = 128
 """Bytes of an L2 cache line."""
 LINE_CYCLES = 3.1
-"""Cycles that a core waits per line from L2. With all 64 cores of a 950PR, a line takes 22 to 28 ps, 4.7 TB/s (gathers
-of 0.5 to 8 million elements, hicann/cann-bench).
+"""Cycles that a core waits per line from L2. With all 64 cores of a 950PR, this is 22 to 28 ps per line, or 4.7 TB/s
+(gathers of 0.5 to 8 million elements, hicann/cann-bench).
 """
 CORE_CACHE_BYTES = 128 << 10
 """Bytes of fetched lines that a core's cache holds: gathers from slices of 270 KB fetch half of the lines again."""
@@ -23,15 +23,15 @@ RANDOM_L2_SHARE = 0.25
 of 134 and 268 MB mostly from memory (gathers on a 950PR with 128 MiB of L2).
 """
 BY_THREADS = 6.0
-"""Cost of looking up an element by a thread, relative to a lookup by vectors in a core's memory. The former takes 8 ps
-on a 950PR; the latter takes 5 on a 910B2, where the transposition is counted separately (gather, hicann/cann-bench).
+"""Cost of looking up an element with threads, relative to vector instructions in a core's memory. Threads take 8 ps on
+a 950PR; vectors take 5 ps on a 910B2, where the transposition is counted separately (gather, hicann/cann-bench).
 """
 SAMPLED_BY_THREADS = 0.3
-"""Cost of interpolating an element from four or eight elements of an image by threads, relative to vectors. It takes 5
-ps on a 950PR, excluding the time for cache lines, and 94 on a 910B2.
+"""Cost of interpolating an element from four or eight elements of an image with threads, relative to vectors. With
+threads, it takes 5 ps on a 950PR, without the time for cache lines; with vectors, 94 ps on a 910B2.
 """
 POSITIONS_TOGETHER = 64
-"""Minimum grid positions per core: 1024 positions of 128 channels take four times as long as their cache lines."""
+"""Minimum grid positions for each core: 1024 positions of 128 channels take four times as long as their cache lines."""
 SECTOR_BYTES = 32
 """Minimum bytes of a memory access."""
 NEIGHBOURS = 2
@@ -53,13 +53,13 @@ def sampled_lines(count: float, channels: int, itemsize: int) -> float:
     """Return the cache lines fetched for `count` result elements sampled at image positions.
 
     The lines are fetched again for each channel of a position: 0.3 ps per byte on a 950PR for 11 to 128 channels
-    (cann-bench). No element needs more lines than it has neighbours in a plane.
+    (cann-bench). An element needs at most one line per neighbour in its plane.
     """
     return count * min(channels * itemsize / LINE_BYTES, NEIGHBOURS**2)
 
 
 def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:
-    """Return the bytes of `lines` that come from memory, for a table whose slices are accessed one after another, each
+    """Return how many bytes of `lines` come from memory, for a table whose slices are accessed one after another, each
     at random.
 
     Each line is loaded once, and again if L2 does not keep it.
@@ -69,9 +69,9 @@ def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: fl
 
 
 def touched(source: Sequence[int], result: Sequence[int], itemsize: int) -> float:
-    """Return the share of an image (`source`) that is read to interpolate it to the size `result`.
+    """Return the share of an image of size `source` that is read to interpolate it to size `result`.
 
-    For each result row, two rows are read, and in these rows the sectors that contain the needed elements.
+    For each result row, two image rows are read, and of these rows only the sectors that contain the needed elements.
     """
     share = 1.0
     for size, wanted in zip(source[:-1], result[:-1], strict=True):

@@ -22,8 +22,8 @@ PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)
 """Octaves at which similarity falls to exp(-1/2).
 
-PRODUCT_REACH: in rows, columns and depth of a product. OTHER_REACH: in rows and row length of other kernels. Weights
-that a table lists with one number of rows help to predict other numbers of rows, but hardly other weights.
+PRODUCT_REACH: in rows, columns and depth of a product. OTHER_REACH: in rows and row length of other kernels. A
+measurement of weights with one number of rows helps to predict other numbers of rows, but hardly other weights.
 """
 
 SPREAD = 0.2
@@ -39,12 +39,12 @@ MAX_NEIGHBOURS = 64
 """Maximum number of neighbours kept per family; a prediction searches all neighbours of its kind."""
 
 FARTHEST = 5.0
-"""Distance in columns, divided by the reach, beyond which a neighbour is ignored: its weight there is a
+"""Distance in columns, divided by the reach, beyond which a neighbour is ignored: its weight at that distance is one
 hundred-thousandth.
 """
 
 EXTRAPOLATION_FACTOR = 8.0
-"""Factor by which sizes may exceed a family's measured sizes before a prediction counts as an extrapolation."""
+"""Factor by which sizes may be outside a family's measured sizes before a prediction counts as an extrapolation."""
 
 SAME = 1e-6
 """Distance, in octaves divided by the reach, up to which sizes count as equal."""
@@ -52,8 +52,8 @@ SAME = 1e-6
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
-"""Forms whose cost follows from shapes; that of lookups, sorts, transpositions and attention depends on data not in a
-kernel table.
+"""Forms whose cost follows from shapes. The cost of lookups, sorts, transpositions and attention depends on data that
+kernel tables do not contain.
 """
 
 
@@ -62,10 +62,10 @@ Spot = tuple[float, float, float]
 
 
 class Place(NamedTuple):
-    """Kind and sizes of a kernel, by which it is compared with other kernels of its family."""
+    """Kind and sizes of a kernel; only kernels of the same family and kind are compared."""
 
     kind: str
-    """Types, formats and transposition: kernels of different kinds say nothing about each other."""
+    """Types, formats and transposition; kernels of different kinds do not help to predict each other."""
     spot: Spot
 
 
@@ -160,7 +160,7 @@ def neighbour_factor(
     state: State = "network",
     tally: Tally | None = None,
 ) -> float:
-    """Return the factor on the predicted time from the family's measured neighbours of the call; 1 if it has none."""
+    """Return the factor by which the family's measured neighbours correct a call's predicted time; 1 without any."""
     form = family.form
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -193,7 +193,7 @@ def largest(call: KernelCall) -> tuple[float, str]:
 
 
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
-    """Check whether a call's sizes or dtype are far outside its family's measurements, or the family has none."""
+    """Check whether a call's sizes or dtype are far outside its family's measurements, or its family has none."""
     n, largest_measured = tally.elements, family.most_elements
     if (
         largest_measured <= 0.0

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
 """How the variance of a call's error is divided into parts that it shares with other calls.
 
-The sharing calls are, in this order: all calls on the device; calls of its kernel family of similar duration; calls of
-its op; calls of its op of similar duration; the same call. The values lie between two maximum-likelihood fits: kernels
-of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of ops that were never seen give the op 0.2 to 0.4. Choices and
-errors change little between the two (benchmarks/exams/measure_kit.py).
+The parts are shared, in this order, with: all calls on the device; calls of the same kernel family and similar
+duration; calls of the same op; calls of the same op and similar duration; the same call. The values lie between two
+maximum-likelihood fits: kernels of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of ops that were never seen
+give the op 0.2 to 0.4. Choices and errors change little between the fits (benchmarks/exams/measure_kit.py).
 """
 REACH_OCTAVES = 3.0
 """Octaves between two predicted times at which the correlation by similar duration falls to exp(-1/2)."""
@@ -45,18 +45,18 @@ MOST_LOG = 5.0
 QUANTILE = 1.2816
 """Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Number of measured calls that would weigh as much as the original bands when measured errors rescale the bands of
+"""Weight of the original bands, as a number of measured calls, when measured errors rescale the bands of
 other calls.
 """
 MOST_SCALE = 3.0
-"""Maximum factor by which measured errors widen the bands of other calls; they never narrow them, because users measure
-large calls.
+"""Maximum factor by which measured errors widen the bands of other calls. They never narrow the bands, because users
+measure large calls.
 """
 MEDIAN_SQUARE = 0.455
 """Median of the square of a standard normal variable."""
 CONTRADICTED = 9.0
 """Threshold above which a row is reported to the user: its squared deviation from the prediction by the other calls,
-relative to the usual one.
+divided by the usual squared deviation.
 """
 MIN_BAND_FACTOR = 1.05
 TOLD_SHARE = 0.1
@@ -67,7 +67,7 @@ minutes.
 """
 
 Nearest = Literal["", "call", "op", "family"]
-"""Closest of the user's measurements behind a prediction: of the same call, its op, or its kernel family."""
+"""Closest user measurement behind a prediction: one of the same call, of the same op, or of the same kernel family."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     """For an aten op, the kernel types that it runs; for any other op, its name; for a single kernel, its type."""
     family: str
-    """Return the standard deviation of log(measured / predicted)."""
+    """Kernel family that takes most of the call's time."""
     time_us: float
     """Predicted time of one call."""
     band: float
@@ -111,7 +111,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
-    """Return the covariances between the log errors of the calls in `first` (rows) and in `second` (columns)."""
+    """Return the covariances between the log errors of the calls in `first` (rows) and those in `second` (columns)."""
     import numpy as np
 
     codes: dict[tuple[str, str], int] = {}
@@ -135,7 +135,7 @@ class _Doubt(NamedTuple):
     """Evidence that a measured row is wrong, and the variance added because of it."""
 
     unlikely: float
-    """Squared deviation from the prediction by the other calls, divided by its usual size."""
+    """Squared deviation from the prediction by the other calls, divided by the usual squared deviation."""
     variance: float
     """Variance added to the error of the row's call."""
 
@@ -193,9 +193,9 @@ class Measured:
         alone does.
 
         The error of such a row's call gets additional variance that it does not share with other calls, just enough
-        that no row of the call deviates by more than `DOUBTED` times the usual square. A wrong row is therefore still
-        predicted as measured, but hardly changes other calls. Rows that agree with each other are trusted, however far
-        they are from the prediction. Rows about which the other calls say nothing are trusted, too.
+        that no row of the call deviates by more than `DOUBTED` times the usual square. A wrong row is then still
+        predicted as measured, but hardly changes other calls. Rows are trusted if they agree with each other, however
+        far they are from the prediction, or if the other calls say nothing about them.
         """
         import numpy as np
 
@@ -322,7 +322,7 @@ def choose(
     budget: float = inf,
     most: int | None = None,
 ) -> list[Choice]:
-    """Return the calls whose measurement narrows the total most, best first.
+    """Return the calls whose measurement narrows the band of the total most, best first.
 
     The total is the sum of `counts` times the predicted times. Each choice removes most of the remaining variance of
     the total; a call similar to a chosen one adds little. `costs` and `budget` have the same unit; calls that exceed

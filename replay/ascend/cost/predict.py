@@ -21,7 +21,7 @@ from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
 from opreplay.replay.results.records import Simulated
 
 Terms = Callable[..., dict[str, float]]
-"""Function (call, family, device, resident) -> cost term → microseconds."""
+"""Function (call, family, device, resident) that returns microseconds by cost term."""
 
 
 AICPU_OPERATIONS_PER_US = 4000.0
@@ -45,7 +45,7 @@ PAGEABLE_BYTES_PER_US = 8e3
 H100 and A100 hosts.
 """
 HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
-"""Family of copies between host and device, which are not kernels and depend on no SoC; the band is assumed."""
+"""Family of copies between host and device. They are not kernels and depend on no SoC; the band is assumed."""
 
 
 def _host_terms(
@@ -141,8 +141,8 @@ def _transdata(call: KernelCall) -> str:
 def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
     """Check whether several cores compute parts of one sum.
 
-    True if a kept dimension is inside a summed one, by the attr `across` or, without it, by shapes. Also true if there
-    are fewer rows than cores and each row is longer than what one core reduces alone.
+    True if a kept dimension is inside a summed one, by the attr `across` or, if it is missing, by shapes. Also true if
+    there are fewer rows than cores and each row is longer than what one core reduces alone.
     """
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
@@ -171,7 +171,7 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
     """Return a lower bound on the kernel's time in microseconds.
 
     The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2;
-    and the bytes that do not fit into L2 before and after the kernel at the peak of HBM.
+    and the bytes at the peak of HBM, except those that L2 may hold before and after the kernel.
     """
     form = family.form
     if form == "matmul":
@@ -195,8 +195,8 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
 
 
 NO_INSTRUCTIONS = frozenset({"float64", "complex128", "complex64", "complex32"})
-"""Dtypes for which vector and cube cores have no instructions: measurements of a family's other dtypes say little about
-them.
+"""Dtypes for which vector and cube cores have no instructions; measurements of a family with other dtypes say little
+about these dtypes.
 """
 BARE_START_US = 0.9
 """Lower bound on the time of any kernel; the shortest measured time is 1.1 us (MemSet of one block)."""
@@ -315,9 +315,9 @@ UNKNOWN = "Unknown"
 MOST_BY_BYTES = 7.7
 """Upper factor of the 80 % band of a cost based on bytes alone, which ignores arithmetic, passes and access patterns.
 
-Of 430 kernels and ops of the public tables, each costed as if it were unknown, 10 % took longer than this factor (7.0
-if each family counts once); the median is 1.5. Few kernels take less time than their bytes, but lookups do, because
-they read only a part. The lower bound of the band is therefore as low as for a kernel unlike all measured kernels.
+Of 430 public kernels and ops, each costed as if it were unknown, 10 % took longer by more than this factor (7.0 if each
+family counts once); the median is 1.5. Few kernels take less time than their bytes, but lookups do, because they read
+only a part of a table. The lower bound of the band is therefore as low as for a kernel unlike all measured kernels.
 """
 
 MOST_US = 1e15
@@ -347,7 +347,7 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> Simulated:
 
 
 BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
-"""Families whose bands do not follow from measurements of kernels on the AI cores."""
+"""Families whose bands are not derived from measurements of kernels on the AI cores."""
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
@@ -378,12 +378,13 @@ def predict_kernel(
     state: State = "network",
     loaded: float = 0.0,
 ) -> Simulated:
-    """Return the cost of one launch of `call` on `device`, in microseconds; it is not multiplied by `call.count`.
+    """Return the cost of one launch of `call` on `device`, in microseconds, without multiplying by `call.count`.
 
     `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels. If
-    None, it is derived from `state` (in a network: the expected share for the working set). `loaded` is the share of
-    launches in a network for which the instruction caches hold a vector kernel's code. Never raises for a well-formed
-    call: unregistered kernel types and sizes that exceed any memory are costed by their bytes and marked uncalibrated.
+    None, it is derived from `state` (in a network: the expected share for the working set). `loaded` is the share of a
+    vector kernel's launches in a network for which its code is in the instruction caches. Never raises for a
+    well-formed call: unknown kernel types and sizes that exceed any memory are costed by their bytes and marked
+    uncalibrated.
     """
     family = family_of(call, device)
     form = family.form

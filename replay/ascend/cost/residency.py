@@ -1,10 +1,10 @@
 # pyright: strict
-"""Estimates which part of each kernel's data is still in L2, from the kernel sequence and the tensor sizes.
+"""Estimates how much of each kernel's data is still in L2, from the kernel sequence and the tensor sizes.
 
-A kernel table has no addresses. Each operand is assumed to be the most recently used tensor of the same number of
-elements and dtype that is not assigned to another operand of the kernel. The reuse distance is the number of bytes
-accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
-(`owned_operands`). A caller that knows the identity of a tensor passes it.
+A kernel table has no addresses. Each operand is assumed to be the most recently used tensor with the same number of
+elements and dtype that is not already assigned to another operand of the kernel. The reuse distance is the number of
+bytes accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
+(`owned_operands`). A caller that knows a tensor's identity passes it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_REMEMBERED = 64
 
 
 class Stream:
-    """Tracks when each tensor was last used by the kernels of a device, in launch order; the clock counts bytes.
+    """Tracks when each tensor was last used by the kernels of a device, in launch order; time is counted in bytes.
 
-    A tensor with a given identity was last used when that identity was. Any other tensor is assumed to be the most
+    A tensor with a given identity was last used when its identity was. Any other tensor is assumed to be the most
     recently used one of its size and dtype, because the allocator reuses freed memory.
     """
 
@@ -52,9 +52,9 @@ class Stream:
         outputs: Sequence[Hashable] = (),
         beyond: Hashable = None,
     ) -> tuple[Touch, ...]:
-        """Return the next kernel's tensors with their reuse distances, which include the kernel's own bytes.
+        """Return the tensors of the next kernel with their reuse distances, which include the kernel's own bytes.
 
-        The last entry covers the bytes that the kernel moves in addition to its tensors, if any: cache pages that
+        The last entry covers bytes that the kernel moves in addition to its tensors, if any, e.g. cache pages that
         attention reads. `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if
         unknown. A tensor that the kernel writes is matched to memory by its size.
         """
@@ -81,7 +81,7 @@ class Stream:
         return tuple(touches)
 
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
-        """Return (elements, dtype) and bytes of a kernel's tensors, and of the memory that it moves beyond them.
+        """Return (elements, dtype) and the bytes of a kernel's tensors, then of memory that it moves beyond them.
 
         Results are cached, because most kernels repeat. A kernel reads no more of a lookup table than it moves.
         """
@@ -139,11 +139,11 @@ _Kind = tuple[int, str, str]
 
 
 def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
-    """Return position in launch order → identity of each input, for kernels that read weights or caches.
+    """Map each kernel that reads weights or caches, by position in launch order, to the identities of its inputs.
 
     The second and later operands of products, and keys and values of attention, are weights or caches if no kernel in
-    the table writes a tensor of the same size, dtype and format: each layer has its own, and reads it once per step. If
-    the table holds several steps, the layer reads it again one step later. Other inputs have the identity None.
+    the table writes a tensor of the same size, dtype and format. Each layer has its own and reads them once per step;
+    in a table of several steps, it reads them again one step later. Other inputs have the identity None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -186,8 +186,8 @@ def _kind(spec: TensorSpec) -> _Kind:
 
 
 MOST_ALIKE = 5
-"""Minimum reads per step of equally sized weights that show that several layers read them: a layer has four projections
-of equal size, but not five.
+"""Minimum number of reads per step of equally sized weights from which several layers must read them: one layer has
+four projections of equal size, but not five.
 """
 
 
@@ -195,9 +195,9 @@ def _steps_told(counts: Sequence[int]) -> int:
     """Return the number of steps in a table, derived from how often weights of each size are read; 1 if it is
     ambiguous.
 
-    It is the greatest common divisor of the counts, if some size (a head, the last layer) is read once per step, and
-    some size is read more often per step than one layer would. The last condition is needed because a table of a few
-    layers would look like several steps.
+    The result is the greatest common divisor of the counts if some size (a head, the last layer) is read once per step
+    and some other size is read more often per step than by one layer. Without the last condition, a single step of a
+    few layers would look like several steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
@@ -221,8 +221,8 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
     """Return an isolated kernel's `touches` with a reuse distance for its outputs, which stay in L2 if the kernel's
     tensors fit.
 
-    The output stays wherever the input comes from. This does not apply to attention, which reads more than the tensors
-    it names (`moved_bytes`).
+    Outputs stay wherever the inputs come from. This does not apply to attention, which reads more than the tensors it
+    names (`moved_bytes`).
     """
     kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
     if len(touches) > reads + sum(spec is not None for spec in call.outputs):
@@ -249,7 +249,7 @@ class Held(NamedTuple):
 
 
 CODES_KEPT = 3
-"""Number of other kernels after which a kernel's code has left the instruction caches.
+"""Maximum number of kernels in between for which a kernel's code stays in the instruction caches.
 
 The median `aiv_icache_miss_rate` of a Qwen step on a 910B4 is 0.000 if up to two kernels ran in between, 0.003 after
 three, 0.02 to 0.05 after more.
@@ -264,7 +264,7 @@ class Codes:
         self._last: dict[tuple[str, ...], int] = {}
 
     def launch(self, call: KernelCall | None) -> bool:
-        """Check whether the caches hold the next kernel's code: a kernel of its type and dtypes ran at most
+        """Check whether the caches hold the next kernel's code: the last kernel of the same type and dtypes ran at most
         `CODES_KEPT` other kernels ago.
 
         None is an unknown kernel.
@@ -286,7 +286,7 @@ def codes_kept(calls: Iterable[KernelCall | None]) -> list[bool]:
 def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | None:
     """Return the share of a kernel's bytes found in L2; None if nothing is known about its tensors.
 
-    A tensor is found with probability 1 / (1 + (distance / (reach * L2)) ** sharpness).
+    A tensor is found with probability 1 / (1 + (reuse distance / (`sequence_reach` * L2)) ** `sequence_sharpness`).
     """
     rates = device.rates
     reach = rates.sequence_reach * device.l2_bytes

@@ -17,11 +17,11 @@ from opreplay.replay.ascend.profile import SlowPath
 from opreplay.replay.ir.kernel import HALF, UNIFIED_BUFFER, KernelCall, itemsize
 
 SCALAR_CYCLES = 25.0
-"""Maximum cycles per element of a scalar loop on one core, as measured for a cumulative product."""
+"""Maximum cycles per element when one core processes elements one at a time; measured for a cumulative product."""
 UNDIVIDED = 4096
 """Maximum elements inside a middle dimension that one core processes without splitting; the largest measured value.
 
-Longer lines are assumed to be split over cores, because no measurement has fewer than 16 outer slices.
+Longer lines are assumed to be split over cores; every measurement has at least 16 outer slices.
 """
 SHORT_ROW_BYTES = 256
 """Maximum bytes of a short row, which takes a fixed start time regardless of its content. The value is half of what a
@@ -32,7 +32,7 @@ FEW_ROWS = 16
 910B4-1.
 """
 ALIGNED = 32
-"""Alignment in bytes of the rows of a product's operands that allows fast loading."""
+"""Alignment in bytes that the rows of a product's operands need for fast loading."""
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """Return how a call's dimension divides its first tensor; the dimension is given by attrs (`cols`, `inner`).
-    Without `inner`, it is the innermost dimension. None if there is no tensor or it has no dimensions.
+    """Return how the dimension that a call works along divides its first tensor. The attrs `cols` and `inner` give the
+    dimension; without `inner`, it is the innermost one. None if there is no tensor or it has no dimensions.
     """
     source = first(call.inputs)
     if source is None or not source.shape:
@@ -124,7 +124,7 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
 def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
     """Return the first slow path in `paths` that applies to a call; `gemm` is `gemm_of(call)`, if already computed.
 
-    If the dimension has one element, it needs only a copy, so that only paths with a factor apply.
+    If the dimension has one element, the kernel only copies, and only paths with a factor apply.
     """
     single = call.attrs.get("cols") == 1
     for path in paths:
@@ -148,7 +148,7 @@ def length_of(cut: Lines) -> int:
 
 
 EXTRAPOLATION_FACTOR = 8.0
-"""Factor by which a length may exceed the measured lengths before it counts as an extrapolation, as for sizes."""
+"""Factor by which a dimension may be outside the measured lengths before a prediction counts as an extrapolation."""
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:

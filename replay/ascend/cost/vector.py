@@ -7,7 +7,7 @@ from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 
 ONE_BY_ONE = 1.0
-"""Maximum cycles per element of one vector core for moving runs of one element, which its instructions support."""
+"""Maximum cycles per element for a vector core to move single scattered elements, which its instructions support."""
 BURST = 12.0
 """Cycles per run if one instruction copies several runs: 0.1 us for 16 runs on a 910C die."""
 FULL_CORES = 40
@@ -16,7 +16,7 @@ FULL_CORES = 40
 Starting takes longer on more cores: 0.06 us per core in one table of copies on 1 to 40 cores.
 """
 FURTHER = 0.25
-"""Launch time of each core beyond `FULL_CORES`, relative to the earlier cores. Kernels in networks start in 7.8 us on
+"""Launch time added per core beyond `FULL_CORES`, relative to the cores before. Kernels in networks start in 7.8 us on
 the 40 cores of a 910B4 and in 8.3 us on the 48 of a 910B2.
 """
 ACCESS = 200.0
@@ -30,7 +30,8 @@ ONE_CORE_BYTES = 19.0
 def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     """Return the expected share of a kernel's bytes found in L2 if nothing is known about the preceding kernels.
 
-    The share falls smoothly as the working set grows: share / (1 + (bytes / (reach * L2)) ** sharpness).
+    It falls smoothly with the bytes: `resident_share` / (1 + (bytes / (`resident_reach` * L2)) **
+    `resident_sharpness`).
     """
     rates = device.rates
     relative = bytes_touched / (rates.resident_reach * device.l2_bytes)
@@ -41,7 +42,7 @@ def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[float, float]:
     """Return the (HBM, L2) times in microseconds to move bytes through `blocks` vector cores; `resident` is the share
-    of them in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written bytes first.
+    of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written bytes first.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)

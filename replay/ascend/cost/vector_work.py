@@ -64,9 +64,9 @@ take 0.059 cycles instead of 0.020, float16 quotients 0.21, by the vector pipe's
 SORTED_IN_CORE = 4096
 """Number of elements that a vector core sorts in its own memory, which also holds their indices and a second buffer."""
 MERGED = 2.0
-"""Cost of a merge level that reads runs from memory and writes them back, relative to a level within a core.
+"""Cost of a merge level that reads runs from memory and writes them back, relative to a merge level within a core.
 
-From 11 sorted rows of 151,936 on a 910C die (204 us), the only long rows measured; distributed evenly they would take
+From sorting 11 rows of 151,936 on a 910C die (204 us), the only long rows measured; distributed evenly they would take
 88 us.
 """
 
@@ -90,7 +90,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     write: float
     """Bytes that the kernel writes."""
     repeated: float = 0.0
-    """Elements of the busiest core for which an operand is repeated along its rows."""
+    """Elements that the busiest core processes with an operand that is repeated along each row."""
     further: float = 0.0
     """Cycles of the busiest core in addition to those for elements and rows."""
     memory: float = 0.0
@@ -112,7 +112,7 @@ def _numel(spec: TensorSpec | None) -> int:
 
 
 DIVERGING = frozenset({"Gcd"})
-"""Kernels whose number of steps depends on the value, so that wide vectors process no more elements at a time."""
+"""Kernels whose number of steps depends on the values, so that wider vectors do not process more elements at a time."""
 
 
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -188,11 +188,11 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
 
 
 def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
-    """Return the costs of work along a dimension of `length` that is not innermost, for `outer` slices; its lines have
+    """Return the costs of work along a dimension of `length` that is not innermost, for `outer` slices whose lines have
     `inner` elements.
 
-    The costs are the factor per element compared with work along the innermost dimension, and the cycles of the busiest
-    core for its lines, regardless of their length.
+    The costs are the factor per element, compared with work along the innermost dimension, and the cycles that the
+    busiest core needs for its lines, regardless of their length.
     """
     shares = max(1.0, device.aiv_cores / max(1.0, outer))
     held_bytes = length * inner / shares * 4
@@ -201,8 +201,8 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
-    """Return the work of a call that processes `lines` lines of `cols` elements, as its attrs say, regardless of tensor
-    shapes. Each line is processed in `steps`; `each` is the arithmetic cost of an element.
+    """Return the work of a call that processes `lines` lines of `cols` elements each, regardless of tensor shapes. The
+    attr `steps` is the number of steps per line, the attr `each` the arithmetic cost of an element.
     """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
@@ -237,13 +237,13 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 TURNED_TOGETHER = 64
-"""Elements that a transposed block reads and writes contiguously, for any number of dimensions.
+"""Elements that a transposition in blocks reads and writes contiguously, for any number of dimensions.
 
 Reversing the dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2; single rows of 11 would take 420 us
 (hicann/cann-bench).
 """
 SWAPPED_TOGETHER = 256
-"""`TURNED_TOGETHER` for swapping only rows and columns of matrices: even 9 rows of 65536 run at memory speed."""
+"""`TURNED_TOGETHER` if only rows and columns of matrices are swapped: even 9 rows of 65536 run at memory speed."""
 BLOCK_BYTES = 32
 """Block size in bytes of a vector core's memory, to which rows are padded."""
 TURNED_SINGLY = 0.8
@@ -257,9 +257,9 @@ us on a 950PR.
 TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
 """Extra cost of transposing matrices of 2-byte elements on a 950PR.
 
-TURNED_HALVES: cycles per element. MANY_TURNED: minimum length of both sides. MOST_HALVES: maximum elements per core
-that are charged. Measured: 8 to 20 us more for [256, 256] to [769, 1537]; none if one side is 9, 91 or 255, or for
-4-byte elements; no additional cost for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
+TURNED_HALVES: cycles per element. MANY_TURNED: minimum length of both sides. MOST_HALVES: maximum elements per core to
+which the cost applies. Measured: 8 to 20 us more for [256, 256] to [769, 1537]; none if one side is 9, 91 or 255, or
+for 4-byte elements; no additional cost for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
 """
 FEW_TURNED = 16
 """Number of rows below which a core transposes a whole matrix at once and writes it as one run. [2, 9, 65536] takes 15
@@ -267,7 +267,7 @@ us and 10 us.
 """
 TURNED_MEMORY = 1.38
 """Factor on the memory time of transpositions in blocks, for vectors of 128 and of 256 bytes. [8192, 8192] of 4 bytes
-moves 0.95 TB/s with both (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, and 1.4 on a 950PR.
+moves 0.95 TB/s with either (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, 1.4 on a 950PR.
 """
 RUN_BY_RUN = 1.4
 """Cost of a run, relative to a row, when several dimensions are reversed on a 950PR, which moves one run at a time. A
@@ -341,10 +341,10 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
-    """Return the number of runs copied element by element between NCHW of this shape and blocks of channels.
+    """Return the number of runs copied element by element between NCHW images of this shape and blocks of channels.
 
     A run is a channel of an image, or a block of channels if that is longer. Images of one point have the same layout
-    in both, except for padded channels.
+    in both formats, except for padded channels.
     """
     images, channels, *points = shape
     block = last_dim(blocked) if blocked is not None else 1
@@ -436,12 +436,12 @@ BLOCKED_CHANNELS = 16
 910B2, but not on a 950PR (hicann/cann-bench).
 """
 WINDOWED = 4.0
-"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. 30
-ps per element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench).
+"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. It
+takes 30 ps per element on a 910B2, 8 to 12 ps on a 950PR (hicann/cann-bench).
 """
 VISITED, VISITED_CHANNEL = 55.0, 0.35
-"""Cycles per position of an adaptive window on channels-last data of a 910B, and cycles per channel of a position. In
-total 50 to 100 cycles for 7 to 97 channels, without the time of transpositions (13 calls, hicann/cann-bench).
+"""Cycles per position of an adaptive window on channels-last data of a 910B, and additional cycles per channel of each
+position. In total 50 to 100 cycles for 7 to 97 channels, excluding transpositions (13 calls, hicann/cann-bench).
 """
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
@@ -468,7 +468,7 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
-    """Return the work of sampling one element of each image at each position of a grid."""
+    """Return the work of sampling each image at the positions of a grid, one element per position and channel."""
     source, grid = (*call.inputs[:2], None, None)[:2]
     n = _numel(first(call.outputs))
     positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n
@@ -494,7 +494,7 @@ MIXED: 20 ps versus 4 to 10 on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, by th
 def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
     """Return the work of interpolation: converting images to blocks of channels, and computing the result elements.
 
-    Cores with wide vectors read plain images, so only the second part counts.
+    Cores with wide vectors read plain images, so only computing the result elements counts.
     """
     work = _pooled(call, device, main)
     if device.vector_width > 1.0:

@@ -294,10 +294,10 @@ def _wrong_in(properties: object) -> str | None:
 def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
     """Return the launch, cube, vector, hbm and l2 times in microseconds of an op with these properties.
 
-    All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: the cores that
-    the bytes occupy, or more if the operations take longer than starting another core. An op that multiplies has the
-    launch time of the cube. A dtype unknown to the cube runs at the float32 rate: nothing is computed for free. Cold
-    caches hold none of the bytes, warm caches as many as fit, and caches in a network the usual share.
+    All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: as many as the
+    bytes occupy, or more if the operations take longer than starting another core. An op with matrix operations has the
+    launch time of the cube. A dtype unknown to the cube runs at the float32 rate, never for free. Cold caches hold none
+    of the bytes, warm caches as many as fit, and caches in a network the usual share.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0

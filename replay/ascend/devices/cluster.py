@@ -63,7 +63,7 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """Return the device as a die of the cluster; the cluster's name is added to its version, because it changes
+    """Return the device as a die of the cluster. The device's version gets the cluster's name, because clusters change
     predictions.
     """
     version = f"{device.version} in {cluster.name}"

@@ -210,7 +210,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memories and paths of a core: default values, and other values for single devices."""
+    """Memories and data paths of a core: default values, and values that replace them on single devices."""
 
     schema_version: int
     pipes: dict[str, Quantity]
@@ -494,8 +494,8 @@ on it. Factors and measured calls are relative to these devices.
 def alone(device: DeviceProfile) -> DeviceProfile:
     """Return the device with the constants for isolated calls.
 
-    These are the constants of the reference device of its kind, or of the user's device file if that was fitted,
-    multiplied by the model's factors for isolated calls.
+    The constants come from the reference device of the same kind, or from the user's device file if that was fitted;
+    they are multiplied by the model's factors for isolated calls.
     """
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
@@ -569,7 +569,7 @@ def _shipped(name: str) -> DeviceFile:
 
 @lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
-    """Return the name of the shipped device that has a name or alias, ignoring case; None if there is none."""
+    """Return the name of the shipped device that has this name or alias, ignoring case; None if there is none."""
     wanted, names = _plain(name), list_devices()
     by_name = (known for known in names if _plain(known) == wanted)
     by_alias = (known for known in names if wanted in map(_plain, _shipped(known).aliases))

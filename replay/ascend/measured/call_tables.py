@@ -157,7 +157,7 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
 
 MISLABELLED = {("flagos-ai/FlagGems", "910b4"): "910b4-1"}
 """(project, device as named in its tables) → actual device. 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has
-only 0.8.
+only 0.8 TB/s.
 """
 
 

@@ -120,7 +120,7 @@ def _bytes(path: str | Path) -> bytes:
 
 
 def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list[Transfer]:
-    """Return the transfers of one op's entry of either JSON file; totals over all ops are ignored."""
+    """Return the transfers in the entry of one op in either of the JSON files; totals over all ops are ignored."""
     op = name.partition("@")[0]
     if op.startswith("Total Op Info"):
         return []

@@ -58,7 +58,7 @@ _BY_TYPE: dict[str, Callable[[TensorSpec], Outputs]] = {
     **dict.fromkeys(("MoeGatingTopK", "MoeGatingTopKSoftmax"), _gating),
     **dict.fromkeys(("Sort", "SortV2"), lambda source: (source, _spec(source.shape, "int32"))),
 }
-"""Kernel type → function that returns the outputs for a first input."""
+"""Kernel type → function that derives the outputs from the first input."""
 
 BINARY = frozenset({"Add", "Sub", "Mul", "RealDiv", "Maximum", "Minimum"})
 """Kernel types whose output has the broadcast shape of their inputs."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Compares the kernels that an NPU was recorded to run for an op with the kernels predicted by the lowering; no
-predicted times.
+"""Compares the kernels that an NPU ran for an op, as recorded, with the kernels that the lowering predicts; does not
+compare times.
 
-Only a plan of a trace that was joined with a kernel table has recorded kernels to compare with.
+Only a plan from a trace that was joined with a kernel table contains recorded kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel type → recorded launches per call, on average; calls of one signature may run different kernels."""
     lowered: dict[str, int]
     recorded_us: float
-    """Recorded time of all calls in kernels whose type is recorded, in microseconds."""
+    """Recorded time in microseconds, over all calls, of the kernels whose type is recorded."""
 
 
 def compare_kernels(op: ReplayOp) -> KernelAgreement | None:

@@ -199,9 +199,10 @@ def simulate_op(
 
     Methods in order of precedence: a user's estimator (bound "custom"), a user's properties, a tile program registered
     for the op, the lowering to kernels, the op's bytes (marked "uncalibrated"); `by` says which was used. Views cost
-    nothing and have the bound "none". `contents` describes the values of the arguments; without it they follow from the
-    batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected by measured calls: the
-    shipped ones, or `learned`. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
+    nothing and have the bound "none". `contents` describes the values of the arguments; by default, they are derived
+    from the batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected by measured
+    calls: `learned`, or the shipped ones. Raises CustomOpError if a user's function fails, InternalError for an error
+    in opreplay.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
@@ -351,7 +352,7 @@ def _shipped(
 MOST_BELOW_WARM = 1.8
 """Maximum factor by which an irregular op may be faster in a network than on warm caches.
 
-Programs of networks launch kernels faster than loops over one call, and the two were measured by different sources.
+Programs of networks launch kernels faster than loops over one call, and different sources measured networks and loops.
 """
 
 
@@ -360,8 +361,8 @@ def _at_least_warm(
 ) -> tuple[Parts, Simulated]:
     """Raise the predicted time of an irregular op in a network to its time on warm caches divided by `MOST_BELOW_WARM`.
 
-    The constants for networks come from few irregular calls, most of them small. No network leaves more in L2 than an
-    identical call that ran just before.
+    The constants for networks come from few irregular calls, most of them small. No network leaves more data in L2 than
+    an identical call does.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -419,7 +420,7 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
 
 
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
-    """Return the properties by which a call is compared with measured calls; None if these cannot correct it."""
+    """Return the properties by which a call is compared with measured calls; None if it cannot be compared."""
     state = state_of(l2)
     predict = Predictor(alone(load_device(REFERENCE[generation])))
     parts = time_kernels(lowering.kernels, predict, state)
@@ -470,7 +471,7 @@ def _way_of(call: KernelCall) -> str:
 def _corrected(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State, learned: Learned
 ) -> tuple[Parts, Simulated] | None:
-    """Return the prediction of an isolated call, corrected by similar measured calls; None if they cannot
+    """Return the prediction of an isolated call, corrected by similar measured calls; None if measured calls cannot
     correct it.
     """
     bare = _uncorrected(op, lowering, device, l2)
@@ -486,8 +487,8 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Return the prediction corrected by measured calls: at least the lower bound of its kernels, with the band for its
-    evidence and kind of work.
+    """Return the prediction corrected by measured calls. The time is at least the lower bound of the op's kernels;
+    evidence and kind of work determine the band.
     """
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))

@@ -51,7 +51,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     by_family: dict[str, float]
     uncalibrated_share: float
     """Share of the predicted time in ops with a kernel family that was not measured on any SoC; 1 if nothing is
-    predicted, as in timelines.
+    predicted (also in timelines).
 
     `coverage` has the share of the recorded time that predictions cover.
     """
@@ -61,8 +61,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     l2: L2State = "sequence"
     """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Resources of the device, none of which may be smaller for a device to be at least as fast: cube and vector cores
-    times clock, L2, HBM, then the cube's rate for each of `COMPARED_DTYPES` and its output buffer.
+    """Resources to compare devices by; one with at least as much of each should be at least as fast. Cube and vector
+    cores times clock, L2, HBM, then the cube's rate for each of `COMPARED_DTYPES` and its output buffer.
     """
     hbm_bytes: float | None = None
     """Memory size of the device in bytes."""
@@ -71,14 +71,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     pass_us: float = 0.0
     """Time of one pass through the recorded or captured step; 0 without such a step. (`total_us` covers all calls.)"""
     pass_bytes: int = 0
-    """Bytes of distinct tensors created outside the step that one pass through it reads in full
+    """Bytes of distinct tensors that one pass through the step reads in full but does not create
     (`step_residency.outside_bytes`).
     """
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Return the bytes/s that HBM would have to stream if they exceed its peak, which means that the prediction is
-        too short; otherwise None.
+        """Return the bytes/s that HBM would have to stream, if this exceeds the HBM peak because the prediction is too
+        short; otherwise None.
         """
         l2_bytes, hbm_bytes_per_s = self.peaks[2:4] or (0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
@@ -143,8 +143,8 @@ def simulate_step(
 ) -> Step:
     """Predict the time of every op that can be predicted, and sum up.
 
-    Labels and ops without arguments are left out, because they are not free. `contents` describes the values of an op's
-    arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
+    Labels and ops without arguments are left out, because their time is not 0. `contents` describes the values of an
+    op's arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
     `step_residency`); `l2` sets one cache state for every op instead.
 
     Errors of kernels in one family are correlated and add up; errors of different families are independent.

@@ -27,7 +27,7 @@ from opreplay.replay.ops.work.contents import Contents, ContentsOf
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]
-"""Op id → mean cache contents when each of the op's kernels starts, over the calls of the step."""
+"""Op id → cache contents at the start of each of the op's kernels, averaged over the calls in the step."""
 
 READS_ALL = MOVES_ALL | {"matmul", "conv"}
 """Forms of kernels that read every byte of their operands."""
@@ -153,8 +153,8 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """Yield (op index, kernel number, tensor uses, whether its code is cached) for each launch of a step that has
-    already run once.
+    """Yield (op index, kernel number, tensor uses, whether the kernel's code is cached) for each launch of a step that
+    has already run once.
     """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]

@@ -56,8 +56,8 @@ class Clock:
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """Return how often other programs have taken the processor so far; none if the device works on while the host
-        waits.
+        """Return how often other programs have taken the processor so far; none if the device keeps working while the
+        host waits.
         """
         return Interruptions()
 

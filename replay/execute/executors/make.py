@@ -49,7 +49,7 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, ThreadChoice | None]:
-    """Return (thread count for ops, None for torch's default; on the CPU, how it was chosen)."""
+    """Return (thread count for ops, None for torch's default; how it was chosen, None unless on the CPU)."""
     if config.options.device != "cpu":
         return config.options.threads, None
     import torch

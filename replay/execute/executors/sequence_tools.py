@@ -81,7 +81,7 @@ class Filled:
     """A function, and the arguments to call it with."""
 
     op: ReplayOp
-    """The op as it runs on the device: dtypes may be wider than recorded, and shared memory may be separate."""
+    """The op as it runs: dtypes may be wider than recorded, and arguments that shared memory may be separate."""
     function: Callable[..., Any]
     args: dict[str, Any]
     """Arguments by name: tensors, lists of tensors, None, numbers."""

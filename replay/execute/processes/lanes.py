@@ -57,8 +57,8 @@ SETUP = 15.0
 class OneByOne:
     """Runs ops in order with one runner.
 
-    Each op is measured in `visits` rounds, `APART` ops apart; in a single round if that takes the time of all rounds.
-    If `visits` is None, the load of other programs at the start decides the number of rounds.
+    Each op is measured in `visits` rounds, `APART` ops apart, or in a single round if that uses up the time of all
+    rounds. If `visits` is None, the load of other programs at the start decides the number of rounds.
     """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class OneByOne:
         yield from self._visited(list(ops), decide)
 
     def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield ops in order, each when its last round and those of all earlier ops are done.
+        """Yield ops in order; an op is yielded when its last round and the last rounds of all earlier ops are done.
 
         If the run ends early, yield the outcomes of the rounds so far.
         """

@@ -53,7 +53,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{count} {name}" for name, count in wanted.items() if count)
 
     def lanes_in(self, resources: dict[str, float]) -> int:
-        """Return for how many workers these resources suffice."""
+        """Return the number of workers for which these resources suffice."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
         return int(min(resources.get(name, 0.0) // count for name, count in wanted.items() if count))
 
@@ -187,8 +187,8 @@ class RayLanes(Lanes):
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Wait; return workers that replied or are past their deadline. Raises EnvironmentRefused if all are starting
-        and none becomes ready.
+        """Wait for workers; return those that replied or are past their deadline. Raises EnvironmentRefused if all are
+        starting and none becomes ready.
         """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:

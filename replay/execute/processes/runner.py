@@ -34,7 +34,7 @@ class Runner(Protocol):
     """Runs ops and returns their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Prepare and return the device's facts. Raises OpReplayError if the device is missing."""
+        """Prepare the runner and return the facts of its device. Raises OpReplayError if the device is missing."""
         ...
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome: ...

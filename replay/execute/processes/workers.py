@@ -61,7 +61,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = (0,)
     """Ranks of the processes at fault."""
     at: int | None = None
-    """Index of the op that the first of these processes was running; None without an op or a heartbeat."""
+    """Index of the op that the first process at fault was running; None without an op or a heartbeat."""
     signalled: bool = False
     """Whether a signal ended or stopped the process; the signal may have been meant for another process."""
     raised: dict[int, Reason] = {}
@@ -108,8 +108,8 @@ def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
 class Workers:
     """One or more processes that work on a task together.
 
-    To use several, call `hand_out` on each, wait until one is readable or past its deadline, and call its `take`. No
-    process is left running when a method raises.
+    To use several `Workers`, call `hand_out` on each, wait until one is readable or past its deadline, and call its
+    `take`. No process is left running when a method raises.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """A task ends after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped at two
-        checks.
+        """Set when a task ends: after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped
+        at two checks.
 
         `until` is on the monotonic clock; the checks are `look_s` apart. `on_interim` gets `interim` messages, which
         precede a process's reply.
@@ -213,7 +213,7 @@ class Workers:
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Process messages or the end of processes; return all replies, None before, or why there are none.
+        """Process messages or ends of processes; return all replies, None if some are missing, or why there are none.
 
         Raises UsageError or EnvironmentRefused if the processes cannot be started, and any exception that ends the run
         (Ctrl-C).
@@ -271,8 +271,8 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Receive a process's first message; return why it is not ready, or "" if it is ready or the cause may be
-        another process.
+        """Receive a process's first message; return why the process is not ready, or "" if it is ready or another
+        process may be the cause.
         """
         self._waiting.remove(place)
         peer = self.peers[place]
@@ -332,7 +332,7 @@ class Workers:
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
-        """Store the first failure that a rank reports; a later one replaces it if it names the ops that raised."""
+        """Store the first failure that a rank reports; a later one replaces it if that names the ops that raised."""
         if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
             return
         raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
@@ -360,7 +360,7 @@ class Workers:
         return None
 
     def _is_stopped_since(self, time: float) -> bool:
-        """Check whether a process that has not replied is stopped, and was already stopped at an earlier check, at
+        """Check whether a process that has not replied is stopped now, and was already stopped at a check at or before
         `time`.
         """
         if not any(self.peers[place].is_stopped for place in self._waiting):
@@ -370,8 +370,8 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Return the processes at fault if none makes progress: stopped ones, otherwise ones in a call rather than in a
-        collective.
+        """Return the processes at fault if none makes progress: the stopped ones; otherwise those in a call, not in a
+        collective; otherwise all that have not replied.
         """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:

@@ -79,7 +79,7 @@ class WithRanks:
 def outcome_of(
     collective: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
 ) -> Outcome:
-    """Combine the replies of all ranks to one outcome: the time of a sample is that of its slowest rank."""
+    """Combine the replies of all ranks to one outcome: the time of a sample is the time of its slowest rank."""
     members = [reply for reply in replies if reply.took_part]
     samples = [max(times_us) for times_us in zip(*(reply.samples_us for reply in members), strict=True)]
     if not samples:
@@ -124,9 +124,9 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
     """Return (transfer, wait, method, rank that usually arrived last); times are medians in microseconds.
 
     With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the wait is
-    the time from the first to the last arrival. With separate clocks, the rank with the shortest time arrived last, and
-    its time is the transfer. This holds only if no rank can finish before all have arrived, so not for collectives with
-    a root.
+    the time from the first to the last arrival. With separate clocks, the rank with the shortest time is assumed to
+    have arrived last, and its time is the transfer. This holds only if no rank can finish before all ranks have
+    arrived, so not for collectives with a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:

@@ -94,7 +94,7 @@ class MessageStore:
 
 
 def answer_key(config: RankConfig, number: int) -> str:
-    """Return the key of a rank's reply number `number`; each group has its own keys."""
+    """Return the key of a rank's reply with this number; each group has its own keys."""
     return f"answer/{config.prefix}/{config.rank}/{number}"
 
 
@@ -144,7 +144,7 @@ class RemoteRank:
 
 
 class JoinedRanks(Workers):
-    """The launched ranks, as rank 0 controls them."""
+    """The launched ranks, controlled by rank 0."""
 
     def __init__(self, place: Launched, config: RankConfig, *, limit_s: float) -> None:
         """`config` applies to every rank; rank number, device and store follow from `place`."""
@@ -208,7 +208,7 @@ def answer_of(child: Child) -> Answer:
 
 
 class _LocalRank:
-    """The child process that runs this launched process's rank; rank 0 controls it."""
+    """The child process that runs the rank of this launched process; rank 0 controls it."""
 
     def __init__(self, words: MessageStore, place: Launched) -> None:
         self._messages, self._place = words, place

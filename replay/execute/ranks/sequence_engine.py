@@ -1,5 +1,5 @@
 # pyright: strict
-"""Replay a step with its collectives on ranks here, after a single process found which calls can be replayed.
+"""Replay a step with its collectives on ranks of this machine, after one process found which calls can be replayed.
 
 This module retries without the ops that ended a rank, and combines the ranks' times; `torch.step` runs a rank's passes.
 """
@@ -43,7 +43,7 @@ class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceOnRanks(WithRanks):
-    """An `Engine` (see `lanes`) that first runs the step's calls with the engine `alone`, then calls and collectives on
+    """An `Engine` (see `lanes`) that runs the step's calls first without ranks, then together with the collectives on
     the ranks.
     """
 
@@ -58,8 +58,8 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """Prepare to replay a plan from `calls_alone`. `config` is for its calls; `budget_bytes` limits their tensors
-        on each rank.
+        """Prepare to replay a plan from `calls_alone`. `config` applies to the plan's calls; `budget_bytes` limits the
+        calls' tensors on each rank.
         """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s

@@ -83,8 +83,8 @@ class _Sizes:
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
-    """Let external tensors share memory until they take `room` bytes or each argument has only one; return (new links,
-    number that share).
+    """Let external tensors share memory until they take `room` bytes or each argument has only one tensor; return (new
+    links, number of tensors that share memory).
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, tensor in enumerate(linked.outside):

@@ -42,7 +42,7 @@ from opreplay.replay.results.records import Filling, Tensors
 from opreplay.traces.errors import OpReplayError
 
 BEAT = struct.Struct("<qq")
-"""Index of the op, and a counter of calls."""
+"""Format of a heartbeat: index of the op, and a counter of calls."""
 ROUNDS = 10
 """Maximum number of checking passes, each linked with the findings of the previous one; two or three are usual."""
 MIN_PASSES = 3
@@ -315,7 +315,7 @@ class SequenceRun:
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
-        """Give an op that raised separate arguments; exclude it if it already has them, or if `last`."""
+        """Give separate arguments to an op that raised; exclude the op if it already has them, or if `last`."""
         op = self._ops[self._numbers[at]]
         if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A linked sequence on a device: its external tensors, and one pass over its calls; no clocks and retries.
+"""A linked sequence on a device: its external tensors, and one pass over its calls; without clocks or retries.
 
 Touches torch only through the tensors that it is given, so an executor without tensors runs sequences without torch.
 """
@@ -88,8 +88,8 @@ class Program:
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill external tensors that calls made non-finite, or moved out of the domain that a reader requires; return
-        how many.
+        """Refill external tensors that calls made non-finite or moved out of the domain that an op reading them
+        requires; return how many.
         """
         mended = 0
         for number in self._written():
@@ -198,7 +198,7 @@ class Program:
         return self._ops[index].name, self._names[index][argument]
 
     def refilled_ops(self) -> dict[int, tuple[bool, bool]]:
-        """Return op index → (arguments were refilled, results were refilled), for the ops refilled in each pass."""
+        """Map the index of each op that every pass refills to (arguments were refilled, results were refilled)."""
         calls = self._plan.linked.calls
         before, after = ({calls[place] for place in places} for places in (self._unfit, self._refill))
         return {index: (index in before, index in after) for index in before | after}
@@ -284,8 +284,8 @@ class Program:
     def _spread(self, index: int, argument: int) -> float | None:
         """Return the standard deviation for a weight matrix; None if the argument is not a weight.
 
-        It keeps the scale of N(0, 1) values through layers forward and backward. Rows and columns count equally, as in
-        the initialization of Glorot and Bengio (2010).
+        With this deviation, N(0, 1) values keep their scale through layers forward and backward. Rows and columns count
+        equally, as in the initialization of Glorot and Bengio (2010).
         """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]

@@ -39,7 +39,7 @@ def apply_autocast(
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Return the arguments after autocast's casts, with a note on each cast; unchanged if autocast was off.
 
-    Autocast was on if arguments that must have one dtype differ, or if a nested call has a narrower dtype.
+    Autocast was on if arguments that must have one dtype have several, or if a nested call has a narrower dtype.
     """
     narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:

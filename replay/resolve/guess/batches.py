@@ -1,9 +1,9 @@
 # pyright: strict
-"""Guesses arguments of the batched call that `torch.vmap` makes within the call for one sample.
+"""Guesses arguments of the batched call that `torch.vmap` makes within the recorded call for one sample.
 
 Converts dimensions and sizes of the call for one sample to those of the batched call, whose tensors have the batch
-dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Only the call for one sample is followed by calls that give
-hints, so all arguments are taken from it.
+dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Only calls that follow the call for one sample give hints, so
+all arguments are taken from that call.
 """
 
 from __future__ import annotations

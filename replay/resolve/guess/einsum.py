@@ -59,8 +59,8 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Return the position of each operand's dimensions in the common order; None if unknown. They are taken from
-    recorded numbers or, if there are none, from sizes.
+    """Return the position of each operand's dimensions in the common order, from recorded numbers or, if there are
+    none, from sizes; None if unknown.
     """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):

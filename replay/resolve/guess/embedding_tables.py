@@ -49,7 +49,7 @@ def _total_width(known: Call, context: Context) -> Guess | None:
 def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
     """Guess the total width of all tables as the width of the next tensor read that has one row per sample.
 
-    Each table has at least one row; a single table consists of rows of that width.
+    Rejects a width for which some table would have no row, or a single table would not consist of whole rows.
     """
     if len(offsets) != 1 or offsets[0] <= tables:
         return None

@@ -179,7 +179,7 @@ def _string(arg: ArgSpec) -> Guess | None:
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
     """Guess a device, because devices are never recorded.
 
-    The name of its kernel shows a copy to the host; an op without tensors needs a device.
+    Kernel names show a copy to the host; an op without tensor arguments needs a device.
     """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")

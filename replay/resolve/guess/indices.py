@@ -118,8 +118,8 @@ def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
 def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) -> Guess | None:
     """Guess the indices of one sample from the batched call that `vmap` makes within the call for one sample.
 
-    The batched call has a range for the batch in front of its indices, or no index there if all samples have the same
-    indices. Indices that differ between samples have as many dimensions as the range; common indices have fewer.
+    In front of its indices, the batched call has an `arange` over the batch, or no index if all samples have the same
+    indices. Indices that differ between samples have as many dimensions as the `arange`; common indices have fewer.
     """
     inside = around.batched() if around.batched is not None else None
     metas = tuple(metas_of(inside[0])) if inside is not None else ()
@@ -217,7 +217,7 @@ def _before_expanding(
 
 
 def _is_batch_with_range(around: Relatives) -> bool:
-    """Check whether vmap makes this call for a batch, with a range in front of the indices."""
+    """Check whether vmap makes this call for a batch, with an `arange` in front of the indices."""
     levels = [] if around.above is None else [around.above(number) for number in range(min(2, len(around.ancestors)))]
     return any(
         level.name.removesuffix("_") == around.name.removesuffix("_").replace("_index_put_impl", "index_put")
@@ -355,7 +355,7 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 
 
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
-    """Guess indices for `values` = shape[:leading] + index shape + shape[leading + indexed:].
+    """Guess the indices for which `values` has the shape shape[:leading] + index shape + shape[leading + indexed:].
 
     Prefers flat indices, then the fewest indexed dimensions.
     """

@@ -97,8 +97,8 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield possible shapes of a view inside a composite, each with a reason; most certain first. They are derived from
-    the composite's arguments.
+    """Yield possible shapes of a view inside a composite, derived from the composite's arguments, each with a reason;
+    most certain first.
     """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
@@ -120,7 +120,7 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
 
 
 def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the 2-d image shape as which a 1-d convolution views its input."""
+    """Return the shape of the 2-d image to which a 1-d convolution reshapes its input."""
     return (*shape[:2], 1, shape[2]) if "convolution" in call.name and len(shape) == 3 else None
 
 
@@ -272,7 +272,7 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of `stack`'s view of the `cat` of its tensors; its extra dimension is their number."""
+    """Return the shape of `stack`'s view of the `cat` of its tensors; the extra dimension has one entry per tensor."""
     parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
@@ -309,7 +309,7 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """Yield the result tensors, always the last ones, of nested calls with the composite's own name."""
+    """Yield the result tensor, always the last one, of each nested call with the composite's own name."""
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 
@@ -362,7 +362,7 @@ def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
 
 
 def transformed(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the shape as which a Fourier transform views its argument: one batch dimension before the transformed
+    """Return the shape to which a Fourier transform reshapes its argument: one batch dimension before the transformed
     ones.
     """
     if not composite.call.name.startswith("aten::_fft_"):

@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements) and sizes of pieces.
 
-The best evidence are nested calls, because they handle the list element by element, then the calls that read the
-result. An unknown dtype is left empty.
+The best evidence is nested calls, because they handle the list element by element; next best are the calls that read
+the result. An unknown dtype is left empty.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Guess equal parts of the tensor that the next call reads, assumed to be the result. They are two parts or, if
-    lists are recorded, at least the minimum length of a list that is too long to be recorded.
+    """Guess equal parts of the tensor that the next call reads, which is assumed to be the result: two parts or, if
+    lists are recorded, more parts than a recorded list can have (`MAX_RECORDED`).
     """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
@@ -153,9 +153,9 @@ def each(known: Call, context: Context, place: int = 0) -> Guess | None:
 
 
 def read_inside(known: Call, context: Context) -> Guess | None:
-    """Guess a list whose elements may be None; torch's profiler does not record them.
+    """Guess a list whose elements may be None; torch's profiler does not record such lists.
 
-    The guess is the tensors of the most frequent nested op, without tensors that have the shape of another argument.
+    Guesses the tensors of the most frequent nested op, without tensors that have the shape of another argument.
     """
     others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
     read = first_tensors(context.relatives().children)
@@ -188,8 +188,8 @@ def element_types(
 ) -> ElementTypes | None:
     """Return the dtypes of the list `name`, of which only the sizes are recorded; None if nothing shows them.
 
-    They come from one nested call per element, then from any nested calls that read tensors of these sizes, then from
-    the result that one of the next calls reads.
+    Evidence, best first: one nested call per element; nested calls that read tensors of these sizes; a following call
+    that reads the result.
     """
     around, op = context.relatives(), spec.name.partition("::")[2]
     if op.startswith("_fused_"):
@@ -283,8 +283,8 @@ def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSign
     """Return the dtypes of the tensors of these shapes that nested calls read, in any number; the first dtype if there
     are several.
 
-    A tensor argument of the same shape and dtype may be what was read, so it is no evidence. Elements that no call
-    reads get the dtype of the other elements.
+    A tensor with the shape and dtype of another argument is no evidence, because it may be that argument. Elements that
+    no call reads get the dtype of the other elements.
     """
     others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
     found: dict[Shape, str] = {}
@@ -366,7 +366,7 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
     """Return the dtypes of broadcast tensors: a nested call expands each smaller tensor, and a following call reads the
-    others.
+    rest.
     """
     result = broadcast(shapes)
     if result is None or not shapes:
@@ -384,8 +384,8 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
-    """Return the possible shapes of a join's result → first dimension along which joining the tensors gives
-    this shape.
+    """Map each possible shape of a join's result to the first dimension along which joining the tensors gives this
+    shape.
     """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
@@ -529,4 +529,4 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
 }
 """(op without namespace, argument) → rule that guesses the argument."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
-"""Argument of a `_fused_*` optimizer that is not a list of tensors like the parameters → rule."""
+"""Argument of a `_fused_*` optimizer that is not a tensor list like the parameters → rule that guesses it."""

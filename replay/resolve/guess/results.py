@@ -1,6 +1,6 @@
 # pyright: strict
-"""Guesses arguments from the shape of the result: of an `out=` argument, its gradient, or a tensor that is written or
-read next.
+"""Guesses arguments from the shape of the result, as shown by an `out=` argument, by the gradient, or by a tensor that
+is written or read next.
 
 Covers reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
 plain fallback is used, and the reason says so.
@@ -134,8 +134,8 @@ def _reduced_dim(known: Call, context: Context) -> Guess | None:
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
-    """Return the gradient of a forward call's result, or of the composite's if the call is its last one; None if
-    unknown.
+    """Return the gradient of a forward call's result or, for a composite's last call, of the composite's result; None
+    if unknown.
     """
     node = around.following[0] if around.following else None
     return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
@@ -194,8 +194,7 @@ def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
     """Return the rule that guesses padding: pairs (before, after), last dimension first.
 
-    The last `spatial` dimensions are padded. None means all from the first whose size differs between the unpadded and
-    the padded tensor.
+    The last `spatial` dimensions are padded; if None, all dimensions from the first whose size the padding changes.
     """
 
     @by_shape
@@ -336,8 +335,8 @@ def _resized(known: Call, context: Context) -> Guess | None:
 
 
 def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess the final shape of a result that first has another one: unreduced losses, the input (`im2col`, `col2im`),
-    or all elements (`unique_consecutive`).
+    """Guess the final shape of a result that first has the shape of unreduced losses, of the input (`im2col`,
+    `col2im`), or of all elements (`unique_consecutive`).
     """
     parent = around.parent_name
     levels = list(zip(around.following, around.levels, strict=False))

@@ -2,8 +2,8 @@
 """Finds arguments of views by trial: calls the view on a meta tensor with each choice until a result matches evidence
 in the trace.
 
-Determines the choices for an argument, by its type and name, and where results are searched for. `views` has the
-default values for views without evidence.
+Decides which values to try for an argument, by its type and name, and where in the trace to search for results. `views`
+has the default values for views without evidence.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _called(
 def _results(
     spec: OpSpec, source: TensorMeta, known: Call, around: Relatives, targets: Sequence[Shape]
 ) -> dict[Shape, Tried]:
-    """Return each possible result shape → first choice of arguments that gives it."""
+    """Map each possible result shape to the first choice of arguments that gives this shape."""
     choices = [
         [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, source.shape, around, targets)
         for arg in _positional(spec)
@@ -256,7 +256,7 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     """Return the permutation that turns `shape` into `target`; dimensions of equal size keep their order.
 
-    Exceptions: if an `unbind` follows, the first dimension is assumed to have been another one; `repeat` has its own
+    Exceptions: before an `unbind`, the first dimension is assumed to come from another position; `repeat` has its own
     order; and a backward permutation is the inverse of the forward one.
     """
     repeated = copies.interleaved(shape, around)

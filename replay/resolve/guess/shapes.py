@@ -166,7 +166,7 @@ def _reduced_shape(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of gather and scatter: where the index is larger than self, or else differs from it."""
+    """Guess the dimension of gather and scatter: the first where index is larger than self or, if none is, differs."""
     index = known.shape("index")
     if not shape or index is None or len(shape) != len(index):
         return None
@@ -185,8 +185,8 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
-    """Guess True for `stable`, because this overload is called only if the argument is passed; but `aten::sort` passes
-    False.
+    """Guess True for `stable`, because this overload is called only if the argument is passed; False if an `aten::sort`
+    without the argument makes the call.
     """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:

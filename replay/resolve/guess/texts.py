@@ -248,7 +248,7 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
 def _interpolation(known: Call, context: Context) -> Guess | None:
     """Guess how a quantile between two elements is computed (ATen/native/Sorting.cpp, quantile_compute).
 
-    It is a weighted mean of both elements, or one of them, selected by a rounded rank.
+    The result is a weighted mean of both elements, or the element that a rounded rank selects.
     """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:

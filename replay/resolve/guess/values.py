@@ -36,7 +36,7 @@ class Relatives:
     """
     levels: tuple[int, ...] = ()
     """Level of each call in `following`: 0 if it has the same parent, 1 if it has the parent's parent, and so on.
-    NOT_INSIDE is the backward node of the call itself.
+    NOT_INSIDE marks the backward node of the call itself.
     """
     ancestors: tuple[OpSignature, ...] = ()
     """The parent, the parent's parent, and so on, up to a few levels."""
@@ -111,7 +111,7 @@ ShapeRule = Callable[[Shape, Call, Context], "Guess | None"]
 
 
 def by_shape(rule: ShapeRule) -> Rule:
-    """Return a rule that passes the shape of the op's tensor to `rule`; it guesses None if the shape is unknown."""
+    """Return a rule that calls `rule` with the shape of the op's tensor, and guesses None if that shape is unknown."""
 
     def guess(known: Call, context: Context) -> Guess | None:
         source = known.subject

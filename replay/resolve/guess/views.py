@@ -63,8 +63,8 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """Guess the size that `as_strided_` gives new memory: its shape, but with all batch dimensions in a Fourier
-    transform.
+    """Guess the size that `as_strided_` gives new memory: the memory's shape, but with separate batch dimensions in a
+    Fourier transform.
     """
     source = first_tensor_of(composite.call)
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
@@ -105,7 +105,7 @@ def _repeats(view: Shape, shape: Shape) -> bool:
 
 
 def _strides(known: Call, context: Context) -> Guess | None:
-    """Guess strides for a view of the guessed size that do not exceed the memory."""
+    """Guess strides with which a view of the guessed size stays within the memory."""
     source, size = known.subject, known.value("size")
     if source is None or not is_whole_numbers(size):
         return None
@@ -256,8 +256,8 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a conversion: of the tensor that a nested copy writes, else of a following call's tensor, else
-    of the source.
+    """Guess the dtype of a conversion: that of the tensor that a nested copy writes, or of a following call's tensor,
+    or of the source.
     """
     source, calls = known.subject, context.relatives().inside
     if source is None:

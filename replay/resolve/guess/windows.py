@@ -29,8 +29,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
     """Return (stride, padding, dilation) with which a kernel of this size gives `out` from `size`.
 
     Among several solutions, prefers the smallest dilation, then the smallest stride, then the padding that leaves the
-    fewest elements at the end unused. Only a window without padding may be dilated: its input was padded before, or its
-    output is smaller. Stride 1 and "same" padding if `out` is unknown.
+    fewest elements at the end unused. Only a window without padding may be dilated; in this case the input was padded
+    before, or the output is smaller. Stride 1 and "same" padding if `out` is unknown.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -49,8 +49,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
 def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
     """Return (stride, padding, output padding) of a transposed convolution.
 
-    They satisfy `out` = (size - 1) stride - 2 padding + kernel + output padding, with the smallest possible output
-    padding, then stride.
+    `out` is (size - 1) * stride - 2 * padding + kernel + output padding; the smallest output padding is preferred, then
+    the smallest stride.
     """
     if out is not None:
         for more in (0, 1):
@@ -62,7 +62,7 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
 
 
 def _is_transposed(known: Call, context: Context) -> bool:
-    """Check whether a convolution is transposed: by a caller's name, or because its filters fit no plain one."""
+    """Check whether a convolution is transposed, by the name of a caller or by its filters (see `_goes_to_many`)."""
     around = context.relatives()
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
@@ -72,7 +72,7 @@ def _is_transposed(known: Call, context: Context) -> bool:
 
 
 def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
-    """Check whether the filters fit a transposed convolution but not a plain one."""
+    """Check whether filters fit a transposed convolution; if they fit a plain one, too, the result must be larger."""
     larger = math.prod(grad[2:]) > math.prod(source[2:])
     plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
@@ -103,8 +103,8 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Call, weight: Shape) -> int:
-    """Return the number of result channels of a transposed convolution: its gradient's or its bias's, or those of one
-    group.
+    """Return the number of result channels of a transposed convolution, from its gradient or its bias; otherwise the
+    channels of one group.
     """
     grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
@@ -230,8 +230,8 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
-    """Return (number of parameters whose gradients autograd accumulates next, whether it passes a gradient on). None if
-    the trace has no autograd labels.
+    """Return (number of parameters whose gradients autograd accumulates next, whether a gradient is passed on, too).
+    None if the trace has no autograd labels.
     """
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
@@ -279,7 +279,7 @@ def _convolution_mask(known: Call, context: Context) -> Guess | None:
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
-"""Size argument of a library's convolution backward (torch up to 1.10) → position of its tensor in the parent."""
+"""Size argument of a library's convolution backward (torch up to 1.10) → position of that tensor in the parent call."""
 
 
 def _size_of(name: str) -> Rule:

@@ -24,8 +24,8 @@ _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
 }
-"""ATen op → indices of results that hold data for the backward, whose size depends on the device's kernel; not
-compared. Results with quantized dtypes are not compared either, because meta tensors do not have these dtypes.
+"""ATen op → indices of results that hold data for the backward and are not compared, because their size depends on the
+device's kernel. Results with quantized dtypes are not compared either, because meta tensors do not have these dtypes.
 """
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 

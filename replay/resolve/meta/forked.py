@@ -1,9 +1,9 @@
 # pyright: strict
 """Calls functions on ops in a forked copy of this process, so that a hang or crash affects only the op that caused it.
 
-For calls on meta tensors, which compute nothing but run torch's code on arguments from a trace: a number among the
-arguments may set the loop count of a composite op. Handles the fork and its limits; ops that compute run in a worker
-(`isolation`).
+Intended for calls on meta tensors. These compute nothing, but they run torch's code on arguments from a trace, and one
+of the arguments may set the loop count of a composite op. Handles the fork and its limits; ops that compute run in a
+worker (`isolation`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WALL_S = 120.0
 """Wall-clock limit in seconds for an op that waits without computing."""
 MOST_LOST = 6
 """Number of ops that hang or crash after which the remaining ops are skipped, because a file could hold any number of
-them.
+such ops.
 """
 MEMORY_BYTES = 512 << 20
 """Memory limit of the child in bytes, see `worker.limit_memory`; meta tensors have no memory."""
@@ -60,7 +60,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 FUNCTIONS: dict[str, Function] = {}
 _lock = Lock()
 _lost: dict[bytes, Reason] = {}
-"""Key of a call that never returned → reason; it is not repeated. Their number bounds the time they cost."""
+"""Key of a call that never returned → reason. Such calls are not repeated; their number bounds the time they cost."""
 
 
 def function(wanted: Function) -> Function:
@@ -143,7 +143,7 @@ class _Copy:
         return cls.running
 
     def work(self, task: _Task, answers: list[bytes | Reason]) -> Reason | None:
-        """Append replies to `answers`; return why the next op of the task has no reply, or None if all ops have one."""
+        """Append the child's replies to `answers`; return why the first op without a reply has none, or None."""
         try:
             send(self._channel, task)
             for _ in task.ops:

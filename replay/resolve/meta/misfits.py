@@ -1,8 +1,8 @@
 # pyright: strict
 """Rejects calls that real kernels reject but meta kernels accept: missing dimensions, masks of the wrong size.
 
-These ops were found by calling every ATen op that has a dim on both kinds of tensors (the tests repeat this); all other
-ops reject an invalid call on meta tensors, too.
+The ops listed here were found by calling every ATen op that has a dim on both kinds of tensors (the tests repeat this);
+all other ops reject an invalid call on meta tensors, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INDEXED = frozenset(
         "aten::_index_put_impl_",
     }
 )
-"""Ops in which each mask in `indices` covers as many dimensions of the first tensor as it has."""
+"""Ops in which a mask in `indices` covers as many dimensions of the first tensor as the mask has."""
 _MASKS = frozenset({"bool", "uint8"})
 
 

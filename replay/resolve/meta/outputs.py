@@ -57,9 +57,9 @@ def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPla
     """Fill in `outputs` of a plan's ops from calls on meta tensors; an op's `outputs` stay None if these calls do not
     show them.
 
-    If an op's sizes are invalid together on any device, this becomes its reason. Ops with too many results are stopped
-    before the calls, and ops whose results are larger than any memory afterwards: a plan may come from a file that has
-    not been checked, and sizes may come from arguments that are not tensors (`zeros([2**40, 2**40])`).
+    If no device accepts an op's combination of sizes, this becomes the op's reason. Ops with too many results are
+    stopped before the calls, ops with results larger than any memory after them: a plan may come from a file that has
+    not been checked, and sizes from arguments that are not tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)

@@ -24,8 +24,8 @@ _NEEDS_CONTENTS = (
 )
 """Parts of error messages of composite ops that read tensor contents in a nested call; torch does not tag them."""
 _NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
-"""Parts of error messages of kernels that treat meta tensors as tensors of their own device, or create
-results there.
+"""Parts of error messages of kernels that treat meta tensors as tensors of the kernel's own device, or create results
+on that device.
 """
 _LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
 """Matches torch's errors for an op in Python (`torch.library.custom_op`) without a fake kernel."""

@@ -70,9 +70,9 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     """Decorator: register a function (RecordedCall) -> Conversion | None that chooses the call for these recorded ops.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". The function is used for ops that could not be
-    replayed as recorded; with `override`, for all of them, before torch, vendor libraries and opreplay's references. It
-    returns None if it does not apply to a call. An exception fails only that op. Raises UsageError for malformed names
-    and duplicates.
+    replayed as recorded; with `override`, for all of them, before torch, vendor libraries and opreplay's references. If
+    the function does not apply to a call, it returns None. An exception fails only that op. Raises UsageError for
+    malformed names and duplicates.
     """
 
     def register(function: Converter) -> Converter:

@@ -50,7 +50,7 @@ class UserExecutor(OpFunction):
     overloads: Mapping[str, str] = field(default_factory=dict[str, str])
     """Op → the only overload that the callable was registered for."""
     program: bool = False
-    """Whether this is a tile program, which computes values on the CPU, so that its time is not a kernel's."""
+    """Whether this is a tile program, which computes values on the CPU, so its time is not the time of a kernel."""
 
     @property
     def note(self) -> Assumption:
@@ -77,18 +77,20 @@ def register_executor(
 ) -> Callable[[Function], Function]:
     """Decorator: register a callable to run these recorded ops; it gets their arguments and may return anything.
 
-    `ops` are names "namespace::op" or patterns "namespace::op*". With a `schema`, "(Tensor x, float eps=1e-6) ->
-    Tensor", the recorded arguments are matched and completed as for any op, keyword-only ones are passed by name, and
-    `!` marks arguments that are written to. Without a schema, arguments are passed by position, as recorded, under the
-    callable's parameter names; `mutates` names the arguments that it writes to, which are then reset between calls.
+    `ops` are names "namespace::op" or patterns "namespace::op*". The callable is used for ops that could not be
+    replayed without it; with `override`, for all calls of these ops. An exception fails only that op. With a `schema`,
+    "(Tensor x, float eps=1e-6) -> Tensor", the recorded arguments are matched and completed as for any op, keyword-only
+    ones are passed by name, and `!` marks arguments that are written to. Without a schema, arguments are passed by
+    position, as recorded, under the callable's parameter names; `mutates` names those that the callable writes to,
+    which are then reset between calls.
+
     `fake` gets the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta
-    tensors. `program` marks a tile program, which reports mention. The callable is used for ops that could not be
-    replayed without it; with `override`, for all calls of these ops. An exception fails only that op. Raises UsageError
-    for malformed names or schemas and duplicates.
+    tensors. `program` marks a tile program, which reports mention. Raises UsageError for malformed names or schemas and
+    duplicates.
 
     A function (inputs, attrs), as in torch_ir, gets a list of tensors and a dict of everything else by name, and
-    returns a list. The names are those of `schema`, or of the op's own schema if torch has the op. Its ops may also be
-    named as in torch_ir: "custom.gate", "aten.add.Tensor", "gate".
+    returns a list. The names are those of `schema`, or of the op's own schema if torch has the op. The ops of such a
+    function may also be named as in torch_ir: "custom.gate", "aten.add.Tensor", "gate".
     """
 
     if not all(isinstance(cast("object", op), str) for op in ops):
@@ -132,7 +134,7 @@ def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
 def bind_executor(
     entry: UserExecutor, name: str, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...], str | None]:
-    """Return a user's callable's named arguments, assumptions and schema text. Raises Unbound if they do not fit."""
+    """Return arguments, assumptions and schema text for a user's callable. Raises Unbound if arguments do not fit."""
     note = entry.note
     specs = schemas_for(entry, name)
     if not specs:
@@ -152,11 +154,11 @@ def bind_executor(
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
-    """Return the schemas that give the arguments their names: the registration's or, for a function (inputs, attrs),
-    torch's.
+    """Return the schemas that name the arguments: the registered schema or, for a function (inputs, attrs), torch's
+    schemas.
 
-    If the function was registered for one overload, only that overload is used. The result is empty for other
-    callables, whose arguments have the names of their parameters.
+    If the function was registered for one overload, only that overload is used. For all other callables the result is
+    empty, because their arguments have the names of their parameters.
     """
     if entry.schema is not None:
         return [_spec(name if "::" in name else f"user::{name}", entry.schema)]
@@ -320,7 +322,7 @@ def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return the names of a callable's positional parameters, and whether it takes any number of them."""
+    """Return the names of a callable's positional parameters, and whether it also takes any number of arguments."""
     signature = _signature(function)
     if signature is None:
         return [], True

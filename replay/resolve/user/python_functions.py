@@ -52,8 +52,8 @@ def python_function(name: str, module: ModuleType) -> PythonFunction | Reason:
 
 
 def refused_text(args: Sequence[ReplayArg]) -> Reason | None:
-    """Return why a function may not be called with these arguments, or None: only arguments on the list may
-    be strings.
+    """Return why a function may not be called with these arguments, or None. Only `VENDOR_STRING_ARGUMENTS` may be
+    strings.
     """
     for arg in args:
         if arg.type.removesuffix("[]") == "str" and arg.value is not None and arg.name not in VENDOR_STRING_ARGUMENTS:

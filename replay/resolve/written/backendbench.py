@@ -104,8 +104,8 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
 
 
 def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
-    """Return the distinct calls of a file in the notation of `ir.notation`, and reason → number of calls that cannot be
-    made.
+    """Return the distinct calls of a file in the notation of `ir.notation`, and the number of calls that cannot be
+    made, by reason.
     """
     ops = read_backendbench(path).ops
     refused = Counter(f"{op.name}: {op.reason}" for op in ops if op.reason is not None)

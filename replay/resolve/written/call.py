@@ -105,10 +105,10 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
     """Return the op of a call that cannot run here: unresolved, with the reason, so that its time can be predicted.
 
-    If only flags are missing, or one tensor is given for a list, the call is completed and can run. The op has a schema
-    if a published one accepts the call; otherwise it is `ReplayOp.unfit`, with the argument names of the op with the
-    most similar name. Returns None for a call without tensors that fits no schema, for an overload that the op does not
-    have, and for a name that a user registered or that nearly equals a name of torch or a user.
+    If only flags are missing, or one tensor is given for a list, the call is completed and can run. If a published
+    schema accepts the call, the op gets that schema; otherwise it is `ReplayOp.unfit`, with the argument names of the
+    op with the most similar name. Returns None for a call without tensors that fits no schema, for an overload that the
+    op does not have, and for a name that a user registered or that nearly equals a name of torch or a user.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -139,8 +139,8 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallab
 
 
 def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
-    """Give the unnamed arguments of a recorded call that cannot run here the names that `op_of_written` would give
-    them. Returns None if no schema is known for the op or for an op with a similar name.
+    """Name the arguments of a recorded call that cannot run here as `op_of_written` would name them. Returns None if no
+    schema is known for the op or for an op with a similar name.
     """
     values = tuple(map(_written_value, args))
     fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
@@ -177,7 +177,7 @@ def _named(spec: OpSpec | None, name: str) -> ArgSpec:
 
 
 def _is_anothers(base: str, *, known: bool) -> bool:
-    """Check whether an op name without a schema is a user's, or probably a misspelled name of torch or a user."""
+    """Check whether an op name without a schema is a user's, or probably misspells a name of torch or a user."""
     if known:
         return False
     namespace = base.partition("::")[0]
@@ -186,8 +186,8 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """Return the call under the nearest schema, and whether it is a schema of the op itself, not of one with a similar
-    name.
+    """Return the call with the argument names of the nearest schema, and whether it is a schema of the op itself, not
+    of a similarly named one.
     """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
@@ -257,7 +257,7 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 
 def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
-    """Return argument name → the call's value; None if the call's arguments do not match those of the schema."""
+    """Return the call's values by argument name; None if the call's arguments do not match those of the schema."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():

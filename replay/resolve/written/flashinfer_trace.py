@@ -1,5 +1,5 @@
 # pyright: strict
-"""Reads a folder in the format FlashInfer-Trace, definitions and workloads, into a plan.
+"""Reads a folder of definitions and workloads in the format FlashInfer-Trace into a plan.
 
 Defines the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated. What the format cannot
 express (the op, counts, strides, arguments that are not numbers) is stored under the key "opreplay", which other tools
@@ -51,15 +51,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of the op; its tensors or number are replaced by names of inputs."""
+    """One argument of the op, with the names of inputs in place of tensors or a number."""
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
-    """Names of the inputs that are the argument's tensors, in order, None for an absent one; or that are its number."""
+    """Names of the inputs for the argument's tensors, in order, None if absent; or of the input for its number."""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The op that a definition calls, in the form of a plan."""
+    """The op that a definition calls, in the form that plans use."""
 
     name: str
     overload: str | None = None
@@ -235,7 +235,7 @@ def _size(name: str, axis: Axis, workload: Workload) -> int:
 
 
 def _metas(definition: Definition, line: Line) -> dict[str, TensorMeta]:
-    """Return name → tensor for a call. Raises ValueError if the line does not match the definition."""
+    """Return the tensors of a call by input name. Raises ValueError if the line does not match the definition."""
     sizes = {name: _size(name, axis, line.workload) for name, axis in definition.axes.items()}
     metas: dict[str, TensorMeta] = {}
     for name, spec in definition.inputs.items():

@@ -93,7 +93,7 @@ def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ..
 
 
 def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return size name → values from `sweeps`. Raises UsageError for a name that is not `known` or is given twice."""
+    """Return each size's values in `sweeps`, by name. Raises UsageError for a name not in `known` or given twice."""
     values: dict[str, tuple[int, ...]] = {}
     for sweep in sweeps:
         name, sizes = parse_sizes(sweep)
@@ -116,7 +116,7 @@ def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str
 def invalid_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> dict[str, UsageError]:
-    """Return text → error for the calls for which `plan_of_calls` raises UsageError."""
+    """Return the UsageError that `plan_of_calls` raises for each invalid call, by the call's text."""
     from opreplay.replay.resolve.policy import Policy
     from opreplay.replay.resolve.written.call import op_of_written
 
@@ -136,8 +136,8 @@ def plan_of_calls(
     """Return a plan with each op of the calls once, with its outputs, and the op id of each call.
 
     An op that cannot run here is unresolved and has the reason, see `op_of_written`. If a call on meta tensors shows
-    that the arguments are inconsistent, this is its reason (`is_refused`). Raises UsageError for texts that are not
-    calls, and as `op_of_written` does.
+    that the arguments are inconsistent, this becomes the op's reason (`is_refused`). Raises UsageError for texts that
+    are not calls, and as `op_of_written` does.
     """
     require_torch()
     from opreplay.replay.resolve.meta.check import check_plan

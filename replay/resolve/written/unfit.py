@@ -1,6 +1,6 @@
 # pyright: strict
-"""Gives calls that no overload here accepts the argument names of the nearest schema; such calls are predicted, never
-run.
+"""Assigns the argument names of the nearest schema to calls that no overload here accepts; they are predicted, and run
+only if `name_arguments` completes them.
 
 Values are assigned in order to the arguments whose types they fit. A value that fits no argument gets a numbered name;
 a named value keeps its name even if the schema does not have it.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Build the execution graph of one step from threads, tasks and waits; other modules find these."""
+"""Build the execution graph of one step from its threads, tasks and waits, which other modules find."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Start of work on an idle thread at `at_us`, caused by `source`, a point on a thread; idle since `idle_us`."""
+    """Start of work at `at_us` on a thread idle since `idle_us`, caused at the point `source`: (track, time)."""
 
     track: int
     idle_us: float
@@ -319,7 +319,7 @@ def _nodes(parts: _Parts, place: Ints) -> Nodes:
 
 
 def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
-    """Add edges to each task that a thread launched, from the block of the thread that ends with the launch."""
+    """Add an edge to each task that a thread launched, from the block of this thread that ends with the launch."""
     tasks, blocks = parts.tasks, thread.blocks
     launched = np.flatnonzero(tasks.launch_track == thread.events.track)
     # A launch before the thread's first block ends waits for none of it.
@@ -370,7 +370,7 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
-    """Add an edge from each block to the next, unless the thread was woken: it does not wait for its own work."""
+    """Add an edge from each block to the next, except to a woken block, which does not wait for its thread's work."""
     n = len(thread.blocks.start_us)
     if n < 2:
         return

@@ -41,8 +41,8 @@ NO_OP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """One row per device task, and per interval of a host thread between launches, waits and points for which others
-    wait.
+    """One row per device task, and per interval of a host thread; intervals end at launches, at waits, and at points
+    that others wait for.
 
     Rows are sorted so that the target of each edge comes after its source. Times are µs after the step's start.
     """
@@ -155,7 +155,7 @@ class EdgeList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """Host time by innermost running event, in the order of the threads."""
+    """Host time split by the innermost running event; slices are in the order of the threads."""
 
     dur_us: Floats
     op: Ints
@@ -177,7 +177,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Links to the previous step: `node[i]` stands for node `source[i]` of that step, and ends when it ended."""
+    """Links to the previous step: `node[i]` stands for that step's node `source[i]`, and ends when that node ended."""
 
     node: Ints
     source: Ints
@@ -224,7 +224,7 @@ class StepGraph:
     """Bounds of the 90 % interval of `lost_during_collectives`; equal if no kernel overlapped with a collective."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
-    """Host time in calls that always wait for the device, where it is unknown what they waited for."""
+    """Host time in calls that always wait for the device, if it is unknown which work they waited for."""
     dropped_edges: int = 0
     """Number of dependencies dropped because they contradict the recorded times."""
 
@@ -234,7 +234,7 @@ class StepGraph:
         return bool((self.nodes.row >= 0).any())
 
     def edge_counts(self) -> dict[str, tuple[int, int]]:
-        """Return kind → (recorded, inferred) number of edges."""
+        """Map each kind of edge to its (recorded, inferred) number of edges."""
         out: dict[str, tuple[int, int]] = {}
         for index, kind in enumerate(EDGE_KINDS):
             rows = self.edges.kind == index

@@ -32,7 +32,7 @@ class Schedule:
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
-    """Return when the thread that marks the step and all device work of the step are complete."""
+    """Return the time at which the thread that marks the step and all device work of the step are complete."""
     nodes = graph.nodes
     if graph.main_lane < 0:
         return float(end_us.max(initial=0.0))
@@ -53,9 +53,9 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
     """Return the length, in µs, of a step that is one of many identical, consecutive steps.
 
-    It is the larger of two times: how long the thread that marks the step needs, without waiting for the device to
-    finish the previous step (until `begin_us`); and the time from the completion of the previous step to that of this
-    step. Without previous work, it is the time until everything in the step has ended.
+    It is the larger of two times: the time that the thread marking the step needs, without its wait until `begin_us`
+    for the device to finish the previous step; and the time from the completion of the previous step to the completion
+    of this step. Without previous work, it is the time until everything in the step has ended.
     """
     nodes = graph.nodes
     if not len(nodes):
@@ -80,7 +80,7 @@ class _Scheduler:
         self.kinds: list[int] = edges.kind.tolist()
 
     def schedule(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return (starts, ends, nodes and edge kinds of the last dependencies), as `times` or `times_in_turns`."""
+        """Return (starts, ends, nodes and edge kinds of the last dependencies) from `times` or `times_in_turns`."""
         return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
 
     def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
@@ -190,8 +190,8 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
 def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
     """Return the lags without unexplained waiting, and the lags with every possible dependency.
 
-    Either is `lags_us` if there is nothing to change. The gain of a change is between its gains with these lags and
-    with `lags_us`.
+    Each is `lags_us` itself if it would not differ. The gain of a change lies between the gains computed with these
+    lags and with `lags_us`.
     """
     edges = graph.edges
     possible = ~np.isnan(edges.possible_us)

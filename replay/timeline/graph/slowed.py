@@ -75,7 +75,7 @@ class CollectiveIntervals:
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
     """Return the schedule for given durations, in which collectives slow kernels as in the recording.
 
-    `durations_us` hold for the recorded overlap of each kernel with collectives. `apart`: no kernel is slowed.
+    `durations_us` hold for each kernel's recorded overlap with collectives. With `apart`, no kernel is slowed.
     """
     nodes, lost = graph.nodes, graph.lost_during_collectives
     talking = nodes.kind == COLLECTIVE

@@ -36,12 +36,12 @@ _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
 """Maximum number of tasks that may run before a task that is assumed to wait for work from before the step."""
 _EVENT_US = 2.0
-"""Maximum delay of a task after the end of a task on another stream for which it waits; the rest has another cause."""
+"""Maximum delay of a task after the end of the task that it waits for on another stream; more has another cause."""
 _FOLLOWS_US = 8.0
 """A ready task is assumed to wait for a task of another stream if it starts within this time after that task's end."""
 _SKEW_US = 1.0
 _FEW_STREAMS = 4
-"""Maximum number of streams among which the two streams of a wait are searched, if only the wait call is recorded."""
+"""If only the call of a wait is recorded, its two streams are searched for among at most this many streams."""
 _NEAR = 32
 """Number of launches before and after a wait call that are searched for its streams."""
 _STREAM_WAITS = ("streamwaitevent",)
@@ -50,7 +50,7 @@ _EVENT_RECORDS = ("eventrecord",)
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Dependencies of tasks; ids of source tasks are those of `Earlier.number`."""
+    """Dependencies of tasks; ids of source tasks are numbered as in `Earlier.number`."""
 
     launch_lag_us: Floats
     """Lag from each task's launch to its start; NaN if the launch is unknown."""
@@ -204,7 +204,7 @@ def _first_of_launch(tasks: Tasks) -> Bools:
 
 
 class _StreamWaits:
-    """Waits of streams for events of other streams: recorded with the other stream, or only as calls."""
+    """Waits of streams for events of other streams; a trace records the other stream or only the wait call."""
 
     def __init__(
         self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
@@ -300,8 +300,8 @@ class _StreamWaits:
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
 
     def _near(self, time_us: float, direction: int) -> Sequence[int]:
-        """Return the streams of the next launches after a time, or the last ones before it if `direction` is -1; all
-        streams if there are few.
+        """Return the streams of the next launches after a time or, if `direction` is -1, of the last launches before
+        it; all streams if there are few.
         """
         count = len(self.tasks.streams)
         if count <= _FEW_STREAMS:
@@ -340,7 +340,7 @@ class _StreamWaits:
 
 
 class _LatestEnds:
-    """While tasks are processed in launch order: the last launched task of each stream, sorted by end."""
+    """The last launched task of each stream, sorted by end, while tasks are processed in launch order."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -406,7 +406,7 @@ _LOOK_BACK = 200
 
 
 class _Ends:
-    """Ends of all tasks in order, to find tasks on other streams for which a late task may have waited."""
+    """Ends of all tasks in order, to find the task on another stream that a late task may have waited for."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -432,8 +432,8 @@ class _Ends:
         """Return the task of another stream that kept the device busy while this task was ready, or -1.
 
         Streams share one device: a kernel starts when blocks of another kernel finish, a little before that kernel
-        ends. Tasks of other streams must have filled most of the wait. Of these, return the task whose end is nearest
-        to the start.
+        ends. Tasks of other streams must have filled most of the wait; the result is the one whose end is nearest to
+        this task's start.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])
         first = int(np.searchsorted(self.sorted_us, ready_us))

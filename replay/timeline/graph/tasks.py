@@ -63,8 +63,8 @@ class Tasks:
 class Earlier:
     """Tasks launched before the step, by stream and by the number of later tasks on that stream ("back").
 
-    All steps are assumed to be the same, so each corresponds to the task of this step with as many later tasks on its
-    stream.
+    All steps are assumed to be the same: an earlier task corresponds to the task of this step that has the same number
+    of later tasks on its stream.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Earlier:
         """Pairs (stream, back) in the order of their ids."""
 
     def number(self, stream: int, back: int = 0) -> int:
-        """Return the id of an earlier task in edges; lower ids are positions in `Tasks`."""
+        """Return the id that represents an earlier task in edges; lower ids are positions in `Tasks`."""
         number = self._numbers.setdefault((stream, back), len(self.tasks) + len(self.asked))
         if number == len(self.tasks) + len(self.asked):
             self.asked.append((stream, back))
@@ -97,13 +97,13 @@ class Earlier:
         return self.number(stream, len(launches[0]) - before)
 
     def last_end_us(self, stream: int) -> float | None:
-        """Return when a stream's last task from before the step ended; None if unknown."""
+        """Return the end time of a stream's last task from before the step; None if unknown."""
         if stream in self.until_us:
             return self.until_us[stream]
         return float(self._launches[stream][1][-1]) if stream in self._launches else None
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of this step or an earlier one ended, from its id; `NEVER` if that is not recorded."""
+        """Return the end time of a task of this step or an earlier one, given by its id; `NEVER` if not recorded."""
         if number < len(self.tasks):
             return float(self.tasks.end_us[number])
         stream, back = self.asked[number - len(self.tasks)]
@@ -189,7 +189,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
 def _by_stream(
     device: Ints, stream: Ints, launch_us: Floats, end_us: Floats, chosen: Bools
 ) -> dict[tuple[int, int], tuple[Floats, Floats]]:
-    """Return (device, stream) → (launch times, end times) of the chosen tasks, in launch order."""
+    """Map (device, stream) to (launch times, end times) of the chosen tasks, in launch order."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((end_us[rows], launch_us[rows], stream[rows], device[rows]))]
     if not len(rows):
@@ -202,7 +202,7 @@ def _by_stream(
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
-    """Return, for each task, when the step's first task on its stream started; if there is none, on its device.
+    """Return, for each task, the start of the step's first task on its stream; if there is none, on its device.
 
     If there is none either, return the lowest integer.
     """

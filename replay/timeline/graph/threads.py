@@ -82,7 +82,7 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
 
 
 def _is_mark(trace: Trace, ops: Ints) -> Bools:
-    """Return a mask of ops that only mark steps for torch_npu, and are no work."""
+    """Return a mask of ops that only mark steps for torch_npu and do no work."""
     marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
     return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
 
@@ -97,7 +97,7 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 
 
 def homes(trace: Trace, main: int) -> Ints:
-    """Map each track to the thread's track in the main process, or -1; CANN records threads in another process."""
+    """Map each track to its thread's track in the main process, or -1; CANN records threads in another process."""
     assert trace.activity is not None
     if main < 0:
         return np.full(len(trace.tracks), -1, np.int64)
@@ -113,7 +113,7 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """Return the thread that marks the step; otherwise the thread with the most time in ops that does not run autograd.
+    """Return the thread that marks the step; otherwise the thread, not one of autograd's, with the most time in ops.
 
     If there are no ops, return the thread with the most runtime calls; -1 if there is none.
     """
@@ -154,8 +154,8 @@ def blocks_of(
     points_us: Iterable[float],
     waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (start,
-    end).
+    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us` and without `waits_us`, the (start,
+    end) of its waits.
 
     The last block has zero length, so that other nodes can wait for the end.
     """

@@ -53,8 +53,8 @@ class HostWait:
     tasks: tuple[int, ...] = ()
     """Positions in `Tasks`, or ids of `Earlier`."""
     earlier: bool = False
-    """Whether the thread waits for work from before the step whose recorded end is unknown; that work is taken to end
-    at `until_us`.
+    """Whether the thread waits for work from before the step that has no recorded end; the work is assumed to end at
+    `until_us`.
     """
     thread: tuple[int, float] | None = None
     """Point (track, time) on another thread for which the thread waits."""
@@ -76,7 +76,7 @@ class Launched:
         self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def ended_us(self, number: int) -> float:
-        """Return when a task of this step or an earlier one ended, from its id."""
+        """Return the end time of a task of this step or an earlier one, given by its id."""
         return self.earlier.ended_us(number)
 
     def last_on(self, stream: int, time_us: float) -> int:
@@ -423,7 +423,7 @@ def as_wait(handover: Handover, main: int) -> HostWait:
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
-    """Return (thread, start) of work taken from an NPU's task queue → (thread, time) at which it was queued."""
+    """Map (thread, start) of work taken from an NPU's task queue to the (thread, time) at which it was queued."""
     assert trace.activity is not None
     arrows = trace.activity.arrows
     rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))

@@ -121,7 +121,7 @@ class JobGraph:
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """Return (starts, ends) of one rank's nodes on its own clock; a collective starts when the rank waits."""
+        """Return (starts, ends) of one rank's nodes on its own clock; a collective starts when the rank arrives."""
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
@@ -200,7 +200,7 @@ class _JobBuilder:
             self.edge(meeting, node, recorded=recorded)
 
     def redirect(self) -> None:
-        """Make the dependencies of a collective on its own rank point to its arrival."""
+        """Redirect the dependencies of a collective on its own rank from the transfer to the arrival."""
         self.target = [
             target if rank < 0 else self.arrival[target]
             for target, rank in zip(self.target, self.edge_rank, strict=True)

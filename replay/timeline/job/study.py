@@ -149,7 +149,7 @@ def _origins(traces: Sequence[Trace]) -> list[int]:
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
     """Return the step to analyse on each rank: chosen on the first rank; on other ranks the step with the same number,
-    or else at the same time.
+    otherwise the step at the same time.
     """
     first = chosen_step(traces[0], number)
     out = [first]
@@ -388,8 +388,8 @@ def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: 
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """Return (step length after a change, gains), with gains also under other assumptions about unknown waits and
-    dependencies on all ranks.
+    """Return (step length after a change, its gains): the usual gain, then gains under other assumptions about unknown
+    waits and dependencies on all ranks.
     """
     durations_us = job.durations([rank.durations_us for rank in changed])
     step_us = max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags([rank.lags_us for rank in changed]))))
@@ -439,7 +439,7 @@ class _Apart(msgspec.Struct, frozen=True, kw_only=True):
     first: RankStudy
     last: RankStudy
     later_us: float
-    """How much later the step of `last` starts than that of `first`."""
+    """How much later `last` starts its step than `first`, in µs."""
     common: float
     """Overlap of the two steps, as a share of the shorter step."""
 

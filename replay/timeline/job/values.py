@@ -36,7 +36,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     """Number of collectives in which this rank arrived last."""
     late_us: float
-    """How long the other ranks waited in these collectives for this rank alone."""
+    """Time that the other ranks waited only for this rank, in the collectives that it reached last."""
     unmatched: int
     """Number of collectives in the whole trace that match no collective of the other given ranks."""
     clock: Clock
@@ -62,7 +62,7 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     elements: int | None
     dtype: str | None
     matched_by: str
-    """How the members were matched: "sequence" is recorded; "order" in the group and "overlap" in time are inferred."""
+    """How the members were matched: by recorded "sequence" number, or by "order" or time "overlap" (inferred)."""
     skew_us: float
     """Time from the start of the first member to the start of the last one."""
     waiting_us: float
@@ -71,7 +71,7 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     """Time after the last known member started; median over the members."""
     late_rank: int
     late_us: float
-    """How long all other members waited for the late rank alone."""
+    """Time that all other members waited only for the rank that arrived last."""
     missing: int
     """Number of members whose traces were not given. If one of them arrives last, its delay is part of
     `transfer_us`.
@@ -123,7 +123,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us` under two assumptions on all ranks: no unexplained waiting, and every
+    """Upper end of the range of `step_us`, which covers two assumptions on all ranks: no unexplained waiting, and every
     possible dependency.
     """
     gain_us: float

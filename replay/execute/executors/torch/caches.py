@@ -23,7 +23,7 @@ SECTOR_BYTES = 32
 """Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
 memory)."""
 CODE_BYTES = 1 << 20
-"""Maximum reuse distance of the op's code; at this distance, the op is called on a copy of its arguments, to bring the
+"""Maximum reuse distance of the op's code, in bytes; at this distance, a call on a copy of the arguments brings the
 code into the caches.
 
 In a step, the dispatcher and most kernels run again and again; a private cache holds more than this. The distance is
@@ -104,7 +104,7 @@ class Caches:
         return restore
 
     def _pass(self, size: int) -> None:
-        """Read `size` bytes of otherwise unused memory; the caches need not write them back."""
+        """Read `size` bytes of otherwise unused memory, which the caches need not write back."""
         whole = self._whole()
         remaining = max(0, size) // whole.element_size()
         while remaining > 0:
@@ -134,7 +134,7 @@ class Caches:
 
 
 def _arithmetic(device: torch.device) -> Callable[[], Any]:
-    """Return a function with about 0.2 ms of arithmetic, the same in every run: on one host core, or on a whole
+    """Return a function that does about 0.2 ms of arithmetic, the same in every run: on one host core, or on a whole
     accelerator.
     """
     if device.type != "cpu":

@@ -65,7 +65,7 @@ from opreplay.traces.errors import EnvironmentRefused, UsageError
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of consecutive calls after which the values written by an op are checked to be finite."""
 PROBE_S = 0.1
-"""Wall time, in seconds, after which these checks stop.
+"""Wall time, in seconds, after which the checks after `PROBE_CALLS` calls stop.
 
 Warm samples within the verified number of calls need no reset in between. After a reset, the last-level cache needs
 about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD EPYC).
@@ -74,8 +74,8 @@ about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD
 VALUE_CALLS = 4
 """Number of consecutive calls to determine whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""If two times differ by more than this ratio, they depend on the written values: an in-place sort is several times
-faster on sorted numbers.
+"""If the times of two calls differ by more than this ratio, the time depends on the written values: an in-place sort is
+several times faster on sorted numbers.
 """
 
 SETTLING_US = 1e6
@@ -136,8 +136,8 @@ class TorchPrepared(Prepared):
     def find_settling(self, random_state: Callable[[], None]) -> None:
         """Call the op again after its first call and set `settles` if the written values stay the same.
 
-        Does nothing if memory is short. `random_state` restores the random generator's state before the first call, so
-        that an op that fills its argument with random numbers settles, too.
+        Does nothing if memory is short. `random_state` restores the state that the random generator had before the
+        first call, so that an op that fills its argument with random numbers settles, too.
         """
         size = sum(t.numel() * t.element_size() for t, _ in self._saved)
         if not size or 2 * size > self.spare_bytes:
@@ -185,7 +185,7 @@ class ThreadChoice(NamedTuple):
     """How the number of threads was chosen."""
 
     idle_cpus: float
-    """Number of idle processors at that time."""
+    """Number of idle processors when the thread count was chosen."""
     asked: bool
     """Whether the user specified the thread count."""
 
@@ -358,8 +358,8 @@ class TorchExecutor(Executor):
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry with its
-        gradient off.
+        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry without
+        that gradient.
         """
         notes: tuple[Assumption, ...] = ()
         while True:
@@ -376,8 +376,8 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """Return the op with the given arguments, which need more memory than its own. Raises NotReplayable if over the
-        budget.
+        """Return the op with the given arguments, which need more memory than the original ones. Raises NotReplayable
+        if they exceed the budget.
         """
         op = msgspec.structs.replace(op, args=args)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:

@@ -130,7 +130,7 @@ class _Stopper(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: to exclude torch's compiler from this mode would import it, which takes more than a second."""
+        """Return False; excluding torch's compiler from this mode would import it, which takes more than a second."""
         return False
 
     def __torch_dispatch__(
@@ -140,7 +140,7 @@ class _Stopper(TorchDispatchMode):
 
 
 def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> _Dispatched | None:
-    """Return a function's first call to the dispatcher, not run; None if it refuses the arguments or makes none."""
+    """Return a function's first dispatcher call, without running it; None if it raises or makes no such call."""
     try:
         with _Stopper():
             function(*args, **named)
@@ -191,6 +191,6 @@ def require_gradients(values: Iterable[Any]) -> None:
 
 
 def without_gradient(error: RuntimeError) -> str | None:
-    """Return the argument that cannot require a gradient according to torch's error; None for other errors."""
+    """Return the argument that, according to torch's error, cannot require a gradient; None for other errors."""
     match = _NO_GRADIENT.search(str(error))
     return match[1] if match else None

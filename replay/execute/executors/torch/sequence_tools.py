@@ -21,7 +21,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHECKED_BYTES = 2
-"""Minimum bytes of a float to check: torch has no check for one-byte floats, most of which have no infinity."""
+"""Minimum bytes of floats whose values are checked: torch cannot check one-byte floats; most have no infinity."""
 
 
 class TorchTools(Tools):

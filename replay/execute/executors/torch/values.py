@@ -87,8 +87,8 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 
 def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Compare the results of the op's own implementation and of the replay, and the pairs of values that both wrote to
-    arguments.
+    """Compare the results of the op's own implementation with those of the replay, and the pairs of values that both
+    wrote to arguments (`written`).
     """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):

@@ -15,11 +15,11 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 CHUNK = 1 << 20
 """Elements filled or checked at a time, to limit memory."""
 LARGEST_SUM = 100
-"""Maximum number of elements filled or checked at a time, to limit memory."""
-PERIOD = 251
 """Upper bound of sums over all ranks, so that they are exact in bfloat16 and in 8 bits."""
-REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
+PERIOD = 251
 """Period of the fill pattern along the elements: a prime, so that the check detects a misplaced part."""
+REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
+"""Bytes per element → dtype for reductions if the back-end does not support the element's own dtype."""
 MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
 KNOWN = {
     "gloo": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),

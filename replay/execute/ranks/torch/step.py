@@ -151,7 +151,7 @@ class StepCollectives:
 
     @property
     def unseen(self) -> int:
-        """Number of calls in a pass whose end is only observed when they are awaited."""
+        """Number of collectives in a pass whose end is observed only when they are awaited."""
         return len(self._unseen)
 
     def __len__(self) -> int:
@@ -262,7 +262,7 @@ class StepCollectives:
             self._unseen.add(number)
 
     def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
-        """Return the tensors of each collective; calls of one op share them if each is awaited before the next."""
+        """Return the tensors of each collective; an op's calls share them if each is awaited before the next call."""
         pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
         by_call: list[Buffers | None] = []
         used_bytes = 0
@@ -311,7 +311,7 @@ class _Passes:
         self._timer.end()
 
     def measured(self, options: MeasureOptions, time_s: float) -> None:
-        """Make rounds with one pass of each kind until all ranks have enough."""
+        """Make rounds with one pass of each kind until all ranks have enough passes."""
         max_passes = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
         with garbage_collection_off():
             self._round(counts=False)

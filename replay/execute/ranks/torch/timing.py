@@ -29,7 +29,7 @@ OVERRUN = 3.0
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
     """Return the reply with times of a collective that has run once. `wait` returns when the device has finished.
 
-    All ranks take the same number of calls and samples, from the slowest rank's estimate.
+    All ranks make the same number of calls and samples, which follows from the slowest rank's estimate.
     """
     call_us = _agreed(_warm(buffers, options, wait), buffers)
     calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
@@ -71,7 +71,7 @@ def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -
 
 
 def _agreed(call_us: float, buffers: Buffers) -> float:
-    """Return the longest estimate among the members."""
+    """Return the longest of the estimates of all members, in µs."""
     slowest = torch.tensor([call_us], dtype=torch.float32, device=buffers.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=buffers.group)
     return float(slowest.item())

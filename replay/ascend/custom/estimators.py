@@ -292,8 +292,8 @@ def _wrong_in(properties: object) -> str | None:
 
 
 def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
-    """Return launch, cube, vector, hbm and l2 time of an op with these properties; all but launch overlap
-    (`overlap_p`).
+    """Return launch, cube, vector, hbm (or core load) and l2 time of an op with these properties; all but launch
+    overlap (`overlap_p`).
 
     The launch time depends on the number of vector cores: the cores that the bytes occupy, or more if the operations
     exceed what a core computes while another one starts. An op that multiplies has the launch time of the cube. A dtype
@@ -317,8 +317,8 @@ def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: St
         "warm": min(1.0, device.l2_bytes / moved) if moved > 0 else 1.0,
         "network": resident_share(moved, device),
     }[state]
-    hbm, cache = memory_us(read, write, cores, resident, device)
-    parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
+    term, far, cache = memory_us(read, write, cores, resident, device)
+    parts = {"cube": cube * 1e6, "vector": vector * 1e6, term: far, "l2": cache}
     p = rates.overlap_p
     norm = sum(value**p for value in parts.values())
     share = norm ** (1 / p) / norm if norm > 0 else 0.0

@@ -116,9 +116,11 @@ def command(
     cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.setup import apply_fusion, use_plugins
+    from opreplay.cli.terminal import console
     from opreplay.replay.job.job import Job
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
+    from opreplay.replay.report.run.facts import unmatched_notes
     from opreplay.traces.errors import UsageError
 
     bundle = format_ == "bundle"
@@ -143,6 +145,8 @@ def command(
     plugin_names = use_plugins(plugin)
     read = apply_fusion(source.open(activity=format_ == "chakra"), fused)
     plan = Job(read, selection, Settings(device=device, order=format_ in ("chakra", "measure"))).plan
+    for note in unmatched_notes(plan.unmatched):
+        console.narrate(note)
     if format_ == "chakra":
         plan = naming_collectives(plan, read)
     if bundle:

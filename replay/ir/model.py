@@ -303,6 +303,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that only a captured plan has."""
     losses: dict[str, int] = {}
     """Number of losses when reading the trace, by reason, such as "truncated file"; the plan covers the rest."""
+    unmatched: tuple[str, ...] = ()
+    """Options with a pattern that no selected op matches, such as "--exclude aten::mm"."""
 
     def __repr__(self) -> str:
         """Return one line, because all fields together are megabytes."""

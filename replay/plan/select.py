@@ -37,6 +37,18 @@ def keeps_name(filters: OpFilter, name: str) -> bool:
     return not any(fnmatchcase(name, pattern) for pattern in filters.exclude)
 
 
+def unmatched(filters: OpFilter, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the include and exclude options whose pattern matches none of the names."""
+    distinct = set(names)
+    given = [("--include", pattern) for pattern in filters.include]
+    given += [("--exclude", pattern) for pattern in filters.exclude]
+    return tuple(
+        f"{option} {quote(pattern)}"
+        for option, pattern in given
+        if not any(fnmatchcase(name, pattern) for name in distinct)
+    )
+
+
 def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
     """Return the error for a phase that no iteration has; it lists the phases that exist."""
     there = {context.phase for context in contexts}

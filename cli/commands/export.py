@@ -12,6 +12,7 @@ from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, is_given, setting
 from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize, Duration, SocName
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -270,7 +271,7 @@ def _write_chakra(
         trace = chakra_trace(plan, times, clock=clock)
     write_bytes(output, trace.data, force=force)
     console.show_line(
-        f"exported {trace.calls} calls and {trace.collectives} collectives to {output}: "
+        f"exported {plural(trace.calls, 'call')} and {plural(trace.collectives, 'collective')} to {output}: "
         f"{trace.nodes} nodes, {clock} times"
     )
     for note in (*trace.notes, *weak):
@@ -384,5 +385,5 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
             console.narrate(f"* left out: {count} × {name}: {reason}")
     if of_backendbench and configs.shared_memory_ops:
         console.narrate(
-            f"* {configs.shared_memory_ops} ops have tensors that share memory; the file does not record this"
+            f"* the file does not record that tensors share memory: {plural(configs.shared_memory_ops, 'op')}"
         )

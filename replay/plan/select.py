@@ -23,6 +23,7 @@ from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
 from opreplay.traces.links.parents import among_or_inside, innermost_parent
 from opreplay.traces.model import Trace
+from opreplay.traces.names import plural
 
 Select = Literal["owner", "leaf", "top", "all"]
 SELECTIONS: tuple[Select, ...] = ("owner", "leaf", "top", "all")
@@ -79,7 +80,7 @@ def keep_heaviest(
 def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
     place = int(digits) if digits.isdecimal() and len(digits) < 7 else 0
     if not 1 <= place <= len(ops):
-        fits = f"The selection contains {len(ops)} ops, #1 to #{len(ops)}."
+        fits = f"The selection contains {plural(len(ops), 'op')}, #1 to #{len(ops)}."
         raise UsageError(
             f"no op matches {wanted!r}", hint=fits if ops else "The plan contains no ops: try --select all."
         )

@@ -260,7 +260,7 @@ def foot_lines(sweep: Cases) -> list[str]:
         if not note.what.startswith(RESULTS_UNKNOWN)
     )
     lines += [f"assumed: {text}" for text in list(assumed)[:8]]
-    lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
+    lines += [f"and {plural(len(assumed) - 8, 'more assumption')}"] if len(assumed) > 8 else []
     if sweep.socs and sweep.l2 in HELD:
         lines.append(f"caches ({sweep.l2}): when an op starts, they contain {HELD[sweep.l2]}")
     return [*lines, *thread_notes(sweep.environment)]
@@ -273,7 +273,7 @@ def page(sweep: Cases, command: str) -> Page:
 
     texts = list(dict.fromkeys(case.written for case in sweep.cases))
     return Page(
-        title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
+        title=texts[0] if len(texts) == 1 else plural(len(texts), "call"),
         headline=head_line(sweep),
         command=command,
         answers=_answers(sweep),

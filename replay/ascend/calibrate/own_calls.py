@@ -29,6 +29,7 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import Malformed
+from opreplay.traces.names import plural
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
 
@@ -81,7 +82,7 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
         else:
             measured[row.call, row.l2] = row
     if not measured or len(measured) > MOST_MEASURED:
-        reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
+        reasons = "; ".join(f"{plural(n, 'row')}: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(
             f"{len(measured):,} calls for calibration exceed the limit of {MOST_MEASURED:,}"
             + (f" ({reasons})" * bool(reasons)),

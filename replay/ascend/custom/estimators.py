@@ -38,6 +38,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import State, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -383,7 +384,7 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
             "you named."
         )
         raise CustomOpError(
-            f"{len(failures)} file{'s' if len(failures) > 1 else ''} of {path} failed: " + "; ".join(failures),
+            f"{plural(len(failures), 'file')} of {path} failed: " + "; ".join(failures),
             hint=" ".join(dict.fromkeys((*hints, remedy))),
         )
     return loaded

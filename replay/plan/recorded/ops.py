@@ -28,7 +28,7 @@ from opreplay.replay.plan.selection import OpFilter, Selection
 from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import Trace
-from opreplay.traces.names import file_name
+from opreplay.traces.names import file_name, plural
 
 MOST_OPS = 100_000
 """Maximum number of unique ops in a plan; a real model has a few hundred."""
@@ -160,5 +160,5 @@ def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
     """
     if batch is None or not batch.others:
         return ()
-    what = f"used for {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
+    what = f"used for {100 * batch.share:.0f} % of the recorded time; not replayed: {plural(batch.others, 'other')}"
     return (Assumption(argument="batch", what=what),)

@@ -265,8 +265,7 @@ def _trace_notes(header: Header | None) -> list[str]:
         return []
     where = header.trace.get("where")
     kinds = cast("Mapping[str, Mapping[str, float]]", where).get("unowned") if isinstance(where, Mapping) else None
-    missed = header.trace.get("unmatched")
-    lines = unmatched_notes([str(option) for option in missed]) if isinstance(missed, Sequence) else []
+    lines = unmatched_notes(cast("Sequence[str]", header.trace.get("unmatched") or ()))
     lines += unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)

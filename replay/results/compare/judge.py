@@ -28,6 +28,7 @@ from opreplay.replay.results.resume import kept_results
 from opreplay.replay.results.stats import log_error, median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
 from opreplay.traces.links.steps import PairedBy
+from opreplay.traces.names import plural
 from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
@@ -374,7 +375,7 @@ def raised_threshold(threshold: float, spread: float | None) -> float:
 
 def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
     """Return notes on how many ops neither run replayed, and how many ops each run did not reach."""
-    notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
+    notes = [f"not compared: {plural(unmeasured, 'op')} that neither run replayed"] if unmeasured else []
     return notes + [
         f"the {which} run was cut short: {missing} of its ops were not reached"
         for which, missing in zip(("first", "second"), unreached, strict=True)

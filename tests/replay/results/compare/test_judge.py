@@ -200,7 +200,7 @@ def test_ops_that_neither_run_replayed_are_not_compared() -> None:
     file = msgspec.structs.replace(file, results=(*file.results, result(7, None)))
     found = compare(file, file)
     assert len(found.ops) == 3
-    assert found.notes == ("not compared: 1 ops that neither run replayed",)
+    assert found.notes == ("not compared: 1 op that neither run replayed",)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_conditions() -> None:
     assert found_in(before, after, "total>1%")
     assert not found_in(before, after, " total > 20% ")
     gone = msgspec.structs.replace(after, results=(result(0, None), *after.results[1:]))
-    assert found_in(before, gone, "lost>0") == ["lost>0: 1 ops are no longer replayed"]
+    assert found_in(before, gone, "lost>0") == ["lost>0: no longer replayed: 1 op"]
     assert not found_in(before, gone, "lost>1")
 
 

@@ -212,7 +212,7 @@ def simulate(
 
     Raises UsageError for an unknown device, and if no device is given.
     """
-    read = open_if_needed(trace, **selecting)
+    read = open_if_needed(trace, timed=True, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
     job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
     if not job.devices:
@@ -239,7 +239,7 @@ def simulate(
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     """Return where a job's trace spends its time, and its step with gaps on the job's devices, as the command shows.
 
-    A trace that was opened without activity is read again. A large trace, or several traces, have no step.
+    A trace that the caller opened without activity is read again. A large trace, or several traces, have no step.
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of

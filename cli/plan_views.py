@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opreplay.cli.terminal import console
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
@@ -105,7 +106,7 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
     if len(matches) > 1:
         others = ", ".join(op.id for op in matches[1:6])
         console.narrate(
-            f"{len(matches) - 1} more ops match {wanted}; explain them by id: "
+            f"{wanted} also matches {plural(len(matches) - 1, 'other op')}, to explain by id: "
             f"{others}{' ...' if len(matches) > 6 else ''}"
         )
 
@@ -121,7 +122,7 @@ def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: i
     missed = sum(
         op.id in wrong or why_not(op, settings.max_op_bytes, settings.over_budget) is not None for op in plan.ops
     )
-    what = "would not be replayed" + (" or are wrong on meta tensors" if wrong else "")
+    what = "not replayed or wrong on meta tensors" if wrong else "not replayed"
     return code_for(missed, max_failed, what, of=len(plan.ops))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.history import add_to_history, refuse_bad_history
 from opreplay.cli.terminal import console
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,11 +79,11 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
         console.narrate(
-            f"opreplay: {late} ops were not run because time ran out (--set total_time); they count as not replayed"
+            f"opreplay: not run because time ran out (--set total_time): {plural(late, 'op')}, counted as not replayed"
         )
     lost = sum(is_lost(result.reason) for result in results)
     if lost:
-        console.narrate(f"opreplay: error: the processes of {lost} ops died; to retry these ops, use --resume")
+        console.narrate(f"opreplay: error: processes died while running {plural(lost, 'op')}; to retry, use --resume")
     stopped = False
     if summary is not None and summary.interrupted:
         stopped = True
@@ -95,8 +96,6 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
 
 def _tell_stop(result: OpResult, untried: int) -> None:
     """Report on stderr the op at which a run stopped because of --stop-on-error."""
-    from opreplay.replay.report.text import plural
-
     console.narrate(
         f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {plural(untried, 'op')} not tried "
         "(--stop-on-error). To retry it, use --resume; to continue after failed ops, leave out --stop-on-error"
@@ -110,7 +109,7 @@ def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_f
     """
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in results)
-    what = "were not replayed or have wrong results" if wrong else "were not replayed"
+    what = "not replayed or with wrong results" if wrong else "not replayed"
     return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
 
 
@@ -154,7 +153,7 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """Return exit code 1 if `missed` exceeds `max_failed`, and report `what` happened to these ops on stderr.
+    """Return exit code 1 if `missed` exceeds `max_failed`, and report `what` is wrong with these ops on stderr.
 
     `max_failed` None allows any number. Return 2 if `of`, the number of ops, is 0, e.g. for an empty selection, because
     nothing was tested; None means that the number is unknown.
@@ -164,7 +163,7 @@ def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) 
         return ExitCode.USAGE
     if max_failed is None or missed <= max_failed:
         return ExitCode.OK
-    console.narrate(f"opreplay: {missed} ops {what}, but --max-failed allows {max_failed}")
+    console.narrate(f"opreplay: {what}: {plural(missed, 'op')}, but --max-failed allows {max_failed}")
     return ExitCode.INCOMPLETE
 
 

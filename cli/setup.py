@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.initializers.registry import Registry
@@ -160,7 +161,7 @@ def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
         (contents.problems, "inputs of {} could not be generated, so only shapes affect the prediction: {}"),
     ):
         if why:
-            console.narrate(text.format(f"{len(why)} op{'s' * (len(why) > 1)}", next(iter(why.values()))))
+            console.narrate(text.format(plural(len(why), "op"), next(iter(why.values()))))
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
@@ -176,4 +177,4 @@ def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -
     for line in lines[:UNUSED_SHOWN]:
         console.narrate(line)
     if len(lines) > UNUSED_SHOWN:
-        console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations were not used")
+        console.narrate(f"also not used: {plural(len(lines) - UNUSED_SHOWN, 'more registration')}")

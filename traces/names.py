@@ -1,5 +1,5 @@
 # pyright: strict
-"""Escape names and texts for output, because terminals, JSON and HTML interpret some characters.
+"""Escape names and texts for output, because terminals, JSON and HTML interpret some characters; count nouns.
 
 A file name may contain any bytes, and a trace any characters. Files are opened by their real name; only output is
 escaped.
@@ -51,3 +51,8 @@ def file_name(path: str) -> str:
 def trace_name(path: str) -> str:
     """Return the name of a trace or plan for headlines: its file name without .json and .gz."""
     return file_name(path).removesuffix(".gz").removesuffix(".json")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the count with a noun: "1 op", "2 ops"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

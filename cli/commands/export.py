@@ -12,6 +12,7 @@ from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, is_given, setting
 from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize, Duration, SocName
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -116,9 +117,11 @@ def command(
     cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.setup import apply_fusion, use_plugins
+    from opreplay.cli.terminal import console
     from opreplay.replay.job.job import Job
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
+    from opreplay.replay.report.run.facts import unmatched_notes
     from opreplay.traces.errors import UsageError
 
     bundle = format_ == "bundle"
@@ -143,6 +146,8 @@ def command(
     plugin_names = use_plugins(plugin)
     read = apply_fusion(source.open(activity=format_ == "chakra"), fused)
     plan = Job(read, selection, Settings(device=device, order=format_ in ("chakra", "measure"))).plan
+    for note in unmatched_notes(plan.unmatched):
+        console.narrate(note)
     if format_ == "chakra":
         plan = naming_collectives(plan, read)
     if bundle:
@@ -268,7 +273,7 @@ def _write_chakra(
         trace = chakra_trace(plan, times, clock=clock)
     write_bytes(output, trace.data, force=force)
     console.show_line(
-        f"exported {trace.calls} calls and {trace.collectives} collectives to {output}: "
+        f"exported {plural(trace.calls, 'call')} and {plural(trace.collectives, 'collective')} to {output}: "
         f"{trace.nodes} nodes, {clock} times"
     )
     for note in (*trace.notes, *weak):
@@ -382,5 +387,5 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
             console.narrate(f"* left out: {count} × {name}: {reason}")
     if of_backendbench and configs.shared_memory_ops:
         console.narrate(
-            f"* {configs.shared_memory_ops} ops have tensors that share memory; the file does not record this"
+            f"* the file does not record that tensors share memory: {plural(configs.shared_memory_ops, 'op')}"
         )

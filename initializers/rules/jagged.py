@@ -10,6 +10,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
+from opreplay.traces.names import plural
 
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
 """Arguments whose rows are divided by the lengths or offsets, the most reliable first."""
@@ -97,7 +98,7 @@ def _offsets(context: InitContext, name: str, total: int, generator: torch.Gener
         lengths = _lengths(max(1, level.numel() - 1), end, generator)
         edges = fill.edges_of(lengths)[: level.numel()]
         fill.assign(level, edges.view(level.shape))
-    return {name: f"{levels[-1].numel() - 1} rows over {total} values"}
+    return {name: f"{plural(levels[-1].numel() - 1, 'row')} over {total} values"}
 
 
 def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:

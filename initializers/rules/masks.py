@@ -10,6 +10,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.traces.names import plural
 
 MASKS = ("attn_mask", "attn_bias", "bias", "mask")
 DENSITY = 0.5
@@ -57,7 +58,7 @@ class PaddingMaskInit(CustomInit):
         fill.integers(lengths, context.generator, 1, longest + 1)
         lengths[:1] = longest
         fill.assign(mask, torch.arange(longest, device=mask.device) < lengths)
-        what = f"{rows} sequences of 1 to {longest} steps, padded on the right"
+        what = f"{plural(rows, 'sequence')} of 1 to {plural(longest, 'step')}, padded on the right"
         return InitReport(summary=what, assumed={"mask": what})
 
 

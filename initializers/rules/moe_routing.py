@@ -23,6 +23,7 @@ from opreplay.initializers.base import (
 )
 from opreplay.initializers.draws import expert_choice
 from opreplay.initializers.draws.distributions import check_histogram, read_histogram
+from opreplay.traces.names import plural
 
 MAX_EXPERTS = 1 << 16
 """Maximum number of experts; a trace may state any number, but models have a few hundred."""
@@ -297,7 +298,7 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     else:
         drawn = counts.cumsum(0)
     fill.assign(groups, drawn)
-    return InitReport(summary=f"{rows} rows in {experts} groups", assumed=assumed)
+    return InitReport(summary=f"{plural(rows, 'row')} in {plural(experts, 'group')}", assumed=assumed)
 
 
 def _return(context: InitContext, generator: torch.Generator) -> InitReport:

@@ -14,6 +14,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
+from opreplay.traces.names import plural
 
 
 class BatchSizesInit(CustomInit):
@@ -34,7 +35,7 @@ class BatchSizesInit(CustomInit):
             raise InitializerError(f"{context.op} has no data to pack by time step")
         fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)))
         return InitReport(
-            summary=f"{int(sizes.flatten()[0])} sequences of up to {sizes.numel()} steps",
+            summary=f"{plural(int(sizes.flatten()[0]), 'sequence')} of up to {plural(sizes.numel(), 'step')}",
             assumed={"batch_sizes": "one sequence of full length, the others of equal length"},
         )
 

@@ -11,6 +11,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
+from opreplay.traces.names import plural
 
 Item = TypeVar("Item")
 
@@ -123,7 +124,7 @@ class GroupSizesInit(CustomInit):
         fill.assign(sizes, torch.cat((edges.diff().unsqueeze(1), fixed), 1))
         fill.assign(offsets, edges[: offsets.numel()])
         return InitReport(
-            summary=f"{rows.shape[0]} rows in {sizes.shape[0]} groups",
+            summary=f"{plural(rows.shape[0], 'row')} in {plural(sizes.shape[0], 'group')}",
             assumed={"problem_sizes": "groups of equal size"},
         )
 

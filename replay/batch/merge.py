@@ -92,6 +92,7 @@ class Batch:
         self._calls: list[tuple[tuple[RankCall, ...], int]] = []
         self._kept_calls = 0
         self._first: ReplayPlan | None = None
+        self._unmatched: tuple[str, ...] = ()
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
         """Time of kernels without an op, separately for traces with device time (True) and without (False), because
@@ -119,6 +120,7 @@ class Batch:
     def add(self, trace: TracePlan) -> None:
         """Add the ops of one more trace; nothing else of its plan is kept."""
         plan = trace.plan
+        self._unmatched = tuple(one for one in plan.unmatched if self._first is None or one in self._unmatched)
         self._first = self._first or plan
         self._device_us += plan.device_us_total
         self._host_us += plan.host_us_total
@@ -171,6 +173,7 @@ class Batch:
             unowned_device_us=self._unowned_us[self._device_us > 0],
             ops=tuple(self._named()),
             losses=self._losses(),
+            unmatched=self._unmatched,
         )
         return passes.by_recorded_time(merged)
 

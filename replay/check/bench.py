@@ -180,9 +180,14 @@ def prepare(
         trials={point: tuple(attempt.case for attempt in attempts) for point, attempts in trials.items()},
         cases=tuple(base.text for base in bench.bases),
         facts=bench.executor.facts(),
-        assumptions=assumed,
+        assumptions=assumed + _filled_at_random(bench),
     )
     return bench, trials, listed
+
+
+def _filled_at_random(bench: Bench) -> tuple[Assumption, ...]:
+    what = "random integers, because no initializer is known (docs/initializers.md)"
+    return tuple(Assumption(argument=name, what=what) for name in bench.at_random)
 
 
 def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:

@@ -25,6 +25,7 @@ from opreplay.traces.dialects.chakra import SOURCE, VERSION, CollectiveType, Nod
 from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.traces.names import plural
 from opreplay.traces.reading.protobuf_wire import field, packed, varint
 
 _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} | {
@@ -122,8 +123,8 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         start_us += duration_us
     unselected = len(called) - len(nodes)
     notes = [
-        f"{untimed} calls have no {clock} time and count as 0 µs" if untimed else "",
-        f"{unselected} calls of unselected ops are not exported" if unselected else "",
+        f"{plural(untimed, 'call')} without {clock} time: counted as 0 µs" if untimed else "",
+        f"not exported: {plural(unselected, 'call')} of unselected ops" if unselected else "",
         "each call waits for the previous one: recorded overlap is lost",
     ]
     return encode_file(nodes, clock, notes)

@@ -12,6 +12,7 @@ from opreplay.replay.export.bundle import Bundle
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 NAMES = ("ops.json", "replay.py", "README.md")
 SCRIPT = Path(__file__).with_name("script.py")
@@ -68,7 +69,7 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
 def readme(bundle: Bundle) -> str:
     """Return the README: what the bundle is, how to run it, and which ops it contains and leaves out."""
     ops = bundle.plan.ops
-    op_count = f"{len(ops)} op{'s' * (len(ops) != 1)}"
+    op_count = plural(len(ops), "op")
     parts = [
         "# Ops to replay\n",
         f"`replay.py` replays the {op_count} of `ops.json`, one by one, with random inputs of the recorded\n"

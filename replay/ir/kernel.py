@@ -10,7 +10,7 @@ import msgspec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorSpec
 
-Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
+Bound = Literal["cube", "vector", "hbm", "core load", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
 """Best evidence for a prediction of an op: the op was measured on this SoC, or on another SoC; similar kernels (of its

@@ -306,6 +306,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a captured step; None for other plans."""
     losses: dict[str, int] = {}
     """Reason, such as "truncated file" → number of losses when the trace was read; the plan covers the rest."""
+    unmatched: tuple[str, ...] = ()
+    """Options with a pattern that no selected op matches, such as "--exclude aten::mm"."""
 
     def __repr__(self) -> str:
         """Return one line, because all fields together may have megabytes."""

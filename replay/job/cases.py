@@ -111,6 +111,7 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
                 result=by_id[id_],
                 unpredicted=unpredicted.get(id_, ()),
                 too_large_for=_too_large_for(ops[id_], devices),
+                assumed=_assumed_of(job, ops[id_], by_id[id_]),
             )
             for call, id_ in zip(calls.written, calls.ids, strict=True)
         ),
@@ -119,6 +120,15 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
         socs={name: device.version for name, device in devices.items()},
         l2=job.settings.cache_state(),
     )
+
+
+def _assumed_of(job: Job, op: ReplayOp, result: OpResult) -> tuple[str, ...]:
+    """Return what the cost rule of a call assumes or leaves out; nothing if its kernels were not predicted."""
+    from opreplay.replay.ascend.lowering import lower
+
+    if not any(prediction.kernels for prediction in result.simulated.values()):
+        return ()
+    return lower(op, job.contents(op)).notes
 
 
 def _not_run(op: ReplayOp) -> Outcome:

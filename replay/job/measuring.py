@@ -228,6 +228,7 @@ class _Run:
         about_plan: dict[str, object] = {
             "source": plan.source,
             "selection": plan.selection,
+            **({"unmatched": plan.unmatched} if plan.unmatched else {}),
             "device": plan.device,
             "ops": len(plan.ops),
             "device_us_total": plan.device_us_total,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from opreplay.replay.job.events import Event, Predicted
 from opreplay.replay.results.records import Simulated
 from opreplay.traces.errors import InternalError
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.registrations import CustomOpError
@@ -108,5 +109,5 @@ class Faults:
         """Raise the first InternalError, if any, with the number of other ops that have one."""
         if self.by_op:
             first = next(iter(self.by_op.values()))
-            more = f"; and {len(self.by_op) - 1} more ops" if len(self.by_op) > 1 else ""
+            more = f"; and {plural(len(self.by_op) - 1, 'more op')}" if len(self.by_op) > 1 else ""
             raise InternalError(f"{first.problem}{more}", hint=first.hint)

@@ -7,7 +7,7 @@ Selects the reader, joins other files of the same run, and makes the plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 from zipfile import is_zipfile
@@ -456,7 +456,7 @@ def plan_of(
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import mark_missing_sizes
-    from opreplay.replay.plan.select import refuse_lists
+    from opreplay.replay.plan.select import refuse_lists, unmatched
 
     if isinstance(read, ReplayPlan):
         plan = complete_and_filter(read, selection, device=device)
@@ -466,7 +466,25 @@ def plan_of(
         refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
         plan = make(read, selection, device=device, in_order=in_order)
     _refuse_none(plan, read, selection)
+    if selection.include or selection.exclude:
+        missed = unmatched(selection, _names_to_filter(read, selection, collectives=collectives))
+        return msgspec.structs.replace(plan, unmatched=missed)
     return plan
+
+
+def _names_to_filter(read: Trace | ReplayPlan, selection: Selection, *, collectives: bool) -> Iterator[str]:
+    """Yield the names to which include and exclude patterns apply."""
+    from opreplay.replay.ir.model import ReplayPlan
+
+    if isinstance(read, ReplayPlan):
+        yield from (op.name for op in read.ops)
+        return
+    yield from _selected_names(read, selection.select)
+    if collectives:
+        from opreplay.replay.plan.collectives.in_plan import chosen_calls
+
+        for call in chosen_calls(read, msgspec.structs.replace(selection, include=(), exclude=())):
+            yield from call.names
 
 
 def recorded_plan_of(read: Trace | ReplayPlan, selection: Selection) -> RecordedPlan:

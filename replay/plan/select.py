@@ -21,6 +21,7 @@ from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
 from opreplay.traces.links.parents import among_or_inside, innermost_parent
 from opreplay.traces.model import Trace
+from opreplay.traces.names import plural
 
 Select = Literal["owner", "leaf", "top", "all"]
 SELECTIONS: tuple[Select, ...] = ("owner", "leaf", "top", "all")
@@ -33,6 +34,18 @@ def keeps_name(filters: OpFilter, name: str) -> bool:
     if filters.include and not any(fnmatchcase(name, pattern) for pattern in filters.include):
         return False
     return not any(fnmatchcase(name, pattern) for pattern in filters.exclude)
+
+
+def unmatched(filters: OpFilter, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the include and exclude options whose pattern matches none of the names."""
+    distinct = set(names)
+    given = [("--include", pattern) for pattern in filters.include]
+    given += [("--exclude", pattern) for pattern in filters.exclude]
+    return tuple(
+        f"{option} {quote(pattern)}"
+        for option, pattern in given
+        if not any(fnmatchcase(name, pattern) for name in distinct)
+    )
 
 
 def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
@@ -65,7 +78,7 @@ def keep_heaviest(
 def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
     place = int(digits) if digits.isdecimal() and len(digits) < 7 else 0
     if not 1 <= place <= len(ops):
-        fits = f"The selection contains {len(ops)} ops, #1 to #{len(ops)}."
+        fits = f"The selection contains {plural(len(ops), 'op')}, #1 to #{len(ops)}."
         raise UsageError(
             f"no op matches {wanted!r}", hint=fits if ops else "The plan contains no ops: try --select all."
         )

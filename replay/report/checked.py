@@ -13,7 +13,7 @@ from opreplay.replay.ir.describe import time_text
 from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Answer, Opened, Page
 from opreplay.replay.report.table import COUNT, NUMBER, Column, Table, terminal
-from opreplay.replay.report.text import end, safe
+from opreplay.replay.report.text import end, plural, safe
 from opreplay.replay.report.view import View
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def render(check: CheckResult, *, width: int) -> RenderableType:
         failing = point.of("fail")
         rows += [(point, point.detail), *((None, f"{case.case}: {case.detail}") for case in failing[1:CASES_SHOWN])]
         if len(failing) > CASES_SHOWN:
-            rows.append((None, f"and {len(failing) - CASES_SHOWN} more cases (--format json)"))
+            rows.append((None, f"and {plural(len(failing) - CASES_SHOWN, 'more case')} (--format json)"))
     column = Column[tuple["PointResult | None", str]]
     columns = [
         column("point", lambda row: row[0] and row[0].point),

@@ -105,7 +105,7 @@ def launch_line(table: LaunchTable) -> str:
     line += "".join(f"; {doubt}" for doubt in doubt_lines(table.doubts))
     line += ", so there are no launch latencies" if table.doubts.clock_offset_us else ""
     return (
-        f"{line}; {table.unlinked:,} others were launched by graphs, or their launch is not recorded"
+        f"{line}; launched by graphs, or without a recorded launch: {plural(table.unlinked, 'other')}"
         if table.unlinked
         else line
     )

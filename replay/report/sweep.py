@@ -90,7 +90,7 @@ def notes_of(case: Case) -> list[str]:
     notes += [note.what for note in result.assumptions if note.what.startswith(RESULTS_UNKNOWN)]
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]
-    return [*notes, *_measured_notes(result)]
+    return [*notes, *case.assumed, *_measured_notes(result)]
 
 
 def _reason_notes(result: OpResult) -> list[str]:
@@ -257,10 +257,10 @@ def foot_lines(sweep: Cases) -> list[str]:
         f"{note.argument}: {note.what}"
         for case in sweep.cases
         for note in case.result.assumptions
-        if case.result.measured_us and not note.what.startswith(RESULTS_UNKNOWN)
+        if not note.what.startswith(RESULTS_UNKNOWN)
     )
-    lines += [f"assumed for the measurement: {text}" for text in list(assumed)[:8]]
-    lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
+    lines += [f"assumed: {text}" for text in list(assumed)[:8]]
+    lines += [f"and {plural(len(assumed) - 8, 'more assumption')}"] if len(assumed) > 8 else []
     if sweep.socs and sweep.l2 in HELD:
         lines.append(f"caches ({sweep.l2}): when an op starts, they contain {HELD[sweep.l2]}")
     return [*lines, *thread_notes(sweep.environment)]
@@ -273,7 +273,7 @@ def page(sweep: Cases, command: str) -> Page:
 
     texts = list(dict.fromkeys(case.written for case in sweep.cases))
     return Page(
-        title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
+        title=texts[0] if len(texts) == 1 else plural(len(texts), "call"),
         headline=head_line(sweep),
         command=command,
         answers=_answers(sweep),

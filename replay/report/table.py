@@ -103,7 +103,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     terminal. `paste`: one unwrapped line of any length, to be copied.
     """
     chars: int = 0
-    """Maximum width in a terminal, with the middle left out; 0 for no limit."""
+    """Maximum width, where a `fold` column wraps and another leaves the middle out; 0 for no limit."""
 
     @property
     def is_number(self) -> bool:
@@ -287,6 +287,7 @@ def _add_column(grid: RichTable, column: Column[Row], width: int | None) -> None
         no_wrap=not fold,
         overflow="fold" if fold else "ellipsis",
         width=width,
+        max_width=column.chars or None,
     )
 
 
@@ -299,7 +300,7 @@ def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = Fal
     """Return the cell for a terminal; `space` is the width of columns that take the remaining width."""
     if column.unit is OP:
         return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
-    chars = space if column.form == "name" else column.chars
+    chars = space if column.form == "name" else 0 if column.form == "fold" else column.chars
     if column.unit.kind == "lines":
         return Text("\n".join(map(safe, column.value(row))), style=column.style_of(row))
     text = safe(column.shown(row))

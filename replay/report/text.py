@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import round_to_one
-from opreplay.traces.names import escape
+from opreplay.traces.names import escape, plural
 from opreplay.traces.times.doubts import Doubts
 
 __all__ = [
@@ -121,11 +121,6 @@ def ratio_text(value: float | None, base: float | None) -> str:
 def lacking_text(calls: int, up_to: str = "") -> str:
     """Return a note on calls missing from a time: "excluding 2 calls without a prediction"."""
     return f"excluding {up_to}{plural(calls, 'call')} without a prediction"
-
-
-def plural(count: int, word: str) -> str:
-    """Return the count with a noun: "1 op", "2 ops"."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def listed(names: Sequence[str], limit: int, noun: str = "") -> str:

@@ -354,7 +354,7 @@ def _refused(looked: Sequence[CaseResult]) -> RenderableType:
             if row.error.hint:
                 parts.append(Text(safe(f"  {row.error.hint}"), style="dim"))
     if len(seen) > MOST_REFUSED:
-        parts.append(Text(f"and {len(seen) - MOST_REFUSED} more errors in --format json", style="dim"))
+        parts.append(Text(f"and {plural(len(seen) - MOST_REFUSED, 'more error')} in --format json", style="dim"))
     return Group(*parts)
 
 

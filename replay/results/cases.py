@@ -20,6 +20,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     result: OpResult
     too_large_for: tuple[str, ...] = ()
     """Simulated devices whose memory is too small for the call's arguments and results."""
+    assumed: tuple[str, ...] = ()
+    """What the cost rule of the prediction assumes or leaves out."""
     unpredicted: tuple[str, ...] = ()
     """Why predictions are missing: a user's function or program does not fit the call, or torch rejects the call.
 

@@ -58,8 +58,9 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bound: str
     """What bounds the time.
 
-    "cube", "vector", "hbm", "l2", "launch", "link", "aicpu" for control processors, "slow path" for a slow path of the
-    kernel library, "custom" for a user's own estimate, or "none" for a view.
+    "cube", "vector", "hbm", "core load" for cores that request less than HBM delivers, "l2", "launch", "link", "aicpu"
+    for control processors, "slow path" for a slow path of the kernel library, "custom" for a user's own estimate, or
+    "none" for a view.
     """
     terms_us: dict[str, float]
     kernels: tuple[str, ...]

@@ -21,6 +21,7 @@ from opreplay.replay.results.outcome import is_lost
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 FREE = frozenset({"total_time_s", "limit_s", "shared_device", "stop_on_error"})
 """Options that may differ, because they determine how long a run takes and when it ends, not what is measured."""
@@ -136,7 +137,7 @@ def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
         if op is None:
             return f"{name}, which is not an op of this plan"
         if op.count != result.count:
-            return f"{name}, with {result.count:,} calls before and {op.count:,} now"
+            return f"{name}, with {plural(result.count, 'call')} before and {op.count:,} now"
         if op.resolved_by != result.resolved_by:
             return f"{name}, called by {result.resolved_by or 'nothing'} before and {op.resolved_by or 'nothing'} now"
     before = {result.id for result in earlier.results}

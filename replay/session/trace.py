@@ -15,7 +15,7 @@ from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
-from opreplay.replay.plan.inputs import Named, names_several, open_input, open_trace
+from opreplay.replay.plan.inputs import Named, names_several, open_input, open_trace, tells_step
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
@@ -214,9 +214,17 @@ def open(
 
 
 def _read(
-    source: Source, execution_traces: tuple[str, ...], kernel_details: str | None, limits: Limits | None
+    source: Source,
+    execution_traces: tuple[str, ...],
+    kernel_details: str | None,
+    limits: Limits | None,
+    *,
+    timed: bool = False,
 ) -> Trace | ReplayPlan | Files:
-    """Read a single file; for several files, return their paths without reading them."""
+    """Read a single file; for several files, return their paths without reading them.
+
+    `timed`: with all times unless the file is large.
+    """
     if isinstance(source, (Trace, ReplayPlan)):
         return source
     patterns = paths_of(source)
@@ -236,6 +244,7 @@ def _read(
             limits=limits,
             execution_trace=next(iter(execution_traces), None),
             kernel_details=kernel_details,
+            activity=timed and tells_step(patterns[0]),
         )
     )
 
@@ -251,12 +260,18 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
     return patterns
 
 
-def open_if_needed(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:
+def open_if_needed(source: Source | OpenTrace, *, timed: bool = False, **selecting: Unpack[Selecting]) -> OpenTrace:
     """Return the opened trace; a source that is not open yet is opened with these options.
 
-    Raises UsageError for options given with a trace that is already open.
+    `timed`: a single file is read with all its times, so that it need not be read again for them. Raises UsageError for
+    options given with a trace that is already open.
     """
     if not isinstance(source, OpenTrace):
+        if timed and not isinstance(source, (Trace, ReplayPlan)) and not names_several(paths_of(source)):
+            execution_traces = several(selecting.pop("execution_trace", None) or ())
+            tables, limits = selecting.pop("kernel_details", None), selecting.pop("limits", None)
+            read = _read(source, execution_traces, tables, limits, timed=True)
+            source = source if isinstance(read, Files) else read
         return open(source, **selecting)
     if given := [name for name, value in selecting.items() if value]:
         raise UsageError(

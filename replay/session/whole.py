@@ -213,7 +213,7 @@ def simulate(
 
     Raises UsageError for an unknown device, and if no device is given.
     """
-    read = open_if_needed(trace, **selecting)
+    read = open_if_needed(trace, timed=True, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
     job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
     if not job.devices:
@@ -240,7 +240,7 @@ def simulate(
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     """Return, for `simulate`, where a job's trace spends its time, and its step report with idle gaps and devices.
 
-    A trace opened without event times is read again. A large trace, or several traces, have no step.
+    A trace that the caller opened without activity is read again. A large trace, or several traces, have no step.
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of

@@ -39,6 +39,7 @@ from opreplay.replay.timeline.timeline import Study, gains_of
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
+from opreplay.traces.names import plural
 from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.kernel_classes import class_of_work, may_multiply
 from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, peak_of, roof_us
@@ -304,7 +305,7 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     yield _Candidate(
         kind="fusion",
         what="fusing consecutive elementwise kernels (torch.compile)",
-        why=f"{kernels + runs:,} consecutive small kernels form {runs:,} group{'s' if runs > 1 else ''}",
+        why=f"{kernels + runs:,} consecutive small kernels form {plural(runs, 'group')}",
         basis=(
             "the kernels of a group depend only on each other; at the low end of the gain, each keeps half of its time"
         ),
@@ -507,7 +508,7 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
             kind="op",
             what=f"bringing {one.text} to {_percent(GOOD)} of its roofline limit",
             why=(
-                f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs "
+                f"{plural(len(one.us), 'call')} of {float(np.median(one.us)):,.1f} µs "
                 f"reach{'' if len(one.us) > 1 else 'es'} {_percent(reached)} of the {one.bound} peak of {peak.device}"
             ),
             basis=f"each argument is read once; the range is for {_percent(LOW)} to 100 % of the roofline limit",

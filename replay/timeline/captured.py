@@ -286,18 +286,29 @@ def _bound(calls: _Calls, step_us: float) -> str:
     return "host" if host_alone_us > device_alone_us else "device"
 
 
-WORK = {"hbm": "memory", "l2": "memory", "link": "communication", "launch": "kernel launches"}
+WORK = {
+    "hbm": "memory",
+    "core load": "memory",
+    "l2": "memory",
+    "link": "communication",
+    "launch": "kernel launches",
+}
 """What bounds a kernel's time → what limits a step of such kernels; all bounds that are not listed mean "compute"."""
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:
-    """Return what limits a step: "host", "compute", "memory", "communication", "kernel launches", or "host and ..."."""
+    """Return what limits a step: "host", "compute", "communication", "kernel launches" or "host and ...".
+
+    A step limited by memory has the bound with the most time: "hbm", "core load" or "l2".
+    """
     if times.bound == "host":
         return "host"
     by_limit = summed((WORK.get(bound, "compute"), us) for bound, us in step.by_bound.items())
     limit = max(by_limit, key=by_limit.__getitem__, default="compute")
     if times.communication_us > times.computing_us:
         limit = "communication"
+    elif limit == "memory":
+        limit = max((us, bound) for bound, us in step.by_bound.items() if WORK.get(bound) == limit)[1]
     return limit if times.bound == "device" else f"host and {limit}"
 
 

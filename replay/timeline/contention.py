@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
+from opreplay.replay.ascend.cost.vector import CORE_LOAD
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, StepGraph
@@ -47,7 +48,8 @@ class Contention:
 
     def needs(self, nodes: Sequence[int], terms_us: Mapping[str, float], time_us: float) -> None:
         """Record the HBM share of tasks from the terms of their predicted time."""
-        self.hbm_share[list(nodes)] = min(1.0, terms_us.get("hbm", 0.0) / time_us) if time_us > 0 else 0.0
+        far_us = terms_us.get("hbm", 0.0) + terms_us.get(CORE_LOAD, 0.0)
+        self.hbm_share[list(nodes)] = min(1.0, far_us / time_us) if time_us > 0 else 0.0
 
     def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
         """Record a collective's HBM traffic, and links from `algorithm`: "direct over HCCS, then ring over RDMA"."""

@@ -20,6 +20,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study
 from opreplay.traces import Trace
+from opreplay.traces.names import plural
 
 _ROUNDING_US = 1e-6
 
@@ -38,7 +39,9 @@ def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -
     waiting = on is None and bool((graph.nodes.kind == COLLECTIVE).any())
     notes = [
         "collectives take their recorded time, including waiting for other ranks" if waiting else "",
-        f"{export.unplanned} kernels belong to no planned op, so they have no arguments" if export.unplanned else "",
+        f"exported without arguments: {plural(export.unplanned, 'kernel')} of no planned op"
+        if export.unplanned
+        else "",
     ]
     return encode_file(export.nodes, clock, notes, Attributes(step_us=step_us, beyond_us=beyond_us))
 

@@ -52,6 +52,19 @@ def test_standard_input_and_substituted_processes_are_read(tmp_path: Path) -> No
         assert "ops: 3 (3 with shapes)" in done.stdout
 
 
+def test_plans_and_results_in_pipes_are_refused_by_their_kind(tmp_path: Path) -> None:
+    trace, plan, results = write_rank(tmp_path / "rank0.json", 0), tmp_path / "plan.json", tmp_path / "r.jsonl"
+    assert call("plan", trace, "-o", plan).exit_code == 0
+    results.write_text('{"record":"header","schema_version":4,"opreplay_version":"0"}\n{"record":"summary"}\n')
+    script = Path(sys.executable).with_name("opreplay")
+    for file, kind in ((plan, "a plan of opreplay"), (results, "a result of opreplay")):
+        line = f"{script} compare <(cat {file}) <(cat {file})"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 3, done.stderr
+        assert kind in done.stderr
+        assert "not from pipes" in done.stderr
+
+
 def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()

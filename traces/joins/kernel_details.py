@@ -20,6 +20,7 @@ from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.folders import may_read
 from opreplay.traces.model import KERNEL_CATEGORIES, DetailsJoin, KernelDetails, KernelKind, Trace
+from opreplay.traces.names import plural
 
 NAME = "kernel_details.csv"
 SUMMARIES = "op_summary*.csv"
@@ -222,16 +223,12 @@ def join_text(joined: DetailsJoin) -> str:
     how = {"start": joined.by_start, "order": joined.by_order}
     matches = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
     matched = joined.by_start + joined.by_order
-    text = f"{joined.file} {where}: {matched:,} of {_plural(joined.rows, 'kernel')} found ({matches})"
+    text = f"{joined.file} {where}: {matched:,} of {plural(joined.rows, 'kernel')} found ({matches})"
     counts = {
-        _plural(joined.communication_rows, "collective"): joined.communication_rows,
+        plural(joined.communication_rows, "collective"): joined.communication_rows,
         f"{joined.unmatched_rows:,} not in the trace": joined.unmatched_rows,
-        f"{_plural(joined.unmatched_tasks, 'task')} of the trace not in the table": joined.unmatched_tasks,
-        f"{_plural(joined.other_durations, 'duration')} taken from the table": joined.other_durations,
-        f"{_plural(sum(joined.dropped.values()), 'broken row')} left out": sum(joined.dropped.values()),
+        f"{plural(joined.unmatched_tasks, 'task')} of the trace not in the table": joined.unmatched_tasks,
+        f"{plural(joined.other_durations, 'duration')} taken from the table": joined.other_durations,
+        f"{plural(sum(joined.dropped.values()), 'broken row')} left out": sum(joined.dropped.values()),
     }
     return "; ".join([text, *(what for what, count in counts.items() if count)])
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -212,7 +212,17 @@ _TRACES = Foreign(
     "Write each to a file: jq -c '.[]' FILE | split -l 1 - trace_; `timeline --ranks` and `batch` take several.",
 )
 _HALVES = Foreign("begin and end events of another profiler, without categories", _RECORD)
+_RESULTS = Foreign(
+    "a result of opreplay, not a trace",
+    "`opreplay show` and `opreplay compare` take results; `compare` reads them only from files, not from pipes.",
+)
+_PLAN = Foreign(
+    "a plan of opreplay, not a trace",
+    "`opreplay plan`, `run`, `simulate` and `compare` take plans, and read them only from files, not from pipes.",
+)
 _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
+    (_has('"record":"header"', '"opreplay_version"'), _RESULTS),
+    (_has('"schema_version"', '"device_us_total"', '"host_us_total"'), _PLAN),
     (_is_nsys_lines, _NSYS_LINES),
     (_is_list_of_traces, _TRACES),
     (_has('"rocprofiler-sdk-tool"'), _ROCPROF),

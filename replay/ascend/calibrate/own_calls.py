@@ -28,6 +28,7 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.work.contents import Contents, ContentsOf
 from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import Malformed
+from opreplay.traces.names import plural
 
 
 class OwnError(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
         else:
             measured[row.call, row.l2] = row
     if not measured or len(measured) > MOST_MEASURED:
-        reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
+        reasons = "; ".join(f"{plural(n, 'row')}: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(
             f"{len(measured):,} calls for calibration exceed the limit of {MOST_MEASURED:,}"
             + (f" ({reasons})" * bool(reasons)),

@@ -29,6 +29,7 @@ from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
 from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.traces.errors import Malformed
+from opreplay.traces.names import plural
 
 CAUTION = (0.5, 0.15)
 """Values of `prior_width` to try; below 1 because the constants are already fitted."""
@@ -175,7 +176,7 @@ def own_device_text(fit: Recalibration, *, name: str) -> str:
     )
     header = (
         f"{fit.before.title} ({fit.before.name}, version {fit.before.version}), its constants fitted to "
-        f"{kernels} measured kernels\nby `opreplay calibrate`. Use it by its path: --soc FILE."
+        f"{plural(kernels, 'measured kernel')}\nby `opreplay calibrate`. Use it by its path: --soc FILE."
     )
-    source = f"{fit.before.name} {fit.before.version}, fitted to {kernels} kernels of a user's profile"
+    source = f"{fit.before.name} {fit.before.version}, fitted to {plural(kernels, 'kernel')} of a user's profile"
     return device_text(device, header=header, source=source)

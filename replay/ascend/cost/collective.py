@@ -18,6 +18,7 @@ from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.transports import Work, transports, work_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Link
 from opreplay.replay.ir.kernel import Evidence, KernelCall
+from opreplay.traces.names import plural
 
 DEFAULT_WORLD = 8
 """Number of dies in one A2 server, assumed if the call does not give the group size."""
@@ -270,7 +271,7 @@ def missing_dies(world: object, device: DeviceProfile) -> str:
     if device.cluster is None or not isinstance(world, int):
         return ""
     dies = device.cluster.dies * device.cluster.servers
-    return f"{world:,} ranks on {dies:,} die{'s' if dies > 1 else ''}" if world > dies else ""
+    return f"{world:,} ranks on {plural(dies, 'die')}" if world > dies else ""
 
 
 def choose_algorithm(call: KernelCall, device: DeviceProfile) -> Choice:

@@ -9,7 +9,7 @@ from math import ceil, prod, sqrt
 import msgspec
 
 from opreplay.replay.ascend.cost.sizes import first, is_nz, logical_matrix, total_bytes
-from opreplay.replay.ascend.cost.vector import resident_share
+from opreplay.replay.ascend.cost.vector import CORE_LOAD, resident_share
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
@@ -272,6 +272,7 @@ def gemm_terms(
     if reached > MAX_HBM_SHARE:
         reached = MAX_HBM_SHARE
     best: tuple[float, float, float, float, float] | None = None
+    term = "hbm"
     p, root, all_cores = rates.overlap_p, 1 / rates.overlap_p, device.aic_cores
     m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
     split_depth = 0.0 if gemm.dtype in FLOATS else rates.split_depth
@@ -310,9 +311,9 @@ def gemm_terms(
             overlapped += 1.0 / (1.0 + (split_depth / (depth or 1)) ** SPLIT_SHARPNESS) * waiting
         total = overlapped + drain + starts
         if best is None or total < best[0]:
-            best = (total, overlapped, computed, loaded, drawn)
+            best, term = (total, overlapped, computed, loaded, drawn), CORE_LOAD if reach < most_hbm else "hbm"
     assert best is not None
-    return _shares(*best, family, device)
+    return _shares(*best, family, device, term)
 
 
 def _shares(
@@ -323,9 +324,11 @@ def _shares(
     drawn: float,
     family: FamilyCost,
     device: DeviceProfile,
+    term: str = "hbm",
 ) -> dict[str, float]:
     """Split a product's time (`total`, in seconds) into terms in microseconds. The `overlapped` seconds are divided in
-    proportion to `computed`, `loaded` and `drawn`, the times of cube, L2 and HBM raised to the power `rates.overlap_p`.
+    proportion to `computed`, `loaded` and `drawn`, the times of cube, L2 and HBM raised to the power `rates.overlap_p`;
+    `term` is the name of the limit of what is `drawn`.
     """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
@@ -333,7 +336,7 @@ def _shares(
         "launch": device.rates.cube_launch_us + family.fixed_us,
         "cube": computed * share,
         "l2": loaded * share,
-        "hbm": drawn * share,
+        term: drawn * share,
         "fixpipe": (total - overlapped) * 1e6,
     }
 

@@ -14,7 +14,7 @@ from opreplay.replay.ascend.cost.nearby import is_outside, neighbour_factor
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
-from opreplay.replay.ascend.cost.vector import work_terms
+from opreplay.replay.ascend.cost.vector import CORE_LOAD, work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
 from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
@@ -79,6 +79,7 @@ BOUNDS: dict[str, Bound] = {
     "vector": "vector",
     "moving": "vector",
     "hbm": "hbm",
+    CORE_LOAD: "core load",
     "l2": "l2",
     "link": "link",
     "aicpu": "aicpu",

@@ -23,6 +23,8 @@ ACCESS = 200.0
 """Cycles for which a core waits for memory if the next address depends on data: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
 """Forms whose contiguous runs follow from shapes."""
+CORE_LOAD = "core load"
+"""Term of data beyond L2 that the cores in use request more slowly than HBM delivers; replaces "hbm"."""
 ONE_CORE_BYTES = 19.0
 """Bytes per cycle that one vector core reads from HBM: 34 to 36 GB/s on a 910C die (copies in a ring of 64 MiB)."""
 
@@ -40,9 +42,10 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
-) -> tuple[float, float]:
-    """Return the (HBM, L2) times in microseconds to move bytes through `blocks` vector cores; `resident` is the share
-    of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written bytes first.
+) -> tuple[str, float, float]:
+    """Return ("hbm" or `CORE_LOAD`, its time, L2 time) in microseconds to move bytes through `blocks` vector cores;
+    `resident` is the share of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written
+    bytes first.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -51,10 +54,11 @@ def memory_us(
         share = min(1.0, share / (1.0 - resident))
     mixed = 4.0 * share * (1.0 - share)
     hbm = device.hbm_bytes_per_s * (rates.hbm_efficiency / (1.0 + rates.hbm_mixed_cost * mixed))
+    term = "hbm"
     if (drawn := cores * rates.core_hbm_bytes_per_cycle * freq) < hbm:
-        hbm = drawn
+        term, hbm = CORE_LOAD, drawn
     cache = cores * rates.l2_bytes_per_cycle * freq
-    return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
+    return term, moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
 def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -> float:
@@ -77,14 +81,14 @@ def work_terms(
     *,
     by_itself: bool = False,
 ) -> dict[str, float]:
-    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm, l2; `factor` multiplies the
-    cycles per element.
+    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm (or core load), l2; `factor`
+    multiplies the cycles per element.
     """
     elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write
     rates = device.rates
     if resident is None:
         resident = resident_share(moved, device)
-    hbm, cache = memory_us(work.read, work.write, blocks, resident, device, by_itself=by_itself)
+    term, hbm, cache = memory_us(work.read, work.write, blocks, resident, device, by_itself=by_itself)
     each = family.cycles * factor / device.vector_width
     cycles = elements * each
     if rows:
@@ -110,6 +114,6 @@ def work_terms(
     return {
         "launch": launch + family.fixed_us,
         "vector": vector * overlap,
-        "hbm": far * overlap,
+        term: far * overlap,
         "l2": cache * overlap,
     }

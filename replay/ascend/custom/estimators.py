@@ -38,6 +38,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import State, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -292,7 +293,7 @@ def _wrong_in(properties: object) -> str | None:
 
 
 def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
-    """Return the launch, cube, vector, hbm and l2 times in microseconds of an op with these properties.
+    """Return the launch, cube, vector, hbm (or core load) and l2 times in microseconds of an op with these properties.
 
     All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: as many as the
     bytes occupy, or more if the operations take longer than starting another core. An op with matrix operations has the
@@ -316,8 +317,8 @@ def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: St
         "warm": min(1.0, device.l2_bytes / moved) if moved > 0 else 1.0,
         "network": resident_share(moved, device),
     }[state]
-    hbm, cache = memory_us(read, write, cores, resident, device)
-    parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
+    term, far, cache = memory_us(read, write, cores, resident, device)
+    parts = {"cube": cube * 1e6, "vector": vector * 1e6, term: far, "l2": cache}
     p = rates.overlap_p
     norm = sum(value**p for value in parts.values())
     share = norm ** (1 / p) / norm if norm > 0 else 0.0
@@ -382,7 +383,7 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
             "you named."
         )
         raise CustomOpError(
-            f"{len(failures)} file{'s' if len(failures) > 1 else ''} of {path} failed: " + "; ".join(failures),
+            f"{plural(len(failures), 'file')} of {path} failed: " + "; ".join(failures),
             hint=" ".join(dict.fromkeys((*hints, remedy))),
         )
     return loaded

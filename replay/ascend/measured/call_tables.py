@@ -23,6 +23,7 @@ from opreplay.replay.results.records import L2State
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE
 from opreplay.traces.errors import Malformed, OpReplayError, TooLarge, TraceError
 from opreplay.traces.folders import open_regular_text
+from opreplay.traces.names import plural
 
 MAX_ROWS = 100_000
 MAX_TABLE_BYTES = 256 << 20
@@ -116,7 +117,7 @@ def read_call_table(
             known = tuple(op for op in ops if not isinstance(op, str))
             calls.append(_call(row, text, known, float(row[column]), soc))
     if not calls:
-        reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
+        reasons = "; ".join(f"{plural(n, 'row')}: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(
             f"{path}: contains no measured call ({reasons})", hint="docs/ascend-model.md describes the columns."
         )

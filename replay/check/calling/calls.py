@@ -186,6 +186,8 @@ class Bench:
     """For each case whose sizes were refused: index of the alternative sizes that were accepted; None if none were."""
     not_differentiable: tuple[str, ...] | None = None
     """Arguments for which the op refuses a gradient; None until this is determined."""
+    at_random: dict[str, None] = field(default_factory=dict[str, None])
+    """Arguments made so far that decide the work but have no initializer, so that their integers are random."""
 
     @property
     def device(self) -> torch.device:
@@ -215,6 +217,7 @@ class Bench:
     def arguments(self, case: Case) -> Arguments:
         """Create fresh arguments, with the same values each time. Raises NotReplayable if they cannot be created."""
         filled = self.executor.fill(case.op, self.target.function(case.op.overload), self.seed)
+        self.at_random.update(dict.fromkeys(filled.filling.at_random if filled.filling else ()))
         keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
         written = tuple(arg.name for arg in filled.op.args if arg.mutated)
         arguments = _united(Arguments(dict(filled.args), keyword_only, written))

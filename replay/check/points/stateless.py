@@ -24,6 +24,7 @@ from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
+from opreplay.traces.names import plural
 
 CALLERS, ROUNDS = 4, 6
 """Number of threads that call an op at once, and number of calls per thread."""
@@ -38,7 +39,7 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
     states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
     if bench.device.type == "cpu":
         for count in THREADS:
-            states[f"by {count} thread{'s' if count > 1 else ''}"] = partial(_threads, count)
+            states[f"by {plural(count, 'thread')}"] = partial(_threads, count)
     empty = [case for case in variants.vary_sizes(base) if case.kind == "no columns"]
     return [
         *([] if bench.operator(base) is not None else [attempt(bench, base, leaves_state, "state of torch")]),

@@ -35,6 +35,7 @@ from opreplay.replay.check.points.stateless import stateless
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed, raised, refused
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.model import TensorMeta
+from opreplay.traces.names import plural
 
 INTEGER_DTYPES = (torch.int32, torch.int64)
 """Dtypes of indices into a tensor."""
@@ -412,7 +413,7 @@ def _judged(
     assert wanted is not None
     pairs = pair_results(mine, wanted)
     if pairs is None:
-        return failed(f"returns {len(mine.all())} tensors, the reference {len(wanted.all())}")
+        return failed(f"returns {plural(len(mine.all()), 'tensor')}, the reference {len(wanted.all())}")
     wide = _targets(mine, exact, len(pairs)) or [native for _, native in pairs]
     moved = [targets for results in perturbed if (targets := _targets(mine, results, len(pairs))) is not None]
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)

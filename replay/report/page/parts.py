@@ -28,7 +28,7 @@ from opreplay.replay.report.roofline import page_table
 from opreplay.replay.report.step.text import large_modules
 from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import PAGE_ROWS, AnyTable, Column, cut, facts_grid
-from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, share_text, time_text
+from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.errors import OpReplayError
@@ -130,12 +130,8 @@ def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: st
     ]
     if rest:
         sums = tuple(sum(times.get(name, 0.0) for name in rest) for times in series.values())
-        bars.append(Bar(name=_others(len(rest)), values_us=sums))
+        bars.append(Bar(name=plural(len(rest), "other"), values_us=sums))
     return Bars(title=title, what=what, series=tuple(series), bars=tuple(bars), note=note)
-
-
-def _others(count: int) -> str:
-    return "1 other" if count == 1 else f"{count:,} others"
 
 
 def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from opreplay.replay.report.page.model import Flames, Opened, OverTime, Steps
 from opreplay.replay.report.step.tracks import Process
 from opreplay.replay.report.steps import launch_line, launches_table, step_line, steps_table
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, cut, heaviest
-from opreplay.replay.report.text import quotient, ratio_text, time_text
+from opreplay.replay.report.text import plural, quotient, ratio_text, time_text
 from opreplay.replay.timeline.all_steps import MOST_STEPS, categories_of_steps
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.flames import frames_of
@@ -45,7 +45,7 @@ class Tasks(msgspec.Struct):
         order = sorted(self.kernels.items(), key=lambda kernel: -kernel[1][1])
         parts = [f"{name} ×{count}, {time_text(us)}" for name, (count, us) in order[:MOST_KERNELS]]
         rest = order[MOST_KERNELS:]
-        parts += [f"{len(rest)} others, {time_text(sum(us for _, (_, us) in rest))}"] if rest else []
+        parts += [f"{plural(len(rest), 'other')}, {time_text(sum(us for _, (_, us) in rest))}"] if rest else []
         return "; ".join(parts)
 
 

@@ -198,7 +198,7 @@ def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
             values = ", ".join(f"rank {rank}: {value}" for rank, value in list(disagreement.values.items())[:6])
             lines.append(f"{job.job}: {disagreement.what} of collective {disagreement.collective} disagree: {values}")
         if collectives is not None and collectives.disagreements > MOST_DISAGREEMENTS:
-            lines.append(f"{job.job}: {collectives.disagreements - MOST_DISAGREEMENTS} more disagreements")
+            lines.append(f"{job.job}: {plural(collectives.disagreements - MOST_DISAGREEMENTS, 'more disagreement')}")
     return lines
 
 

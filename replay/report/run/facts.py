@@ -266,7 +266,8 @@ def _trace_notes(header: Header | None) -> list[str]:
         return []
     where = header.trace.get("where")
     kinds = cast("Mapping[str, Mapping[str, float]]", where).get("unowned") if isinstance(where, Mapping) else None
-    lines = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
+    lines = unmatched_notes(cast("Sequence[str]", header.trace.get("unmatched") or ()))
+    lines += unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping):
@@ -288,6 +289,11 @@ def _files_not_read(header: Header) -> list[str]:
         rest = len(some) - len(reasons)
         lines += [*reasons, f"{verb}: {plural(rest, 'more file')}; for all, use --format json"] if rest else reasons
     return lines
+
+
+def unmatched_notes(options: Sequence[str]) -> list[str]:
+    """Return a note on options whose pattern matches nothing."""
+    return [f"no selected op matches {safe(listed(options, LISTED))}"] if options else []
 
 
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:

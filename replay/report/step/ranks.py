@@ -193,7 +193,9 @@ def disagreements(timeline: JobTimeline) -> list[str]:
         for disagreement in timeline.disagreements[:DISAGREEMENTS_SHOWN]
     ]
     if len(timeline.disagreements) > DISAGREEMENTS_SHOWN:
-        lines.append(f"{len(timeline.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: see --format json")
+        lines.append(
+            f"{plural(len(timeline.disagreements) - DISAGREEMENTS_SHOWN, 'more disagreement')}: see --format json"
+        )
     return lines
 
 

@@ -174,7 +174,7 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
         ),
         *([Text(_WORSE)] if held_out > before else []),
         *_contradicted(fit.errors),
-        *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
+        *(Text(f"not used: {plural(count, 'row')}: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
     told = (
         "÷ pred.: measured ÷ predicted; error: error of the prediction in percent; left out: error if "

@@ -23,7 +23,7 @@ from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.report.sweep import MEASURED_OF
 from opreplay.replay.report.table import Column, Fact, Table, facts_grid, terminal
-from opreplay.replay.report.text import DASH, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.resolve.defining_files import registered_by
@@ -134,7 +134,7 @@ def _recorded_kernels(kernels: Sequence[RecordedKernel]) -> list[str]:
         name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
         lines.append(f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}")
     rest = len(kernels) - len(lines)
-    return [*lines, f"and {rest} more kernels"] if rest else lines
+    return [*lines, f"and {plural(rest, 'more kernel')}"] if rest else lines
 
 
 _Note = tuple["ReplayArg | None", str, str]

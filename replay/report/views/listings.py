@@ -53,6 +53,10 @@ def _mark(row: Check | str) -> str:
     return "✓" if row.ok else "✗" if row.required else "–"
 
 
+OPS_CHARS = 100
+"""Width at which a list of ops wraps, even in a pipe."""
+
+
 def initializers_view(rules: Iterable[CustomInit]) -> View:
     """Return one row per initializer: its purpose, its options and all its ops."""
     facts = [
@@ -78,7 +82,7 @@ def initializers_view(rules: Iterable[CustomInit]) -> View:
     columns = [
         column("name", lambda rule: rule["name"]),
         column("purpose and options", _purpose, _LINES, form="fold"),
-        column("ops", lambda rule: ", ".join(rule["ops"]), form="fold", style="dim"),
+        column("ops", lambda rule: ", ".join(rule["ops"]), form="fold", style="dim", chars=OPS_CHARS),
     ]
     return _listed(columns, facts, facts)
 

@@ -20,6 +20,7 @@ from opreplay.replay.report.run.facts import (
     socs_of,
     stand_in_notes,
     telling_notes,
+    unmatched_notes,
     unowned_notes,
 )
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
@@ -124,6 +125,7 @@ def unread_notes(unread: Mapping[str, int]) -> list[str]:
 def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *, everything: bool) -> list[str]:
     kinds, socs = None if where is None else where.unowned, socs_of(results)
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
+    chosen += unmatched_notes(plan.unmatched)
     chosen += unread_notes({} if where is None else where.unread_annotations)
     chosen += [note for soc in socs for note in telling_notes(soc, results)]
     lines = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
@@ -137,7 +139,16 @@ def memory_text(op: ReplayOp) -> str:
     return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
 
 
-_PLAN_FACTS = ("source", "selection", "device", "device_us_total", "host_us_total", "unowned_device_us", "losses")
+_PLAN_FACTS = (
+    "source",
+    "selection",
+    "device",
+    "device_us_total",
+    "host_us_total",
+    "unowned_device_us",
+    "losses",
+    "unmatched",
+)
 _TIMES = ("recorded_device_us", "recorded_host_us", "recorded_share")
 _PREDICTIONS = ("kernel_classes", "suspicions", "simulated_us", "bound")
 

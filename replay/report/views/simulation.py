@@ -22,7 +22,7 @@ from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text, weak_parts
 from opreplay.replay.report.run import npu, ops
-from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
+from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes, unmatched_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
 from opreplay.replay.report.step.verdict import named, page_facts, soc_text, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
@@ -152,6 +152,7 @@ def facts(
         "selection": plan.selection,
         "device": plan.device,
         "losses": plan.losses,
+        "unmatched": plan.unmatched,
         "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
         "ops": len(plan.ops),
         "simulated_ops": coverage.ops,
@@ -484,6 +485,7 @@ def render(
         *first_screen.rendered(recording if everything else first_screen.warning_lines(where)),
         *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=not everything or where is None or where.clock != "device")),
+        *_warnings(unmatched_notes(plan.unmatched)),
         *_warnings(first_screen.capture_lines(plan)),
         *_warnings(_cut_lines(plan)),
         *memory_lines(plan, steps),

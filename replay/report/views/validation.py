@@ -15,7 +15,7 @@ from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, terminal
-from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
+from opreplay.replay.report.text import DASH, middle, plural, quotient, safe, share_text
 from opreplay.replay.report.view import View
 from opreplay.traces.model import tensor_text
 from opreplay.traces.sums import summed
@@ -189,14 +189,14 @@ def page(validation: Validation, command: str) -> Page:
                 name="average error of a kernel",
                 ratio=share_text(overall.mape),
                 band=f"{share_text(overall.in_band)} in their 80 % band",
-                detail=f"{overall.n:,} kernels",
+                detail=plural(overall.n, "kernel"),
             ),
         ),
         facts=(
             ("rows", f"{validation.rows:,}, {validation.measured_rows:,} measured"),
             ("in their 80 % band", share_text(overall.in_band)),
             *(
-                (soc, f"{errors.n:,} kernels, error {share_text(errors.mape)}")
+                (soc, f"{plural(errors.n, 'kernel')}, error {share_text(errors.mape)}")
                 for soc, errors in validation.socs.items()
             ),
         ),

@@ -29,6 +29,7 @@ from opreplay.replay.ops.register import overloads_defined
 from opreplay.replay.resolve.meta.tracing_modules import put_stand_ins
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.traces.names import plural
 
 Function = Callable[[ReplayOp, Policy], bytes]
 """Function at module level that does not raise; its side effects and output stay in the child and are lost."""
@@ -88,7 +89,9 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
     retried: int | None = None
     while len(answers) < len(ops):
         if lost >= MOST_LOST:
-            why = Reason("budget", f"time: not called on meta tensors, because {lost} ops hung or crashed on them")
+            why = Reason(
+                "budget", f"time: not called on meta tensors, because {plural(lost, 'op')} hung or crashed on them"
+            )
             return answers + [why] * (len(ops) - len(answers))
         batch = tuple(ops[len(answers) : len(answers) + TOGETHER])
         task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=batch)

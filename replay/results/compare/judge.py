@@ -28,6 +28,7 @@ from opreplay.replay.results.resume import kept_results
 from opreplay.replay.results.stats import log_error, median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
 from opreplay.traces.links.steps import PairedBy
+from opreplay.traces.names import plural
 from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
@@ -307,8 +308,9 @@ def compare(
     compared = [compare_op(a, b, method, adjusted.get(a.id)) for a, b in measured]
     spread = spread_of(compared)
     thresholds = _thresholds(compared, adjusted, threshold, spread)
+    common = common_ratio(compared, threshold)
     unreached = (unreached_of(before), unreached_of(after))
-    ops = [judge_op(op, threshold, thresholds[op.id]) for op in compared]
+    ops = [judge_op(op, threshold, thresholds[op.id], common) for op in compared]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     before_us, after_us = sums_of(both)
     ops += _unmatched(before, after, cut=unreached[1] > 0)
@@ -374,7 +376,7 @@ def raised_threshold(threshold: float, spread: float | None) -> float:
 
 def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
     """Return notes on how many ops neither run replayed, and how many ops each run did not reach."""
-    notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
+    notes = [f"not compared: {plural(unmeasured, 'op')} that neither run replayed"] if unmeasured else []
     return notes + [
         f"the {which} run was cut short: {missing} of its ops were not reached"
         for which, missing in zip(("first", "second"), unreached, strict=True)
@@ -413,8 +415,8 @@ def compare_op(
     return msgspec.structs.replace(comparison, note=_another_way(before, after))
 
 
-def judge_op(op: OpComparison, threshold: float, applied: float) -> OpComparison:
-    """Return the op with its verdict.
+def judge_op(op: OpComparison, threshold: float, applied: float, common: float | None = None) -> OpComparison:
+    """Return the op with its verdict; `common` is the ratio that most ops have, if they changed alike.
 
     "slower" or "faster": the change exceeds `applied` (a share) and the op's own interval. "same": it is within the
     requested threshold. "unclear": anything in between.
@@ -424,10 +426,26 @@ def judge_op(op: OpComparison, threshold: float, applied: float) -> OpComparison
     if is_within(op.ratio, threshold):
         return op
     if is_within(op.ratio, applied):
+        if common is not None and is_within(op.ratio / common, threshold):
+            return unclear(op, f"most ops take {common:.2f} times as long, as on a machine of another speed")
         return unclear(op, "other ops of the two runs vary as much")
     if op.low <= 1.0 <= op.high:
         return unclear(op, "the change is within the error of the two runs")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
+
+
+LEAST_ALIKE = 0.8
+"""Minimum share of the ops with one ratio for which ops count as changed alike."""
+
+
+def common_ratio(ops: Sequence[OpComparison], threshold: float) -> float | None:
+    """Return the ratio that most ops have within the threshold; None if there is none, or if it is no change."""
+    ratios = [op.ratio for op in ops if op.verdict == "same" and op.ratio]
+    if len(ratios) < MIN_OPS_FOR_SPREAD:
+        return None
+    middle = statistics.median(ratios)
+    near = sum(is_within(ratio / middle, threshold) for ratio in ratios)
+    return middle if near >= LEAST_ALIKE * len(ratios) and not is_within(middle, threshold) else None
 
 
 def is_within(ratio: float, threshold: float) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import plural
 
 _CONDITION = re.compile(r"\s*(slower|total|step|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
@@ -48,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return []
         lost, unclear, power = len(comparison.of("lost")), comparison.unclear_share, comparison.power or 0.0
         measures = {
-            "lost": (lost, f"{lost} ops are no longer replayed"),
+            "lost": (lost, f"no longer replayed: {plural(lost, 'op')}"),
             "unclear": (unclear, f"{100 * unclear:.0f} % of the ops cannot be judged"),
             "power": (power, f"in most ops, only changes of {100 * power:.0f} % or more could be detected"),
         }

@@ -44,6 +44,7 @@ from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.steps import PairedBy
+from opreplay.traces.names import plural
 from opreplay.traces.sums import summed
 from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.kernel_classes import class_of_work
@@ -493,7 +494,7 @@ def _notes(
     notes += _interval_notes(timed, before, after)
     notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
     counts = Counter(op.note for op in timed if op.note and op.verdict != "unclear")
-    notes += [f"{note}: {count} op{'s' if count > 1 else ''}" for note, count in counts.most_common(4)]
+    notes += [f"{note}: {plural(count, 'op')}" for note, count in counts.most_common(4)]
     if (before.what, before.on) != (after.what, after.on):
         notes.append(f"two kinds of times: {before.what} on {before.on}, {after.what} on {after.on}")
     return notes

@@ -32,6 +32,7 @@ from opreplay.replay.tile.language.positions import (
 )
 from opreplay.replay.tile.language.recording import UNITS, Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile, Where
+from opreplay.traces.names import plural
 
 
 class Each:
@@ -380,7 +381,7 @@ def _check_turn(core: Core, memory: Memory) -> None:
         raise fail(
             "stale",
             f"the scratch memory of line {core.line(memory.place)[1]} was overwritten by a later iteration: it has "
-            f"only {memory.buffers} buffer{'s' if memory.buffers > 1 else ''}",
+            f"only {plural(memory.buffers, 'buffer')}",
             hint="Give that scratch memory more buffers, or load it earlier.",
         )
 

@@ -43,6 +43,7 @@ from opreplay.replay.tile.language.positions import (
     count_true_periods,
 )
 from opreplay.replay.tile.language.tiles import Memory, Tile
+from opreplay.traces.names import plural
 
 Kind = Literal["vector", "cube"]
 """Kind of cores that blocks are distributed to: vector cores, or cube cores with two vector cores each."""
@@ -396,7 +397,7 @@ class Core:
             raise fail(
                 "stale",
                 f"the tile loaded at line {source.line[1]} was overwritten: {ahead - 1} loads "
-                f"followed, but it has only {slots} buffer{'s' if slots > 1 else ''}",
+                f"followed, but it has only {plural(slots, 'buffer')}",
                 hint=f"Use buffers={ahead} in that load, or use its result earlier.",
             )
 

@@ -180,6 +180,21 @@ def test_what_cannot_be_checked_is_said(arguments: tuple[str, ...], said: str) -
     assert said in done.stderr
 
 
+def test_indices_without_an_initializer_are_said_to_be_random(tmp_path: Path) -> None:
+    plugin = tmp_path / "picked.py"
+    plugin.write_text(
+        "import torch\n"
+        "lib = torch.library.Library('check_cmd_test', 'FRAGMENT')\n"
+        "lib.define('pick(Tensor x, Tensor block_table) -> Tensor')\n"
+        "lib.impl('pick', lambda x, block_table: x[block_table % x.shape[0]], 'CompositeExplicitAutograd')\n"
+    )
+    common = ("--plugin", str(plugin), "--set", "points=determinism", "--format", "json")
+    found = json.loads(invoke("check_cmd_test::pick", "--shapes", "f32[16,8], i32[4]", *common).stdout)
+    assert [note["argument"] for note in found["assumptions"]] == ["block_table"]
+    found = json.loads(invoke("aten::gelu", "--shapes", "f32[16,8]", *common).stdout)
+    assert not found["assumptions"]
+
+
 def test_stand_ins_are_compared_with_themselves_in_float64() -> None:
     found = json.loads(invoke("_C::gelu_quick", "--stand-ins", "--format", "json").stdout)
     (row,) = found["ops"]

@@ -46,6 +46,15 @@ def test_all_are_listed_with_ops_and_options(module: Path) -> None:
     assert "uniform|zipf|histogram" in table
 
 
+def test_a_long_list_of_ops_wraps_in_a_pipe() -> None:
+    done = CliRunner().invoke(opreplay, ["list", "initializers"])
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) < 400
+    found = json.loads(CliRunner().invoke(opreplay, ["list", "initializers", "--format", "json"]).stdout)
+    shown = done.stdout.replace(",", " ").split()
+    assert {op for rule in found for op in rule["ops"]} <= set(shown), "no name is cut"
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -206,6 +206,22 @@ def test_ops_of_plugins(tmp_path: Path) -> None:
     assert any("run by the user's executor gate" in one["what"] for one in case["assumptions"])
 
 
+def test_a_prediction_without_a_measurement_shows_what_it_assumes(tmp_path: Path) -> None:
+    """What the resolution and the cost rule assume."""
+    plugin = tmp_path / "ops.py"
+    plugin.write_text(
+        "from opreplay import register_executor\n\n\n"
+        "@register_executor('op_cmd_test::scaled')\ndef scaled(inputs, attrs):\n    return [inputs[0] * 2.0]\n"
+    )
+    calls = ("op_cmd_test::scaled(f32[8])", "aten::masked_select(f32[4,4], bool[4,4])")
+    done = invoke(*calls, "--plugin", str(plugin), "--no-measure")
+    assert done.exit_code == 0, done.stderr
+    assert "run by the user's executor scaled" in done.stdout
+    assert "not recorded: half of the elements assumed" in done.stdout
+    cases = json.loads(invoke(*calls, "--plugin", str(plugin), "--no-measure", "--format", "json").stdout)["cases"]
+    assert any("half of the elements assumed" in note for note in cases[1]["notes"])
+
+
 def test_a_call_that_no_memory_holds_says_so() -> None:
     done = invoke(
         "aten::mm(bf16[n,400000], bf16[400000,8])", "--vary", "n=8,400000", "--no-measure", "--format", "json"

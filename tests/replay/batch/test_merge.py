@@ -63,6 +63,15 @@ def test_ops_that_traces_share_run_once_and_count_for_each() -> None:
     assert sink.summary.measured_us == pytest.approx(first.measured_us + second.measured_us)
 
 
+def test_a_pattern_is_unmatched_only_if_no_trace_has_such_an_op() -> None:
+    options = (("--include a", "--include b"), ("--include b", "--include c"))
+    plans = [
+        msgspec.structs.replace(one, plan=msgspec.structs.replace(one.plan, unmatched=missed))
+        for one, missed in zip((trace("0", op(1)), trace("1", op(2))), options, strict=True)
+    ]
+    assert Batch.of(plans).plan().unmatched == ("--include b",)
+
+
 def test_twenty_ranks_of_one_job_cost_what_one_does() -> None:
     ops = [op(index) for index in range(1, 8)]
     traces = [trace(f"rank{rank}.json", *ops, rank=rank, world_size=20) for rank in range(20)]

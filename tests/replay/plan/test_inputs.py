@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.plan.inputs import open_input, open_trace
+from opreplay.replay.plan.inputs import open_input, open_trace, plan_of
+from opreplay.replay.plan.selection import Selection
 from opreplay.traces.errors import Malformed
+from opreplay.traces.samples import sample_path
 
 
 @pytest.mark.parametrize("read", [open_input, open_trace])
@@ -28,3 +30,13 @@ def test_the_name_alone_makes_no_program(tmp_path: Path) -> None:
     with pytest.raises(Malformed) as caught:
         open_input(str(path))
     assert "torch.export" not in str(caught.value)
+
+
+def test_patterns_that_match_no_selected_op_are_kept_in_the_plan() -> None:
+    read = open_input(str(sample_path("transformer_infer")))
+    selection = Selection(include=("aten::rms_norm", "aten::no_norm"), exclude=("aten::none*", "aten::s*"))
+    plan = plan_of(read, selection, device="cpu")
+    assert plan.unmatched == ("--include aten::no_norm", "--exclude 'aten::none*'")
+    of_plan = plan_of(plan, Selection(exclude=("aten::mm",)), device="cpu")
+    assert of_plan.unmatched == ("--exclude aten::mm",)
+    assert plan_of(plan, Selection(), device="cpu").ops == plan.ops

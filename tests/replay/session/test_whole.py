@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,6 +93,14 @@ def test_a_simulation_begins_with_the_answer_of_the_command() -> None:
     simulated = opreplay.simulate(trace)
     assert repr(simulated).splitlines()[:3] == shown.splitlines()[:3]
     assert simulated.frame()["recorded_device_us"].isna().all(), "it ran on the host alone"
+
+
+def test_a_simulation_reads_its_trace_once(tmp_path: Path) -> None:
+    trace = tmp_path / SAMPLE.name
+    shutil.copy(SAMPLE, trace)
+    simulated = opreplay.simulate(trace)
+    trace.unlink()
+    assert simulated._view().facts()["step"] is not None
 
 
 def test_a_simulation_is_that_of_its_ops() -> None:

@@ -22,7 +22,7 @@ from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
-from opreplay.replay.timeline.captured import OUTSIDE, PYTHON_US, VIEW_US, CapturedTimeline, captured_timeline
+from opreplay.replay.timeline.captured import OUTSIDE, PYTHON_US, VIEW_US, CapturedTimeline, captured_timeline, limit_of
 from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
@@ -76,6 +76,15 @@ def test_large_kernels_are_bound_by_the_device() -> None:
     assert halved == pytest.approx(times.step_us / 2, rel=0.05)
     assert graph == pytest.approx(times.step_us, rel=0.02)
     assert told(plan, host_scale=1000.0).socs["910b3"].bound == "host"
+
+
+def test_a_step_limited_by_memory_names_the_part_that_takes_longest() -> None:
+    plan = plan_of(2, 8192, 8)
+    (step,) = simulate_plan(plan, [DEVICE], expected_contents())
+    times = captured_timeline(plan, [step], host_scale=0.0).socs["910b3"]
+    mixed = {"cube": 5.0, "hbm": 2.0, "core load": 3.0, "l2": 1.0}
+    assert limit_of(times, msgspec.structs.replace(step, by_bound=mixed)) == "core load"
+    assert limit_of(times, msgspec.structs.replace(step, by_bound={**mixed, "cube": 7.0})) == "compute"
 
 
 def test_a_host_that_takes_the_whole_step_bounds_it_though_the_device_works_too() -> None:

@@ -70,6 +70,11 @@ def gzipped(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (
+            b'{"record":"header","schema_version":4,"opreplay_version":"0.1.0"}\n{"record":"op"}\n',
+            "a result of opreplay",
+        ),
+        (b'{"schema_version": 5, "device_us_total": 0.0, "host_us_total": 1.0, "ops": []}', "a plan of opreplay"),
         (archive("tar"), "a tar archive"),
         (archive("ustar"), "a tar archive"),
         (gzipped(archive("ustar")), "a tar archive"),

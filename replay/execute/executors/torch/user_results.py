@@ -12,6 +12,7 @@ from opreplay.replay.arguments.tensors import tensors_in
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
     expected = _expected(op, returns)
     executor = EXECUTORS.find(op.called)
     if expected is not None and executor is not None and len(results) != expected:
-        said = f"{executor.shown} returned {len(results)} tensors, but {op.name} has {expected}"
+        said = f"{executor.shown} returned {plural(len(results), 'tensor')}, but {op.name} has {expected}"
         if executor.lists:
             raise NotReplayable(Reason("failed", said))
         return (Assumption(argument="*", what=said),)

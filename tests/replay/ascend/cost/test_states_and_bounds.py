@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -246,7 +247,7 @@ def test_one_long_row_is_sorted_by_ever_fewer_cores() -> None:
 def test_a_softmax_reads_rows_again_that_a_core_cannot_hold() -> None:
     def moved_us(kind: str, columns: int) -> float:
         terms = predict_kernel(call(kind, (5, columns)), DEVICE, 0.0).terms_us
-        return terms["hbm"] / columns
+        return terms["core load"] / columns
 
     assert moved_us("SoftmaxV2", 60_000) > 1.5 * moved_us("SoftmaxV2", 40_000)
     assert moved_us("LayerNormV3", 60_000) < 1.2 * moved_us("LayerNormV3", 40_000)
@@ -267,3 +268,26 @@ def test_scatters_in_networks_rest_on_single_calls() -> None:
     assert [one.evidence for one in scatters] == ["its form", "another SoC", "its form"]
     assert all(one.extrapolated and one.work == "irregular" for one in scatters)
     assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).evidence == "this SoC"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["Add", "Relu", "SoftmaxV2", "ReduceSum", "MatMulV3", "MatMul"]),
+    rows=st.sampled_from([1, 4, 64, 4096]),
+    columns=st.sampled_from([64, 4096, 1 << 16]),
+    soc=st.sampled_from(list_devices()),
+)
+def test_more_hbm_bandwidth_helps_only_a_kernel_whose_bound_is_hbm(
+    kind: str, rows: int, columns: int, soc: str
+) -> None:
+    slow = load_device(soc)
+    fast = msgspec.structs.replace(slow, hbm_bytes_per_s=2 * slow.hbm_bytes_per_s)
+    one = call(kind, (rows, columns), dtype="float16")
+    if kind.startswith("MatMul"):
+        inputs = (spec((rows, 4096), "float16"), spec((4096, columns), "float16"))
+        one = KernelCall(type=kind, inputs=inputs, outputs=(spec((rows, columns), "float16"),))
+    before, after = (predict_kernel(one, device, 0.0) for device in (slow, fast))
+    if before.bound == "hbm":
+        assert after.time_us < 0.95 * before.time_us
+    if before.bound == "core load":
+        assert after.time_us == pytest.approx(before.time_us, rel=0.05)

@@ -111,6 +111,12 @@ def test_the_table_fits(width: int) -> None:
     assert "assumptions: 2 on 1 op" in text
 
 
+def test_options_that_match_nothing_are_noted() -> None:
+    plan = msgspec.structs.replace(PLAN, unmatched=("--exclude aten::none",))
+    assert "--exclude aten::none" in shown(view.render(plan, results(), width=80, everything=False), 80)
+    assert view.facts(plan, results(), view.planned_summary(plan, results()))["unmatched"] == ("--exclude aten::none",)
+
+
 @pytest.mark.parametrize("width", [60, 160])
 def test_the_table_of_a_plan_totals_the_reasons(width: int) -> None:
     lines = shown(view.render(PLAN, results(), width=width), width).splitlines()

@@ -59,7 +59,6 @@ FORMS = {
     "prepared call": ("replay/execute", "class TorchPrepared"),
     "outcome": ("replay/results", "class Outcome"),
     "result": ("replay/results", "class OpResult"),
-    "cell": ("replay/report", "class OpCell"),
     "text of a terminal": ("replay/report", "from rich.text import Text"),
 }
 """What a call is between the file and the table: (room, pattern of the line that makes it so)."""

@@ -46,14 +46,12 @@ FORMS = {
     "event": ("traces/reading", r"class Op\("),
     "row of columns": ("traces/reading", "class Columns"),
     "signature": ("traces/model.py", "class OpSignature"),
-    "group of calls": ("replay/plan", "class CallGroup"),
     "recorded argument": ("replay/ir", "class RecordedArg"),
     "op, resolved or not": ("replay/ir", "class ReplayOp"),
     "argument of an op": ("replay/ir", "class ReplayArg"),
     "match": ("replay/resolve", "class Match"),
     "arguments by name": ("replay/ir", r"class Call\("),
     "view for costs": ("replay/ops", "class OpView"),
-    "view for captured steps": ("replay/capture/step.py", "class Call"),
     "kernel": ("replay/ir", "class KernelCall"),
     "prediction": ("replay/results", "class Simulated"),
     "task": ("replay/execute", "class Task"),
@@ -61,7 +59,6 @@ FORMS = {
     "prepared call": ("replay/execute", "class TorchPrepared"),
     "outcome": ("replay/results", "class Outcome"),
     "result": ("replay/results", "class OpResult"),
-    "cell": ("replay/report", "class OpCell"),
     "text of a terminal": ("replay/report", "from rich.text import Text"),
 }
 """What a call is between the file and the table: (room, pattern of the line that makes it so)."""

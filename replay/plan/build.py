@@ -12,7 +12,7 @@ import msgspec
 
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan import passes
-from opreplay.replay.plan.recorded.groups import owner_among, signature_id
+from opreplay.replay.plan.recorded.groups import owner_among, signature_id, signature_of
 from opreplay.replay.plan.recorded.ops import recorded_ops
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plan.step.beside import RequestedCollective
@@ -45,7 +45,7 @@ def build_plan(
     """
     recorded = recorded_ops(trace, select=select, filters=filters)
     resolver = Resolver(trace, policy, device)
-    ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in recorded.ops)
+    ops = tuple(resolver.resolve(op, signature_of(trace, row), row) for row, op in recorded.ops)
     plan = passes.run(msgspec.structs.replace(recorded.shell, ops=ops))
     if not in_order:
         return plan

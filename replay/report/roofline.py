@@ -12,7 +12,7 @@ from rich.text import Text
 
 from opreplay.replay.ops.recorded.roofline import Roofline, RooflineRow, rated
 from opreplay.replay.ops.recorded.sizes import CallWork
-from opreplay.replay.report.table import COUNT, OP, SHARE, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, Unit, terminal
 from opreplay.replay.report.text import DASH, doubt_lines, listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
@@ -77,7 +77,7 @@ def _unseen(roofline: Roofline, row: RooflineRow) -> str:
     return row.assumed or (row.why if has_work and not told else "")
 
 
-_OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=_detail(row)), OP)
+_OP = _OfRow("op", lambda row: row.name, detail=_detail)
 _IN_FILES = (
     _OfRow("median", lambda row: row.median_us, TIME, key="median_us"),
     _OfRow("peak_kind", lambda row: row.peak_kind),
@@ -118,7 +118,7 @@ def file_table(roofline: Roofline, top: int | None = None) -> Table[RooflineRow]
 
 def page_table(roofline: Roofline) -> Table[RooflineRow]:
     """Return the roofline table with the columns of an HTML page."""
-    op = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.inputs), OP, key="op")
+    op = _OfRow("op", lambda row: row.name, key="op", detail=lambda row: row.inputs)
     note = [NOTE] if any(row.why or row.assumed for row in roofline.rows) else []
     return Table("Roofline", (op, *_with_values(roofline.rows), *note), roofline.rows)
 

@@ -23,12 +23,10 @@ from opreplay.replay.report.suspects import MARK
 from opreplay.replay.report.table import (
     COUNT,
     FLAG,
-    OP,
     PAGE_ROWS,
     TEXT,
     TIME,
     Column,
-    OpCell,
     Table,
     Unit,
     cut,
@@ -238,7 +236,7 @@ def render(sweep: Cases, *, width: int) -> RenderableType:
         _OfCase("", lambda case: "".join(marks[note] for note in notes_of(case))),
     ]
     columns = [column for column in columns if any(map(column.shown, cases))]
-    ops = _OfCase("op", lambda case: OpCell(name=case.result.name, detail=case.result.inputs), OP)
+    ops = _OfCase("op", lambda case: case.result.name, detail=lambda case: case.result.inputs)
     texts = dict.fromkeys(case.written for case in cases)
     head = [Text(safe(text), style="dim") for text in texts] if sizes else []
     table = terminal(Table("Calls", [*columns, ops], cases), width)[1:]

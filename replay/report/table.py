@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from rich import box
@@ -38,20 +38,6 @@ SHARE_SHOWN, ROWS_SHOWN = 0.95, 20
 """Share of the total weight, and number of rows, after which a terminal sums up the remaining rows in one line."""
 
 
-class OpCell(msgspec.Struct, frozen=True, kw_only=True):
-    """The last cell of a row: an op and its arguments, or why it is not replayed; it takes the remaining width."""
-
-    name: str
-    detail: str = ""
-    style: str = "dim"
-    """Style of the detail."""
-    short: str = ""
-    """Shorter detail for narrow terminals; "" to use `detail`."""
-
-    def __str__(self) -> str:
-        return f"{self.name}  {self.detail}".rstrip()
-
-
 class Unit(msgspec.Struct, frozen=True):
     """How the values of a column are displayed, and their type in files."""
 
@@ -67,8 +53,6 @@ def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
 
 TEXT = Unit(lambda value: "" if value is None else str(value), "text")
 FLAG = Unit(lambda value: "" if value is None else str(value), "bool")
-OP = Unit(str, "text")
-"""Unit of columns with OpCell values."""
 COUNT = number("{:,}", "int")
 NUMBER = number("{:,.3g}")
 SIGNED_PERCENT = Unit(lambda value: DASH if value is None else f"{100 * value:+.1f} %")
@@ -104,6 +88,12 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """
     chars: int = 0
     """Maximum width, where a `fold` column wraps and another leaves the middle out; 0 for no limit."""
+    detail: Callable[[Row], str] | None = None
+    """For a column of ops, which takes the remaining width: arguments, or why the op is not replayed. It follows the
+    name, in `style`, or dim without a style.
+    """
+    short: Callable[[Row], str] | None = None
+    """Shorter detail for narrow terminals; None or "" to use `detail`."""
 
     @property
     def is_number(self) -> bool:
@@ -112,11 +102,12 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     @property
     def is_flexible(self) -> bool:
         """Whether the column takes the remaining width of a terminal."""
-        return self.unit is OP or self.form in ("fold", "name")
+        return self.detail is not None or self.form in ("fold", "name")
 
     def shown(self, row: Row) -> str:
         """Return the cell as displayed text, not escaped."""
-        return self.unit.text(self.value(row)) if self.text is None else self.text(row)
+        text = self.unit.text(self.value(row)) if self.text is None else self.text(row)
+        return text if self.detail is None else f"{text}  {self.detail(row)}".rstrip()
 
     def with_text(self, text: Callable[[Row], str]) -> Column[Row]:
         """Return the same column with other displayed text."""
@@ -259,7 +250,7 @@ def terminal(
     if not table.rows:
         return []
     widths = {id(column): _width(column, table.rows) for column in table.columns if not column.is_flexible}
-    has_names = any(column.unit is OP or column.form == "name" for column in table.columns)
+    has_names = any(column.detail is not None or column.form == "name" for column in table.columns)
     if has_names:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
@@ -298,8 +289,8 @@ def _width(column: Column[Row], rows: Sequence[Row]) -> int:
 
 def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:
     """Return the cell for a terminal; `space` is the width of columns that take the remaining width."""
-    if column.unit is OP:
-        return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
+    if column.detail is not None:
+        return (op_line if one_line else _op_text)(column, row, space)
     chars = space if column.form == "name" else 0 if column.form == "fold" else column.chars
     if column.unit.kind == "lines":
         return Text("\n".join(map(safe, column.value(row))), style=column.style_of(row))
@@ -332,25 +323,32 @@ def names_room(names: Iterable[str]) -> int:
     return max(MIN_OP_WIDTH, min(max((cell_len(safe(name)) for name in names), default=0), NAMES_WIDTH))
 
 
-def op_line(op: OpCell, space: int) -> Text:
+def op_line(column: Column[Row], row: Row, space: int) -> Text:
     """Return name and detail on one line; if the detail does not fit, shorten it, and then the name."""
-    name, detail, short = safe(op.name), safe(op.detail), safe(op.short or op.detail)
+    name, detail, style = _op_parts(column, row)
+    short = safe(column.short(row) if column.short is not None else "") or detail
     if cells(name) + 2 + cells(detail) <= space or not detail:
-        return Text.assemble(middle(name, space), ("  " + detail if detail else "", op.style), no_wrap=True)
+        return Text.assemble(middle(name, space), ("  " + detail if detail else "", style), no_wrap=True)
     name_chars = max(min(cells(name), LEAST_NAME), space - 1 - cells(short))
     name = middle(name, min(name_chars, space))
-    return Text.assemble(name, (" " + end(short, space - cells(name) - 1), op.style), no_wrap=True)
+    return Text.assemble(name, (" " + end(short, space - cells(name) - 1), style), no_wrap=True)
 
 
-def op_text(op: OpCell, space: int) -> Text:
+def _op_parts(column: Column[Row], row: Row) -> tuple[str, str, str]:
+    """Return name, detail, and style of the detail."""
+    detail = "" if column.detail is None else column.detail(row)
+    return safe(column.value(row)), safe(detail), column.style_of(row) or "dim"
+
+
+def _op_text(column: Column[Row], row: Row, space: int) -> Text:
     """Return name and detail in `space` characters: on one line if there is enough room, otherwise on two."""
-    name, detail = safe(op.name), safe(op.detail)
+    name, detail, style = _op_parts(column, row)
     if not detail:
         return Text(middle(name, space), no_wrap=True)
     room = space - cells(name) - 2
     if cells(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
-        return Text.assemble(name, "  ", (end(detail, room), op.style), no_wrap=True)
-    return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)
+        return Text.assemble(name, "  ", (end(detail, room), style), no_wrap=True)
+    return Text.assemble(middle(name, space), "\n", (end(detail, space), style), no_wrap=True)
 
 
 Fact = tuple[str, str, str]

@@ -16,13 +16,11 @@ from opreplay.replay.report.page.model import Page
 from opreplay.replay.report.page.parts import bars_by_name, times_answer
 from opreplay.replay.report.table import (
     COUNT,
-    OP,
     SHARE,
     SIGNED_PERCENT,
     TEXT,
     TIME,
     Column,
-    OpCell,
     Table,
     Unit,
     terminal,
@@ -231,7 +229,7 @@ def _calibration_text(calibration: Calibration) -> str:
 _CaseColumn = Column[CaseResult]
 SETTINGS = _CaseColumn("settings", lambda row: " ".join(f"{name}={value}" for name, value in row.case.settings.items()))
 DEVICE = _CaseColumn("device", lambda row: row.soc)
-CASE = _CaseColumn("case", lambda row: OpCell(name=row.case.program.name, detail=row.case.text), OP)
+CASE = _CaseColumn("case", lambda row: row.case.program.name, detail=lambda row: row.case.text)
 
 
 def column_if_varied(column: _CaseColumn, rows: Sequence[CaseResult]) -> list[_CaseColumn]:

@@ -37,8 +37,8 @@ from opreplay.replay.resolve.relatives import RelativesIndex
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.conversions import (
     CONVERSIONS,
+    Conversion,
     ConversionFailed,
-    Converted,
     RecordedCall,
     convert,
     in_schema_order,
@@ -143,7 +143,7 @@ class Resolver:
             msgspec.structs.replace(op, assumptions=(*op.assumptions, note)), entry, target, context
         )
 
-    def _call_target(self, op: ReplayOp, entry: OpFunction, target: Converted, context: Context) -> ReplayOp:
+    def _call_target(self, op: ReplayOp, entry: OpFunction, target: Conversion, context: Context) -> ReplayOp:
         """Return the op as a call of a conversion's target, run by a user's executor or resolved as a recorded op."""
         parts = split_name(target.op)
         base = target.op if parts is None else f"{parts[0]}::{parts[1]}"
@@ -151,32 +151,32 @@ class Resolver:
         if parts is None:
             if executor is None:
                 raise Unbound(Reason("failed", f"conversion {entry.shown}: {target.op!r} is not an op"))
-            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.kwargs)
         if (reason := refuse_name(target.op, self._policy)) is not None:
             raise Unbound(reason)
         if executor is not None and executor.override:
-            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.kwargs)
         try:
             args, overload = self._ordered(base, target, parts[2])
             resolved = self._resolve(op, target.op, args, overload, context)
         except Unbound:
             if executor is None:
                 raise
-            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.kwargs)
         if resolved.resolved_by == "equivalent" and base in EQUIVALENTS:
             what = f"{base} has no kernel for {self._device}; convert to {resolved.via} instead"
             raise Unbound(Reason("failed", f"conversion {entry.shown}: {what}"))
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
-    def _ordered(self, name: str, target: Converted, overload: str | None) -> tuple[Recordeds, str | None]:
+    def _ordered(self, name: str, target: Conversion, overload: str | None) -> tuple[Recordeds, str | None]:
         """Return a conversion's arguments in the order of the first overload that has them, and that overload."""
-        if not target.by_name:
+        if not target.kwargs:
             return target.args, overload
         for spec in candidates(name, self._policy).specs:
-            args = in_schema_order(spec, target.args, target.by_name)
+            args = in_schema_order(spec, target.args, target.kwargs)
             if args is not None and overload in (None, spec.overload) and best_match([spec], args) is not None:
                 return args, spec.overload
-        raise Unbound(Reason("failed", f"no overload of {name} accepts arguments named {', '.join(target.by_name)}"))
+        raise Unbound(Reason("failed", f"no overload of {name} accepts arguments named {', '.join(target.kwargs)}"))
 
     def _executed(
         self,

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from opreplay.initializers.user_code import redefines
 from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
-from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
+from opreplay.replay.ascend.custom.programs import register_program_cost
 from opreplay.replay.ascend.custom.registrations import CustomOpError, op_name
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user.executors import register_executor
+from opreplay.replay.results.records import Simulated
 from opreplay.replay.tile.check import as_meta, run_values
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
@@ -176,23 +177,26 @@ def _check_numbers_used(program: Program, op: ReplayOp) -> None:
         )
 
 
-def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
+def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> Simulated | None:
     """Return a program's cost for a recorded call. Raises CustomOpError if a limit is exceeded."""
     bound = bound_to(program, op)
     if bound is None:
         return None
     time = cached_estimate(bound, device, state)
-    return ProgramCost(
+    # What bounds the rest of the time, beside the launch.
+    terms = {
+        "launch": time.launch_us,
+        time.bound if time.bound != "launch" else "vector": time.time_us - time.launch_us,
+    }
+    return Simulated(
         time_us=time.time_us,
         low_us=time.low_us,
         high_us=time.high_us,
-        # What bounds the rest of the time, beside the launch.
-        terms_us={
-            "launch": time.launch_us,
-            time.bound if time.bound != "launch" else "vector": time.time_us - time.launch_us,
-        },
+        terms_us={name: us for name, us in terms.items() if us > 0},
+        kernels=(),
         bound=time.bound,
         confidence=time.confidence,
+        by="tile program",
         extrapolated=bool(time.outside),
         source=program.shown,
     )

@@ -1,7 +1,7 @@
 # pyright: strict
 """Tile programs: user-written kernels that define an op's cost, registered by op and tried before the built-in rules.
 
-Contains the table of programs and their result type; `replay.tile`, a layer above, computes the costs.
+Contains the table of programs; `replay.tile`, a layer above, computes the costs.
 """
 
 from __future__ import annotations
@@ -9,32 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-import msgspec
-
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.custom.registrations import op_name
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import Confidence, State
+from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.results.records import Simulated
 
-
-class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one call, computed from a tile program."""
-
-    time_us: float
-    low_us: float
-    high_us: float
-    """Upper end of the 80 % band in microseconds."""
-    terms_us: dict[str, float]
-    bound: str
-    confidence: Confidence
-    extrapolated: bool
-    """Whether the call is far outside the measurements of the program."""
-    source: str
-    """The program's function as "function (file.py:line)"."""
-
-
-Coster = Callable[[ReplayOp, DeviceProfile, State], "ProgramCost | None"]
+Coster = Callable[[ReplayOp, DeviceProfile, State], Simulated | None]
 """Function that returns the cost of a call; None if the program does not cover the call."""
 
 PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op can have only one program")
@@ -48,7 +30,7 @@ def register_program_cost(op: str, function: Coster) -> None:
     PROGRAMS.add(UserFunction(ops=(op,), function=function))
 
 
-def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
+def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> Simulated | None:
     """Return the cost of a call by the tile program registered for its op; None if no program covers the call.
 
     Raises CustomOpError for a call that does not fit the program.

@@ -254,18 +254,7 @@ def simulate_by_family(
         return msgspec.structs.replace(simulated, l2=l2, taken_for=terms.assumed), {"custom": sum(terms.value.values())}
     program = program_cost(op, device, state_of(l2))
     if program is not None:
-        simulated = _by_user(program.terms_us, device, "tile program", program.source)
-        simulated = msgspec.structs.replace(
-            simulated,
-            time_us=program.time_us,
-            low_us=program.low_us,
-            high_us=program.high_us,
-            bound=program.bound,
-            confidence=program.confidence,
-            extrapolated=program.extrapolated,
-            l2=l2,
-        )
-        return simulated, {"custom": program.time_us}
+        return msgspec.structs.replace(program, l2=l2), {"custom": program.time_us}
     try:
         return _by_kernels(op, device, predict or Predictor(device), contents, cached, l2, learned)
     except OpReplayError:

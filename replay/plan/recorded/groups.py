@@ -1,22 +1,19 @@
 # pyright: strict
-"""Groups recorded calls into ops and collects the times of each op. Resolves nothing and does not need torch."""
+"""Groups recorded calls into ops and collects the device work of each. Resolves nothing and does not need torch."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.replay.ir.model import Recorded, RecordedKernel
+from opreplay.replay.ir.model import RecordedKernel
 from opreplay.replay.plan.select import keeps_name
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces.dtypes import common_spelling
-from opreplay.traces.links.iterations import BatchIndex, DominantBatch
-from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import innermost_of, innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 
@@ -64,61 +61,19 @@ def signature_id(signature: OpSignature) -> str:
     return blake2b(msgspec.json.encode(parts), digest_size=6).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallGroup:
-    """All selected calls with one signature."""
-
-    signature: OpSignature
-    row: int
-    """Row of one of the calls."""
-    count: int
-    recorded: Recorded
-    host_us: npt.NDArray[np.float64]
-    device_us: npt.NDArray[np.float64]
-    """Device time of each call, in microseconds; 0 for a call without device work."""
-    batch: DominantBatch | None = None
-    on_host: bool = False
-    """Whether all calls only update the step counters of an optimizer."""
+def signature_of(trace: Trace, row: int) -> OpSignature:
+    """Return the signature of a recorded call."""
+    return trace.signatures[int(trace.ops.signature[row])]
 
 
-def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:
-    """Return one group per signature, in order of first appearance."""
+def grouped_rows(trace: Trace, rows: Rows) -> list[Rows]:
+    """Return the rows of each signature, in order of first appearance."""
     if not len(rows):
         return []
-    device_ns = device_ns_of(trace, rows, select)
-    kernels = _kernels_by_signature(trace, owner_among(trace, rows, select))
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
-    groups: list[CallGroup] = []
-    gradients, assumed, counters = trace.ops.gradients, trace.ops.gradients_assumed, optimizer_counters(trace)
-    for part in np.split(rows[order], bounds):
-        index = int(trace.ops.signature[part[0]])
-        host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
-        busy = on_device[on_device > 0]
-        recorded = Recorded(
-            host_us_total=float(host.sum()),
-            host_us_median=float(np.median(host)),
-            device_us_total=float(on_device.sum()),
-            device_us_median=float(np.median(busy)) if len(busy) else None,
-            kernels=kernels.get(index, ()),
-            gradient_calls=None if gradients is None else int(np.count_nonzero(gradients[part])),
-            gradient_calls_assumed=0 if assumed is None else int(np.count_nonzero(assumed[part])),
-        )
-        groups.append(
-            CallGroup(
-                signature=trace.signatures[index],
-                row=int(part[0]),
-                count=len(part),
-                recorded=recorded,
-                host_us=host,
-                device_us=on_device,
-                batch=batches.dominant(part, on_device),
-                on_host=bool(counters[part].all()),
-            )
-        )
-    groups.sort(key=lambda group: group.row)
-    return groups
+    return sorted(np.split(rows[order], bounds), key=lambda part: part[0])
 
 
 def heaviest_rows(
@@ -181,7 +136,8 @@ def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float6
     return np.bincount(owner[owned], weights=weights, minlength=len(trace.ops)).astype(np.float64)
 
 
-def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:
+def kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:
+    """Return the kernels that each signature's calls own, those with the most time first."""
     owned = np.flatnonzero(owner >= 0)
     signature = trace.ops.signature[owner[owned]].astype(np.int64)
     kinds = _kernel_types(trace)

@@ -3,30 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from opreplay.replay.ir.describe import describe_signature
-from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.ops.recorded.roofline import works_of
-from opreplay.replay.ops.recorded.sizes import CallWork, work_of
+from opreplay.replay.ops.recorded.sizes import work_of
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.arguments import ranks_of
 from opreplay.replay.plan.recorded.groups import (
-    CallGroup,
     Rows,
+    device_ns_of,
+    grouped_rows,
     heaviest_rows,
-    recorded_groups,
+    kernels_by_signature,
+    owner_among,
     signature_id,
+    signature_of,
 )
 from opreplay.replay.plan.select import keep_heaviest, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.selection import OpFilter, Selection
 from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
+from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
 
@@ -42,8 +46,8 @@ class RecordedOps(NamedTuple):
     """The plan without its ops: totals and facts about the trace."""
     rows: Rows
     """The selected calls, including those that `top` and `min_share` leave out."""
-    ops: tuple[tuple[CallGroup, ReplayOp], ...]
-    """(calls, op) pairs, heaviest first."""
+    ops: tuple[tuple[int, ReplayOp], ...]
+    """Ops with the row of one of their calls, heaviest first."""
 
 
 class RecordedPlan(NamedTuple):
@@ -58,7 +62,8 @@ def recorded_plan(trace: Trace, selection: Selection) -> RecordedPlan:
     """Return the ops of a plan as they were recorded, in the plan's order. Raises the same errors as `recorded_ops`."""
     recorded = recorded_ops(trace, select=selection.select, filters=selection)
     plan = passes.run(msgspec.structs.replace(recorded.shell, ops=tuple(op for _, op in recorded.ops)))
-    return RecordedPlan(plan, {op.id: describe_signature(group.signature) for group, op in reversed(recorded.ops)})
+    inputs = {op.id: describe_signature(signature_of(trace, row)) for row, op in reversed(recorded.ops)}
+    return RecordedPlan(plan, inputs)
 
 
 def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps:
@@ -80,15 +85,12 @@ def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps
     heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
     if not filters.ops:
         _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
-    groups = recorded_groups(trace, heaviest, select, batches)
-    works = {trace.signatures[index]: work for index, work in works_of(trace).items()}
-    grouped_ops = [(group, _unresolved(group, works.get(group.signature), trace.info.world_size)) for group in groups]
     weight = passes.weight_of(shell)
-    grouped_ops.sort(key=lambda pair: -weight(pair[1]))
-    chosen = keep_heaviest([op for _, op in grouped_ops], filters, total_us, weight)
+    ops = sorted(_unresolved(trace, heaviest, select, batches), key=lambda pair: -weight(pair[1]))
+    chosen = keep_heaviest([op for _, op in ops], filters, total_us, weight)
     _refuse_too_many(trace, len(chosen))
     ids = {op.id for op in chosen}
-    return RecordedOps(shell, rows, tuple((group, op) for group, op in grouped_ops if op.id in ids))
+    return RecordedOps(shell, rows, tuple((row, op) for row, op in ops if op.id in ids))
 
 
 def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
@@ -119,28 +121,46 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
     )
 
 
-def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op for a group of calls.
-
-    `recorded` is the number of calls with device time, and the total work of these calls.
-    """
-    calls, work = recorded or (1, work_of(group.signature))
-    return ReplayOp(
-        id=signature_id(group.signature),
-        name=group.signature.name,
-        count=group.count,
-        recorded=group.recorded,
-        recorded_outputs=recorded_results(group.signature),
-        batch=group.batch and group.batch.context,
-        assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
-        on_host=group.on_host,
-        ranks=ranks_of(group.signature, world_size),
-        flops=None if work.flops is None else round(work.flops / calls),
-        moved_bytes=None if work.bytes is None else round(work.bytes / calls),
-        work_dtype=work.dtype,
-        work_unknown=work.why,
-        work_assumed=work.assumed,
-    )
+def _unresolved(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> Iterator[tuple[int, ReplayOp]]:
+    """Yield the unresolved op of each signature, with the row of its first call."""
+    device_ns = device_ns_of(trace, rows, select)
+    kernels = kernels_by_signature(trace, owner_among(trace, rows, select))
+    works = {trace.signatures[index]: work for index, work in works_of(trace).items()}
+    gradients, assumed, counters = trace.ops.gradients, trace.ops.gradients_assumed, optimizer_counters(trace)
+    for part in grouped_rows(trace, rows):
+        signature = signature_of(trace, part[0])
+        host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
+        busy = on_device[on_device > 0]
+        batch, on_host = batches.dominant(part, on_device), bool(counters[part].all())
+        # The number of calls with device time, and the work of all these calls.
+        calls, work = works.get(signature) or (1, work_of(signature))
+        yield (
+            int(part[0]),
+            ReplayOp(
+                id=signature_id(signature),
+                name=signature.name,
+                count=len(part),
+                recorded=Recorded(
+                    host_us_total=float(host.sum()),
+                    host_us_median=float(np.median(host)),
+                    device_us_total=float(on_device.sum()),
+                    device_us_median=float(np.median(busy)) if len(busy) else None,
+                    kernels=kernels.get(int(trace.ops.signature[part[0]]), ()),
+                    gradient_calls=None if gradients is None else int(np.count_nonzero(gradients[part])),
+                    gradient_calls_assumed=0 if assumed is None else int(np.count_nonzero(assumed[part])),
+                ),
+                recorded_outputs=recorded_results(signature),
+                batch=batch and batch.context,
+                assumptions=_shared_batch(batch) + (COUNTER if on_host else ()),
+                on_host=on_host,
+                ranks=ranks_of(signature, trace.info.world_size),
+                flops=None if work.flops is None else round(work.flops / calls),
+                moved_bytes=None if work.bytes is None else round(work.bytes / calls),
+                work_dtype=work.dtype,
+                work_unknown=work.why,
+                work_assumed=work.assumed,
+            ),
+        )
 
 
 def _refuse_too_many(trace: Trace, ops: int) -> None:

@@ -5,23 +5,31 @@ not needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.describe import describe_inputs
-from opreplay.replay.ir.model import RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import NOT_RECORDED, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.plan.recorded.groups import CallGroup, device_ns_of, recorded_groups, signature_id
+from opreplay.replay.plan.recorded.groups import (
+    Rows,
+    device_ns_of,
+    grouped_rows,
+    kernels_by_signature,
+    owner_among,
+    signature_id,
+    signature_of,
+)
 from opreplay.replay.plan.select import selected_rows
 from opreplay.replay.resolve.bind import unnamed_arguments
 from opreplay.replay.results.compare.judge import StepTimes
 from opreplay.replay.results.compare.replaced import StepCall
 from opreplay.replay.results.compare.sides import UNNAMED, OpTime, Times
 from opreplay.replay.results.stats import median_interval
-from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.steps import PairedBy, Step, busy_steps
 from opreplay.traces.losses import loss_text
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
@@ -30,15 +38,6 @@ from opreplay.traces.times.doubts import Doubts, doubts_of
 
 LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
 Floats = npt.NDArray[np.float64]
-
-
-def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTime:
-    """Return the times of all calls with one id, which may be in several groups."""
-    calls = np.concatenate([group.device_us if on_device else group.host_us for group in groups])
-    args = unnamed_arguments(recorded_args(groups[0].signature), "")
-    shell = ReplayOp(id=id_, name=groups[0].signature.name, count=len(calls), recorded=groups[0].recorded, args=args)
-    kernels = [kernel for group in groups for kernel in group.recorded.kernels]
-    return _timed(shell, calls[calls > 0], kernels)
 
 
 def times_of_trace(
@@ -55,13 +54,10 @@ def times_of_trace(
     compute ids from this level of metadata only, because the other trace has no higher level. `steps` are the steps to
     compare with those of another trace, and `paired` says how they correspond.
     """
-    groups: dict[str, list[CallGroup]] = {}
-    for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
-        groups.setdefault(signature_id(_reduced(group.signature, level)), []).append(group)
-    doubts = doubts_of(trace)
-    owns = any(group.recorded.device_us_total > 0 for same_id in groups.values() for group in same_id)
-    on_device = owns or doubts.mistimed
-    ops = tuple(_op_time(id_, same_id, on_device=on_device) for id_, same_id in groups.items())
+    rows = selected_rows(trace, select)
+    device_ns, doubts = device_ns_of(trace, rows, select), doubts_of(trace)
+    on_device = bool(device_ns.any()) or doubts.mistimed
+    ops = tuple(_op_times(trace, rows, select, level, device_ns if on_device else trace.ops.dur_ns))
     device = next(iter(trace.info.device_names), None)
     return Times(
         what="recorded",
@@ -79,6 +75,22 @@ def times_of_trace(
         in_steps=_calls_in(trace, steps, select, level, on_device=on_device) if steps else (),
         doubts=doubts,
     )
+
+
+def _op_times(
+    trace: Trace, rows: Rows, select: str, level: MetadataLevel | None, ns: npt.NDArray[Any]
+) -> Iterator[OpTime]:
+    """Yield the times of all calls with one id; `ns` has the time of each row of `trace.ops`."""
+    kernels = kernels_by_signature(trace, owner_among(trace, rows, select))
+    by_id: dict[str, list[Rows]] = {}
+    for part in grouped_rows(trace, rows):
+        by_id.setdefault(signature_id(_reduced(signature_of(trace, part[0]), level)), []).append(part)
+    for id_, parts in by_id.items():
+        signature, calls = signature_of(trace, parts[0][0]), ns[np.concatenate(parts)] / 1e3
+        args = unnamed_arguments(recorded_args(signature), "")
+        shell = ReplayOp(id=id_, name=signature.name, count=len(calls), recorded=NOT_RECORDED, args=args)
+        owned = [kernel for part in parts for kernel in kernels.get(int(trace.ops.signature[part[0]]), ())]
+        yield _timed(shell, calls[calls > 0], owned)
 
 
 def _calls_in(

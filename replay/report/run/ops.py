@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import msgspec
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.report.coverage import predicted_text
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run.facts import fidelity_cell, is_untimed, recorded_us, socs_of, work_cell
-from opreplay.replay.report.table import COUNT, LEAST_NAME, OP, RATIO, SHARE, TIME, Column, OpCell, op_line
+from opreplay.replay.report.table import COUNT, LEAST_NAME, RATIO, SHARE, TIME, Column, op_line
 from opreplay.replay.report.text import DASH, quotient, time_text
 from opreplay.replay.results.records import OpResult
 
@@ -150,45 +149,49 @@ def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
 def inputs_and_numbers(results: Sequence[OpResult]) -> OpColumn:
     """Return the column of inputs, with the numeric arguments that distinguish calls on tensors of the same shapes."""
     numbers = numbers_of(results)
-    return INPUTS.with_text(lambda r: " · ".join(filter(None, (r.inputs, numbers[r.id]))))
+    return INPUTS.with_text(lambda r: join_parts(r.inputs, numbers[r.id]))
 
 
-def op_cell(result: OpResult) -> OpCell:
-    """Return the op with its arguments, or with the reason why it is not replayed."""
-    if result.status == "replayed":
-        return OpCell(name=result.name, detail=result.inputs)
-    detail = result.inputs if result.reason is None else str(result.reason).removeprefix("failed: ")
-    return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
+def op_detail(result: OpResult) -> str:
+    """Return the arguments of an op, or the reason why it is not replayed."""
+    is_replayed = result.status == "replayed" or result.reason is None
+    return result.inputs if is_replayed else str(result.reason).removeprefix("failed: ")
 
 
-def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell] = op_cell) -> OpColumn:
-    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of the same name."""
+def op_column(results: Sequence[OpResult], problems: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> OpColumn:
+    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of the same name.
+
+    `problems` maps op id → text shown instead of the arguments, and its style. Numbers come first in the short text,
+    because the sizes are equal.
+    """
     sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
 
-    def value(result: OpResult) -> OpCell:
-        cell = cell_of(result)
-        return beside_numbers(cell, sizes[result.id], numbers[result.id]) if result.status == "replayed" else cell
+    def detail(result: OpResult) -> str:
+        text = problems[result.id][0] if result.id in problems else op_detail(result)
+        return join_parts(text, numbers[result.id]) if result.status == "replayed" else text
 
-    return OpColumn("op", value, OP)
+    return OpColumn(
+        "op",
+        lambda r: r.name,
+        style=lambda r: problems[r.id][1] if r.id in problems else STYLES.get(r.status, ""),
+        detail=detail,
+        short=lambda r: f"{numbers[r.id]} {sizes[r.id]}".strip() if r.status == "replayed" else "",
+    )
 
 
-def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
-    """Return a cell with short sizes and the numeric arguments that distinguish calls on tensors of the same shapes.
+def join_parts(*texts: str) -> str:
+    """Return parts of a detail that are not empty, with a dot between them."""
+    return " · ".join(filter(None, texts))
 
-    In the short text, the numbers come first, because the sizes are equal.
-    """
-    if not numbers:
-        return msgspec.structs.replace(cell, short=sizes)
-    detail = " · ".join(filter(None, (cell.detail, numbers)))
-    return msgspec.structs.replace(cell, detail=detail, short=f"{numbers} {sizes}".rstrip())
+
+LIVE_OP = OpColumn("op", lambda r: r.name, detail=op_detail, short=lambda r: r.inputs.partition(" · ")[0])
 
 
 def live_line(result: OpResult, width: int) -> str:
     """Return a line for an op that was just measured: id prefix, measured time or outcome, recorded time, op."""
     us = result.recorded_host_us if result.recorded_device_us is None else result.recorded_device_us
     head = f"{ID.shown(result)}  {MEASURED.shown(result):>9}  recorded {time_text(us):>8}  "
-    cell = msgspec.structs.replace(op_cell(result), short=result.inputs.partition(" · ")[0])
-    return head + op_line(cell, max(width - len(head), LEAST_NAME)).plain
+    return head + op_line(LIVE_OP, result, max(width - len(head), LEAST_NAME)).plain
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:

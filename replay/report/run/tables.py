@@ -112,8 +112,7 @@ class Run(msgspec.Struct, frozen=True):
         ratio, slowest = max(ratios, key=lambda pair: pair[0])
         if ratio <= 1.0:
             return ""
-        cell = ops.op_column(self.results).value(slowest)
-        what = ops.op_line(cell, SLOWEST_CHARS).plain
+        what = ops.op_line(ops.op_column(self.results), slowest, SLOWEST_CHARS).plain
         return f"slowest against the recording: {what} {ratio:.2g}×"
 
     @property

@@ -19,11 +19,9 @@ from opreplay.replay.report.step.verdict import step_facts, verdict
 from opreplay.replay.report.table import (
     COUNT,
     MIN_OP_WIDTH,
-    OP,
     TEXT,
     TIME,
     Column,
-    OpCell,
     Table,
     Unit,
     cut,
@@ -632,11 +630,16 @@ def classes_table(comparison: Comparison) -> Table[Any]:
 def render(comparison: Comparison, steps: StepChange, *, width: int, everything: bool = False) -> RenderableType:
     """Render the ops that changed, or all ops, and notes in `width` characters; the first lines are not included."""
     if comparison.paired is None:
-        op = _OfRow("op", lambda row: OpCell(name=row.op.name, detail=detail_of(comparison, row.op)), OP)
+        op = _OfRow("op", lambda row: row.op.name, detail=lambda row: detail_of(comparison, row.op))
         ops = terminal(ops_table(comparison, op, everything=everything), width)
         return Group(*ops, *terminal(classes_table(comparison)), *notes_lines(notes(comparison)))
     inside = {id(shape) for group in by_name(comparison) for shape in group.shapes}
-    op = _OfRow("op", lambda row: _cell(comparison, row.op, inside=id(row.op) in inside), OP)
+    # A shape is indented below its combined row.
+    op = _OfRow(
+        "op",
+        lambda row: f"  {row.op.name}" if id(row.op) in inside else row.op.name,
+        detail=lambda row: detail_of(comparison, row.op),
+    )
     table = ops_table(comparison, op, everything=everything)
     replaced = replaced_table(comparison, None if everything else FEW_REPLACED)
     said = notes(comparison) if everything else _decisive_notes(comparison, table.rows)
@@ -650,11 +653,6 @@ def render(comparison: Comparison, steps: StepChange, *, width: int, everything:
 
 
 FEW_REPLACED = 3
-
-
-def _cell(comparison: Comparison, op: OpComparison, *, inside: bool) -> OpCell:
-    """Return the op of a row; `inside` indents a shape that is listed below its combined row."""
-    return OpCell(name=f"  {op.name}" if inside else op.name, detail=detail_of(comparison, op))
 
 
 def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[str]:

@@ -11,10 +11,8 @@ from rich.console import Group, RenderableType
 from opreplay.replay.report import formats
 from opreplay.replay.report.table import (
     COUNT,
-    OP,
     TIME,
     Column,
-    OpCell,
     Table,
     Unit,
     cut,
@@ -88,7 +86,7 @@ def facts(ops: Sequence[OpHistory]) -> dict[str, object]:
 
 def render(ops: Sequence[OpHistory], *, width: int) -> RenderableType:
     """Render the changes and notes in `width` characters; the first line is not included."""
-    name = _Col("op", lambda row: OpCell(name=row.op.name, detail=row.op.inputs), OP)
+    name = _Col("op", lambda row: row.op.name, detail=lambda row: row.op.inputs)
     return Group(*terminal(_table(ops, name), width, rest="--format json has all"), *notes_lines(notes(ops)))
 
 

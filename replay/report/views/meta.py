@@ -12,7 +12,7 @@ from opreplay.replay.ir.verdicts import META_WRONG, MetaCheck, MetaStatus
 from opreplay.replay.report.run import ops
 from opreplay.replay.report.run.ops import OpColumn
 from opreplay.replay.report.run.tables import totals_by_kind
-from opreplay.replay.report.table import OpCell, Table
+from opreplay.replay.report.table import Table
 from opreplay.replay.report.text import DASH, plural
 from opreplay.replay.results.records import OpResult
 
@@ -54,11 +54,10 @@ COLUMN = OpColumn(
 """Column with the status of each op on meta tensors."""
 
 
-def op_cell(result: OpResult) -> OpCell:
-    """Return the op with its arguments, or with the problem on meta tensors if it has one."""
-    if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
-        return ops.op_cell(result)
-    return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
+def op_column(results: Sequence[OpResult]) -> ops.OpColumn:
+    """Return the column of ops with their arguments, or with their problem on meta tensors."""
+    wrong = {r.id: r.meta for r in results if r.status == "replayed" and r.meta and r.meta.status in META_WRONG}
+    return ops.op_column(results, {id_: (meta.detail, STYLES[meta.status]) for id_, meta in wrong.items()})
 
 
 def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:

@@ -23,7 +23,7 @@ from opreplay.replay.report.run.facts import (
     unmatched_notes,
     unowned_notes,
 )
-from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
+from opreplay.replay.report.run.ops import OpColumn, predictions, recordings
 from opreplay.replay.report.run.report import file_table, no_ops
 from opreplay.replay.report.run.tables import reasons_file_table, reasons_table
 from opreplay.replay.report.table import Table, decisive, notes_lines, rows_that_matter, terminal
@@ -101,7 +101,7 @@ def render(
         OpColumn("memory", lambda r: memory_text(by_id[r.id]), right=True, drop=5),
         OpColumn("runs by", lambda r: "no" if r.status != "replayed" else r.resolved_by or DASH, drop=4),
         *([meta.COLUMN] if any(r.meta is not None for r in results) else []),
-        op_column(shown, meta.op_cell),
+        meta.op_column(shown),
     ]
     table = Table("Ops", columns, results, noun="op", weight=lambda r: r.recorded_share)
     parts = terminal(table, width, all_rows=all_rows, one_line=True) or [no_ops()]

@@ -23,19 +23,17 @@ from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text, weak_parts
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes, unmatched_notes
-from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
+from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, join_parts, telling_sizes
 from opreplay.replay.report.step.verdict import named, page_facts, soc_text, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     FLAG,
     ONE_LINE_WIDTH,
-    OP,
     RATIO,
     SHARE,
     TEXT,
     TIME,
     Column,
-    OpCell,
     Table,
     decisive,
     facts_grid,
@@ -345,18 +343,18 @@ def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[Rendera
     ops = [(op.id, op.name, describe_inputs(op)) for op, _, _ in lost]
     sizes = telling_sizes(ops)
     numbers = telling_arguments([(op.id, op.name, describe_inputs(op), call_of(op)) for op, _, _ in lost])
-
-    def cell(loss: _Loss) -> OpCell:
-        op = loss[0]
-        return beside_numbers(OpCell(name=op.name, detail=describe_inputs(op)), sizes[op.id], numbers[op.id])
-
     columns = [
         Column[_Loss]("id", lambda loss: loss[0].id[:ID_CHARS], style="dim"),
         Column[_Loss]("lost", lambda loss: loss[2], TIME),
         Column[_Loss]("recorded", lambda loss: loss[0].recorded.device_us_total, TIME, drop=2),
         Column[_Loss]("simulated", lambda loss: loss[1].simulated.time_us * loss[1].count, TIME),
         Column[_Loss]("bound", lambda loss: loss[1].simulated.bound, drop=3),
-        Column[_Loss](f"loses most on {step.device}", cell, OP),
+        Column[_Loss](
+            f"loses most on {step.device}",
+            lambda loss: loss[0].name,
+            detail=lambda loss: join_parts(describe_inputs(loss[0]), numbers[loss[0].id]),
+            short=lambda loss: f"{numbers[loss[0].id]} {sizes[loss[0].id]}".strip(),
+        ),
     ]
     room = max(ONE_LINE_WIDTH, names_room(name for _, name, _ in ops))
     return terminal(Table("Loses most", columns, lost), width, one_line=True, room=room)

@@ -82,18 +82,11 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     return register
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """A user's conversion, with its arguments in the form of recorded ones."""
+def convert(entry: OpFunction, call: RecordedCall) -> Conversion | None:
+    """Return the conversion of a call by a user's function, with its arguments in the form of recorded ones, or None.
 
-    op: str
-    args: tuple[RecordedArg, ...]
-    by_name: dict[str, RecordedArg]
-    note: str
-
-
-def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
-    """Return the conversion of a call by a user's function, or None. Raises ConversionFailed if it fails."""
+    Raises ConversionFailed if the function fails.
+    """
     try:
         conversion = entry.function(call)
         if conversion is None:
@@ -103,10 +96,10 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
             raise TypeError(
                 f"the function returned {type(conversion).__name__} instead of a Conversion with an op and a note"
             )
-        return Converted(
+        return Conversion(
             op=conversion.op,
             args=tuple(as_recorded(value) for value in conversion.args),
-            by_name={name: as_recorded(value) for name, value in conversion.kwargs.items()},
+            kwargs={name: as_recorded(value) for name, value in conversion.kwargs.items()},
             note=conversion.note,
         )
     except Exception as error:  # user code may raise anything

@@ -36,8 +36,8 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.replay.resolve.user.conversions import (
     CONVERSIONS,
+    Conversion,
     ConversionFailed,
-    Converted,
     DtypeCode,
     RecordedCall,
     as_recorded,
@@ -410,9 +410,9 @@ def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, dev
     return msgspec.structs.replace(op, name=name, via=via, assumptions=(note, *op.assumptions))
 
 
-def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Policy, device: str) -> ReplayOp:
+def _op_of_target(entry: OpFunction, name: str, converted: Conversion, policy: Policy, device: str) -> ReplayOp:
     """Return the op for the call that a conversion of `name` returned. Raises UsageError for an invalid call."""
-    kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.by_name.items()}
+    kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.kwargs.items()}
     target = CallText(name=converted.op, args=tuple(map(_call_value, converted.args)), kwargs=kwargs)
     base = converted.op.partition(".")[0]
     executor = EXECUTORS.find(base)

@@ -10,7 +10,7 @@ import pytest
 
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.recorded import ops
-from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups
+from opreplay.replay.plan.recorded.groups import Rows, grouped_rows
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TooLarge
@@ -67,12 +67,12 @@ def test_nothing_is_made_of_ops_that_filters_drop(
     trace = read_trace(path)
     counted: list[int] = []
 
-    def groups(*arguments: Any) -> list[CallGroup]:
-        out = recorded_groups(*arguments)
+    def groups(*arguments: Any) -> list[Rows]:
+        out = grouped_rows(*arguments)
         counted.append(len(out))
         return out
 
-    monkeypatch.setattr(ops, "recorded_groups", groups)
+    monkeypatch.setattr(ops, "grouped_rows", groups)
     plan = build_plan(trace, filters=filters)
     assert counted == [made]
     times = [op.recorded.device_us_total if on_device else op.recorded.host_us_total for op in plan.ops]

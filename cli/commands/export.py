@@ -12,7 +12,6 @@ from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, is_given, setting
 from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize, Duration, SocName
-from opreplay.traces.names import plural
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -253,6 +252,7 @@ def _write_chakra(
     from opreplay.replay.timeline.exported import chakra_of_step
     from opreplay.replay.timeline.timeline import timeline
     from opreplay.traces.model import Trace
+    from opreplay.traces.names import plural
 
     planned = PlannedStep(plan, expected_contents())
     times: dict[str, float] | None = None
@@ -362,6 +362,7 @@ def _write_flashinfer_trace(
 def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -> None:
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
+    from opreplay.traces.names import plural
 
     if format_ == "tracelens":
         from opreplay.replay.plan.tracelens import write_tracelens_ir

@@ -326,7 +326,7 @@ class Tracer:
         """Load rows of a tensor by row number. Raises Refused if it is not a matrix."""
         many = [size for size in rows.shape if not _is_single(size)]
         if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
-            raise Refused("rows are loaded by number, but the tensor is not a matrix")
+            raise Refused("rows are loaded by index, but the tensor is not a matrix")
         count = many[0] if many else 1
         shape, (_, stride) = (count, ref.dims[1][0]), ref.dims[0]
         numbers = self.note(_filled(f"tl.reshape({{}}, ({self.size_of(count)}, 1))", (rows,)), "rows")

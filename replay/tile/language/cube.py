@@ -150,7 +150,7 @@ def _deepest(on: Core, place: Any, bytes_each: int) -> int:
     raise fail(
         place,
         f"{place}: {kib(bytes_each * FRACTAL)} needed, {kib(there)} available",
-        hint="A product needs at least 16 of k: choose smaller m or n.",
+        hint="A matrix product needs a k of at least 16: choose a smaller m or n.",
     )
 
 

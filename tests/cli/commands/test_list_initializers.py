@@ -47,7 +47,7 @@ def test_all_are_listed_with_ops_and_options(module: Path) -> None:
 
 
 def test_a_long_list_of_ops_wraps_in_a_pipe() -> None:
-    done = CliRunner().invoke(opreplay, ["list", "initializers"])
+    done = CliRunner().invoke(opreplay, ["list", "initializers"], env={"COLUMNS": None})
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) < 400
     found = json.loads(CliRunner().invoke(opreplay, ["list", "initializers", "--format", "json"]).stdout)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakSet
 
@@ -121,12 +122,15 @@ class UserTable(Generic[Entry]):
         return self._exact.get((name, device)) or self._exact.get((name, None))
 
     def matching(self, name: str, device: str | None = None) -> list[tuple[str, Entry]]:
-        """Return (pattern, function) of each pattern that matches a name, in the order of registration."""
-        return [
-            (op, entry)
+        """Return (pattern, function) of each pattern that matches a name: those for the device, then those for all
+        devices, each in the order of registration.
+        """
+        matches = [
+            (on is None, op, entry)
             for (op, on), (pattern, entry) in self._patterns.items()
             if on in (device, None) and pattern.match(name)
         ]
+        return [(op, entry) for _, op, entry in sorted(matches, key=itemgetter(0))]
 
     def mark_used(self, entry: Entry | None) -> Entry | None:
         """Mark a function as used and return it."""

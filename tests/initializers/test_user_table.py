@@ -33,6 +33,14 @@ def test_names_go_before_patterns_and_a_device_before_all_devices() -> None:
     assert list(table) == [one, named, every]
 
 
+def test_a_pattern_for_one_device_goes_before_one_for_all_devices() -> None:
+    table: UserTable[UserFunction] = UserTable("rule")
+    table.add(every := entry("my::*"), {"my::*": re.compile("my::")})
+    table.add(one := entry("my::b*", device="910b3"), {"my::b*": re.compile("my::b")})
+    assert table.find("my::b", device="910b3") is one
+    assert table.find("my::b", device="910b2") is every
+
+
 def test_a_second_function_is_refused_unless_it_replaces() -> None:
     table: UserTable[UserFunction] = UserTable("rule", remedy="say replace")
     table.add(entry("my::a"))

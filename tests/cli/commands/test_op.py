@@ -295,8 +295,8 @@ def test_kernels_of_a_users_rule_are_said_to_be_his_and_what_they_are_taken_for(
     done = invoke(*map(str, args))
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "by your rule negated (rules.py:5): Axpy as a kernel of family " in text
-    assert "NobodysKernel by its bytes, because that kernel name is unknown" in text
+    assert "by your rule negated (rules.py:5): Axpy costed as a kernel of family " in text
+    assert "NobodysKernel costed by its bytes, because that kernel name is unknown" in text
     assert "caches (sequence)" in text
 
 

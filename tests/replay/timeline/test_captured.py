@@ -80,7 +80,7 @@ def test_large_kernels_are_bound_by_the_device() -> None:
 
 def test_a_step_limited_by_memory_names_the_part_that_takes_longest() -> None:
     plan = plan_of(2, 8192, 8)
-    (step,) = simulate_plan(plan, [DEVICE], expected_contents())
+    (step,) = simulate_plan(PlannedStep(plan, expected_contents()), [DEVICE])
     times = captured_timeline(plan, [step], host_scale=0.0).socs["910b3"]
     mixed = {"cube": 5.0, "hbm": 2.0, "core load": 3.0, "l2": 1.0}
     assert limit_of(times, msgspec.structs.replace(step, by_bound=mixed)) == "core load"

@@ -1,7 +1,8 @@
 # pyright: strict
-"""The `opreplay` command: finds subcommands, and turns errors into messages and exit codes.
+"""The `opreplay` command, which finds subcommands, and turns errors into messages and exit codes.
 
-Commands are imported when used and import the library when they run, so that `--help` stays fast.
+A command's module is imported when the command is used, and imports the library when it runs, so that `--help` stays
+fast.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class OpReplayGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand and flush stdout.
 
-        A broken pipe gives exit code 0, while click would exit with 1. Raises EnvironmentRefused if the subcommand
-        needs torch and torch is missing or cannot be imported.
+        If stdout is a broken pipe, the exit code is 0, while click would exit with 1. Raises EnvironmentRefused if the
+        subcommand needs torch and torch is missing or cannot be imported.
         """
         try:
             result = super().invoke(ctx)
@@ -276,9 +277,10 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
 
 def _fill_closed_streams() -> None:
-    """Open a descriptor for each closed standard stream, so that a later file gets neither its number nor its output.
+    """Open a descriptor in place of each closed standard stream.
 
-    Writing to a closed stdout fails like on a full disk; writing to a closed stderr has no effect.
+    Otherwise a file that is opened later would get the stream's number, and with it the stream's output. Writing to a
+    closed stdout fails like on a full disk; writing to a closed stderr has no effect.
     """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

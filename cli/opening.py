@@ -81,9 +81,9 @@ def open_trace(
 
 
 def busiest_of(trace: Trace) -> Trace:
-    """Return the process with the most device time of a trace merged from several processes, and report it.
+    """Return the part of a merged trace that belongs to the process with the most device time, and report this.
 
-    Any other trace is returned unchanged.
+    A trace that was not merged from several processes is returned unchanged.
     """
     if trace.info.merged is None:
         return trace

@@ -24,8 +24,8 @@ PAGES = (".csv", ".md", ".html")
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raise UsageError if `path` exists without `force`, is a file that the command reads, is a folder, or is not in an
-    existing folder.
+    """Check that a file may be written. Raises UsageError if `path` exists and `force` is not set, if it is a file that
+    the command reads, if it is a folder, or if its folder does not exist.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")

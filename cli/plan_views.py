@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write and print plans, and compute the exit code of `plan`; `run --dry-run` uses the same functions."""
+"""Write and print plans, and compute the exit code of `plan`. `run --dry-run` uses the same functions."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def show_plan(
     everything: bool = False,
     all_rows: bool = False,
 ) -> None:
-    """Print the coverage that a run would have, the results of calls on meta tensors, then the ops.
+    """Print the coverage that a run would have, the results of calls on meta tensors, and the ops.
 
-    Then raises InternalError if opreplay's own code failed.
+    After printing, raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.job.predicting import Faults
     from opreplay.replay.plan.recorded.where import where_of

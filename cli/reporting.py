@@ -45,9 +45,10 @@ def show_json(outputs: Outputs) -> None:
 
 
 def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = True) -> None:
-    """Print the coverage, then the tables; for a batch, tables of traces and jobs come before the table of ops.
+    """Print the coverage and the tables of a run.
 
-    If the results themselves go to stdout, print only the coverage, to stderr.
+    For a batch, tables of traces and jobs come before the table of ops. If the outputs already write the results to
+    stdout, only the coverage is printed, to stderr.
     """
     from opreplay.replay.report.run import report
     from opreplay.replay.report.run.tables import run_of
@@ -66,9 +67,10 @@ def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = T
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
-    """Return exit code 1 if more than `max_failed` ops were skipped or failed, or if the process of an op died.
+    """Return the exit code of a run, and report the reason on stderr.
 
-    The reason is reported on stderr. Raises InternalError if opreplay's own code failed.
+    It is 1 if more than `max_failed` ops were skipped or failed, if the process of an op died, or if the run stopped at
+    a failed op. Raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.results.outcome import is_lost
     from opreplay.replay.results.resume import is_out_of_time
@@ -103,7 +105,7 @@ def _tell_stop(result: OpResult, untried: int) -> None:
 
 
 def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:
-    """Return the exit code for the number of ops that were not replayed or have wrong results.
+    """Return the exit code that follows from the number of ops that were not replayed or have wrong results.
 
     Results are wrong if they differ from those of the op's own implementation.
     """
@@ -153,10 +155,11 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """Return exit code 1 if `missed` exceeds `max_failed`, and report `what` is wrong with these ops on stderr.
+    """Return exit code 1 if `missed`, a number of ops, exceeds `max_failed`; report it on stderr.
 
-    `max_failed` None allows any number. Return 2 if `of`, the number of ops, is 0, e.g. for an empty selection, because
-    nothing was tested; None means that the number is unknown.
+    `what` says in the report what is wrong with these ops. If `max_failed` is None, any number is allowed. `of` is the
+    number of all ops, None if unknown. If it is 0 and `max_failed` is given, the exit code is 2, because nothing was
+    tested; an empty selection is an example.
     """
     if max_failed is not None and of == 0:
         console.narrate("opreplay: there is no op to replay, so --max-failed tests nothing")
@@ -208,9 +211,9 @@ class Showing:
 def run_and_show(
     job: Job, outputs: Outputs, showing: Showing, *, devices_held: Sequence[str], engine: Engine | None = None
 ) -> Faults:
-    """Run a job while `devices_held` are locked, write to the outputs, and show the results, even of an incomplete run.
+    """Run a job, write it to the outputs, and show the results, even if the run is incomplete.
 
-    Returns the errors of predictions.
+    `devices_held` are locked during the run. Returns the errors of predictions.
     """
     from opreplay.cli.options.measuring import lock_devices, tell_threads
     from opreplay.cli.terminal.progress import RunProgress

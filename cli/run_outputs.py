@@ -25,10 +25,11 @@ class Outputs:
     """
 
     def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
-        """Check the file names; with `resume`, open the .jsonl file with the first part of the run.
+        """Check the file names; with `resume`, load the earlier results of the run from the .jsonl file.
 
-        Raises UsageError for a suffix without a format, a file given twice, an existing file (other than the one to
-        resume), and for `resume` without exactly one .jsonl. Raises FormatError if that .jsonl is not a result file.
+        Raises UsageError for a suffix without a format, a file given twice, and an existing file other than the one to
+        resume. With `resume`, also raises it unless there is exactly one .jsonl file. Raises FormatError if that file
+        is not a result file.
         """
         self.memory = MemorySink()
         self.earlier: ResultFile | None = None
@@ -36,9 +37,7 @@ class Outputs:
         self.to_stdout = "-" in names
         self._paths = _paths_of(names)
         self.results: Path | None = None
-        """The only .jsonl file among the outputs, from which --resume could continue; None if there is not
-        exactly one.
-        """
+        """The .jsonl file from which --resume could continue; None unless the outputs include exactly one."""
         self._lines: list[JsonLinesSink] = []
         self._opened = False
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
@@ -148,9 +147,9 @@ def has_a_line(path: Path) -> bool:
 
 
 ROOM_BYTES = 1 << 20
-"""Free disk space required for a page, in bytes; more than most pages need.
+"""Free disk space required for a page, in bytes; most pages need less.
 
-Checked before the run, because the page is written only after all measurements.
+It is checked before the run, because the page is written only after all measurements.
 """
 
 
@@ -165,9 +164,10 @@ def _refuse_full_disk(path: Path) -> None:
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
-    """Write a page at the end of a run; `lines` is the file that also holds the results, if there is one.
+    """Write a page at the end of a run.
 
-    Raises EnvironmentRefused with a hint on how to create the page later.
+    `lines` is the .jsonl file that also holds the results, or None. Raises EnvironmentRefused with a hint on how to
+    create the page later.
     """
     try:
         path.write_bytes(text.encode(errors="backslashreplace"))

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml: find the file, check it, pass it to click.
+"""Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml.
 
-This module decides which file is used, what its names mean, and which options only a file trusted by the user may set.
-Each option defines its own valid values; the command line takes precedence.
+This module finds and checks the file and passes its options to click. It decides which file is used, what its names
+mean, and which options only a file trusted by the user may set. Each option defines its own valid values; the command
+line takes precedence.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OWN, SHARED = "opreplay.toml", "pyproject.toml"
 NONE = "none"
 """Value of --config that disables options files."""
 MOST_BYTES = {OWN: 16 << 10, SHARED: 256 << 10}
-"""File name → maximum size of an options file in bytes; files with other names have the limit of `OWN`."""
+"""Name of an options file → maximum size in bytes. A file of any other name has the limit of `OWN`."""
 PER_PROCESSOR = 4
 """Maximum number of threads or processes per processor that an untrusted options file may request."""
 LONGEST_S = 60.0
@@ -86,7 +87,7 @@ def find_file(start: Path) -> Path | None:
     """Return the nearest options file in `start` or its parents.
 
     The search ends at a repository's root, the home folder or the root folder. Raises UsageError if one folder has two
-    files with options.
+    files with options, and if the file belongs to another user.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -104,9 +105,9 @@ def find_file(start: Path) -> Path | None:
 
 
 def irregular_file(start: Path, found: Path | None) -> Path | None:
-    """Return the nearest `opreplay.toml` that is ignored because it is not a regular file (a folder, pipe or device).
+    """Return the nearest `opreplay.toml` that is ignored because it is a folder, pipe or device; None if there is none.
 
-    Searches the same folders as `find_file`, up to the folder of `found`, which is the result of `find_file`.
+    `found` is the result of `find_file`. The same folders are searched as there, up to the folder of `found`.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -137,8 +138,8 @@ def _speaks(path: Path) -> bool:
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
     """Return the settings of a file for the existing commands.
 
-    A file that the user did not name (`named`) must be trusted to use all settings. Raises UsageError for an unreadable
-    file, unknown options or commands, and values of a wrong type.
+    `named` means that the user named the file; otherwise the file must be trusted for all its settings to be used.
+    Raises UsageError for an unreadable file, unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -192,7 +193,7 @@ def _assigned(
 
 
 def needs_trust(option: click.Option) -> bool:
-    """Check whether an option affects more than the numbers of a run, so that only a trusted file may set it.
+    """Check whether only a trusted file may set an option, because it affects more than the numbers of a run.
 
     Such options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
     Simulated devices are exempt: they are data, which is checked.
@@ -225,8 +226,8 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
 def excess_of(option: click.Option, value: Any, folder: Path) -> str:
     """Return why a value in an untrusted file needs trust although its option does not; "" if it needs none.
 
-    A value needs trust if it names a file outside `folder`, asks for more processes than the machine can run well, or
-    makes a run very long or large.
+    A value needs trust if it names a file outside `folder`, if it asks for more threads or processes than the machine
+    can run well, or if it makes a run very long or large.
     """
     texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, SocName) or option.name == "init_arg":
@@ -244,7 +245,7 @@ def excess_of(option: click.Option, value: Any, folder: Path) -> str:
 
 
 def _unreadable(value: Any) -> str:
-    """Return why one of the given device files cannot be read; "" if all can. Device names are not checked."""
+    """Return why one of the given device files cannot be read; "" if all can be read. Device names are not checked."""
     from opreplay.traces.folders import open_regular
 
     names = cast("list[Any]", value) if isinstance(value, list) else [value]
@@ -294,9 +295,9 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table with names written like flags: `op_time`, as in --set, becomes `op-time`.
+    """Return the table with names written like flags.
 
-    Raises UsageError if a name occurs in both forms.
+    `op_time`, the form for --set, becomes `op-time`. Raises UsageError if a name occurs in both forms.
     """
     names = [name.replace("_", "-") for name in table]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)

@@ -29,7 +29,8 @@ UNUSED_SHOWN = 5
 def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
     """Load installed plugins and those of --plugin; report on stderr what they registered.
 
-    Returns the files and modules that the user named, so that other processes can load them. Raises UsageError.
+    Returns the files and modules that the user named, so that other processes can load them. Raises UsageError if a
+    plugin cannot be loaded.
     """
     from collections import Counter
 
@@ -54,9 +55,10 @@ def open_job(
     settings: Settings,
     socs: Sequence[str],
 ) -> Job:
-    """Load user code, then open the job. Raises UsageError and FormatError for invalid input of the user.
+    """Load user code, then open the job.
 
-    `settings.plugins` holds the names given by the user; in the job, it holds the files and modules to load.
+    `settings.plugins` holds names as the user gave them; the job's settings get the files and modules that these stand
+    for. Raises UsageError and FormatError for invalid input of the user.
     """
     import msgspec
 
@@ -105,9 +107,10 @@ def finish_predictions(job: Job, *, unused: bool = True) -> None:
 
 
 def apply_fusion(read: T, fused: Fused | None) -> T | ReplayPlan:
-    """Return a captured plan with the fused kernels that `fused` requests, or the input if nothing changes.
+    """Return a captured plan with the fused kernels that `fused` requests.
 
-    If "ascend" finds no calls to fuse, this is reported on stderr. Raises UsageError for anything but a captured plan.
+    If nothing changes, `read` itself is returned; for "ascend", it is reported on stderr that no calls can be fused.
+    Raises UsageError if fusion is requested for anything but a captured plan.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ir.model import ReplayPlan
@@ -165,7 +168,7 @@ def _tell_problems(contents: ExpectedContents | CachedContents) -> None:
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
-    """Report on stderr which functions that the user registered were not used, and why.
+    """Report on stderr which of the user's registered functions were not used, and why.
 
     These are conversions, executors, estimators, properties and lowering rules.
     """

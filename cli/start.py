@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C; same value as in `exit_codes.ExitCode`, which is slow to import."""
+"""Exit code after Ctrl-C. It is a copy of the value in `exit_codes.ExitCode`, which is slow to import."""
 
 
 def main() -> NoReturn:

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Run an initializer on a call and check the result; any failure of the initializer becomes an InitializerError.
+"""Run an initializer on a call and check the result.
 
+Failures of a user's initializer become an InitializerError, unexpected ones of a built-in initializer an InternalError.
 `registry` decides which initializer a call gets.
 """
 
@@ -22,15 +23,16 @@ from opreplay.initializers.user_code import failed_at
 from opreplay.traces.errors import InternalError, strict
 
 FINGERPRINT_BYTES = 1 << 24
-"""Maximum bytes of a tensor whose contents are hashed; for larger ones only torch's version counter is compared."""
+"""Maximum bytes of a tensor whose contents are hashed. Of larger tensors, only torch's version counter is compared."""
 TEXT_LENGTH = 400
 """Maximum number of characters that are kept of an initializer's message or of its note on one argument."""
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
-    """Return whether the initializer applies to this call. Raises InitializerError if a user's check fails.
+    """Return whether the initializer applies to this call.
 
-    Raises InternalError if a built-in initializer raises anything but InitializerError.
+    Raises InitializerError if a user's `applies_to` fails, and InternalError if a built-in one raises anything but
+    InitializerError.
     """
     try:
         with _as_built_in(rule, context):
@@ -42,11 +44,11 @@ def applies(rule: CustomInit, context: InitContext) -> bool:
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
-    """Let the initializer fill the tensors and return its report; a str or None is converted to an InitReport.
+    """Let the initializer fill the tensors and return its report.
 
-    Raises InternalError if a built-in initializer raises anything but InitializerError. Raises InitializerError for any
-    exception of a user's initializer, for a result of another type, and for tensors that were resized or replaced
-    instead of filled.
+    If it returns a str or None, this is converted to an InitReport. Raises InternalError if a built-in initializer
+    raises anything but InitializerError. Raises InitializerError for any exception of a user's initializer, for a
+    result of another type, and for tensors that were resized or replaced instead of filled.
     """
     before = list(_tensors(context.args))
     try:
@@ -68,10 +70,10 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 
 
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
-    """Return a call's work according to the initializer's `work` method; the call's tensors are already filled.
+    """Return a call's work as the initializer's `work` method computes it; None if the method returns None.
 
-    Raises InitializerError, naming the initializer, if the method fails or returns anything but a Work with integers >=
-    0.
+    The call's tensors must already be filled. Raises InitializerError, naming the initializer, if the method fails, or
+    if it returns anything but None or a valid Work, whose numbers are integers from 0 to 2**62.
     """
     try:
         with _as_built_in(rule, context):
@@ -127,7 +129,7 @@ def _is_amount(name: str, value: object) -> bool:
 def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:
     """Return a fingerprint per argument that changes when one of its tensors is written.
 
-    This covers writes by torch and writes that bypass it (numpy, `.data`).
+    It also changes if a write bypasses torch (numpy, `.data`), unless the tensor is larger than `FINGERPRINT_BYTES`.
     """
     marks: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for name, tensor in context.tensors():
@@ -139,9 +141,9 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Return a context that turns exceptions of a built-in initializer, except InitializerError, into InternalError.
+    """Return a context that turns exceptions of a built-in initializer into InternalError, except InitializerError.
 
-    A user's initializer may raise anything.
+    For a user's initializer, which may raise anything, the context has no effect.
     """
     if not type(rule).__module__.startswith("opreplay."):
         return nullcontext()

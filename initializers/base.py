@@ -58,9 +58,9 @@ class InitContext:
     or None.
     """
     metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict[str, tuple[TensorMeta | None, ...]])
-    """Recorded metadata of an argument's tensors, by argument name; one entry if it is a single tensor."""
+    """Argument name → recorded metadata of its tensors; a single tensor has one entry."""
     generator: torch.Generator
-    """The only source of randomness; seeded from the run's seed and the op's id, on the tensors' device."""
+    """The only source of randomness, on the device of the tensors. It is seeded from the run's seed and the op's id."""
     seed: int = 0
     outputs: tuple[TensorMeta | None, ...] | None = None
     """Metadata of the results; None if unknown."""
@@ -142,8 +142,8 @@ class CustomInit:
     `options` are settings that the user may give; `context.options` holds a value for each of them.
 
     `name` identifies the initializer in results. `op_patterns` are exact op names; for built-ins, rows of `replay.ops`
-    provide them. If several initializers list the same op, the one with the highest `priority` is used (built-ins have
-    0); among equal priorities, the one registered first.
+    provide them. If several initializers list the same op, the one with the highest `priority` is used; built-ins have
+    0. If the priorities are equal, the one that was registered first is used.
     """
 
     name: ClassVar[str] = ""
@@ -171,9 +171,9 @@ class CustomInit:
     def work(self, context: InitContext) -> Work | None:
         """Return how much work one call does, based on arguments that `initialize` has filled; None if unknown.
 
-        Used for ops whose work opreplay does not count: `run --check work` shows it, and its bytes replace the
-        arguments' sizes if no rule predicts the op. Only integer arguments are guaranteed to hold the filled values.
-        Raise InitializerError if the arguments do not form a valid call.
+        This is for ops whose work opreplay does not count. `run --check work` shows it. If no rule predicts the op's
+        time, the work's bytes are used for the prediction instead of the sizes of the arguments. Only integer arguments
+        are guaranteed to hold the filled values. Raise InitializerError if the arguments do not form a valid call.
         """
         return None
 

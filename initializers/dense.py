@@ -1,8 +1,8 @@
 # pyright: strict
 """Default values of all tensors, filled in before an op's own initializer runs.
 
-Floats are N(0, 1), integers are valid as indices, booleans are fair coins; some argument names have special values.
-Initializers for specific ops are in `domains`, `indices`, `masks` and `attention`.
+Floats are N(0, 1), integers are valid as indices, and booleans are fair coins. Arguments with certain names get special
+values. Initializers for specific ops are in `domains`, `indices`, `masks` and `attention`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class Values:
 
 
 class DenseInit(CustomInit):
-    """Fills default values for every op; not in the registry, because it applies to all ops."""
+    """Fills default values for every op. It is not in the registry, because it applies to all ops."""
 
     name = "dense"
 
     def initialize(self, context: InitContext) -> InitReport:
-        """Fill every tensor; integers stay below all float-tensor dimensions above 1, so that they are valid indices.
+        """Fill every tensor with default values.
 
-        Raises InternalError if anything fails.
+        Integers are below every dimension above 1 of the call's float tensors, so that they are valid indices. Raises
+        InternalError if anything fails.
         """
         high = safe_bound(context)
         assumed: dict[str, str] = {}
@@ -76,7 +77,9 @@ def safe_bound(context: InitContext) -> int:
 
 
 def values_for(name: str, dtype: torch.dtype, high: int) -> Values:
-    """Return the distribution of the initial values for an argument's name and dtype; integers stay below `high`."""
+    """Return the distribution of the initial values for an argument with this name and dtype. Integers stay below
+    `high`, except for counts of steps, which are from 1 to 10.
+    """
     if name in STEPS:
         return Values(kind="integers", low=1, high=11)
     if dtype is torch.bool:

@@ -1,7 +1,8 @@
 # pyright: strict
 """Find and load user initializers, including classes written for TraceLens.
 
-They come from a decorator, a file or module, or an entry point. `registry` decides which one an op gets.
+They are registered by a decorator, or loaded from a file, a module or an entry point. `registry` decides which one an
+op gets.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _sources: dict[str, str] = {}
 
 
 def register_initializer(kind: Kind) -> Kind:
-    """Register an initializer class, a `CustomInit` or a class written for TraceLens; used as a decorator.
+    """Register an initializer class; used as a decorator.
 
-    Raises UsageError for a name that is already taken, and for a class that could not apply to any op.
+    The class is a `CustomInit`, or is written for TraceLens. Raises UsageError for a name that is already taken, and
+    for a class that could not apply to any op.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)
@@ -56,10 +58,11 @@ def register_initializer(kind: Kind) -> Kind:
 def extend(
     registry: Registry, modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True
 ) -> Registry:
-    """Add the user's initializers and, with `plugins`, those of installed packages, and apply all settings.
+    """Add the user's initializers to the registry, then apply all settings.
 
-    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for a module that cannot be
-    loaded, for duplicates and for invalid settings.
+    `modules` are files ending in .py, or names of modules; both are run. With `plugins`, the initializers of installed
+    packages are added as well. Raises UsageError for a module that cannot be loaded, for duplicates and for invalid
+    settings.
     """
     for name in modules:
         load_user_code(name, flag="--plugin")
@@ -74,7 +77,7 @@ def extend(
 
 
 def clear_registrations() -> None:
-    """Clear all registrations and forget the loaded files; for tests and long-running programs."""
+    """Clear all registrations and forget the loaded files. This is for tests and long-running programs."""
     _registered.clear()
     _sources.clear()
     forget_loaded()
@@ -100,7 +103,8 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
     """Wrap a class with TraceLens's interface as an initializer.
 
     The class has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
-    `priority`. The replayer has `args`, `kwargs`, `event` and `event_replay_IR`. Raises UsageError for any other class.
+    `priority`. The replayer that it gets describes the call: it has `args`, `kwargs`, `event` and `event_replay_IR`.
+    Raises UsageError for any other class.
     """
     patterns = getattr(kind, "op_patterns", None)
     if not patterns or not callable(getattr(kind, "initialize", None)):
@@ -127,9 +131,9 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
 
 
 def replayer_of(context: InitContext) -> SimpleNamespace:
-    """Return the call in the form that TraceLens's initializers expect.
+    """Return the call as the replayer object that TraceLens's initializers expect.
 
-    The tensors are those of the call itself, to be filled in place.
+    Its tensors are those of the call itself, to be filled in place.
     """
     by_place = {name: value for name, value in context.args.items() if name not in context.keyword_only}
     by_name = {name: value for name, value in context.args.items() if name in context.keyword_only}

@@ -18,7 +18,7 @@ import torch
 from opreplay.initializers.base import InitializerError
 
 BLOCK = 1_000_003
-"""Number of random elements drawn before they repeat; a prime, so that rows of common widths differ."""
+"""Number of random elements drawn before they repeat. It is a prime, so that rows of common widths differ."""
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COMPLEX_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -91,7 +91,7 @@ def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: 
 def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
     """Fill with uniform integers in [low, high), also for float dtypes.
 
-    The values are never all equal if the range has two values and the tensor two elements.
+    The values are never all equal if the range has at least two values and the tensor at least two elements.
     """
     largest = _largest(tensor.dtype)
     high = max(low + 1, min(high, largest + 1))
@@ -124,7 +124,8 @@ def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5
 def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Fill with +1 or -1, so that repeated multiplication neither grows nor shrinks values.
 
-    Unsigned dtypes and single factors get only +1, so that positive values, such as second moments, stay positive.
+    Tensors of unsigned dtype and tensors with one element get only +1, so that positive values, such as second moments,
+    stay positive.
     """
 
     def draw(count: int) -> torch.Tensor:
@@ -135,10 +136,11 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values from any device, with broadcast and cast; if elements share storage, the last write remains.
+    """Copy values from any device, with broadcast and cast.
 
-    A 1-D `values` with as many elements as the tensor fills it in order, whatever the tensor's shape. Raises
-    InitializerError for values that cannot be broadcast to that shape.
+    If `values` is 1-D and has as many elements as the tensor, it fills the tensor in order, whatever the tensor's
+    shape. If elements of the tensor share storage, the last write remains. Raises InitializerError for values that
+    cannot be broadcast to the tensor's shape.
     """
     values = values.to(tensor.device)
     if values.dim() == 1 and values.numel() == tensor.numel():

@@ -29,8 +29,8 @@ class Registry:
     def register(self, initializer: CustomInit) -> CustomInit:
         """Add an initializer.
 
-        Raises UsageError for an initializer without a name or ops, for invalid options and for a name that is already
-        taken; also if an op already has an initializer of the same priority, unless both define `applies_to`.
+        Raises UsageError for an initializer without a name or ops, for invalid options, and for a name that is already
+        taken. Also raises it if an op already has an initializer of the same priority, unless both define `applies_to`.
         """
         kind = type(initializer)
         ops = initializer.op_patterns
@@ -114,9 +114,9 @@ class Registry:
         return len(self._by_name)
 
     def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
-        """Raise UsageError if `op` has an initializer of equal priority and one of the two applies to all calls.
+        """Raise UsageError if another initializer of `op` would always hide `kind`, or `kind` would hide it.
 
-        One would permanently hide the other.
+        That is so if both have the same priority and one of them applies to all calls.
         """
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
@@ -128,9 +128,10 @@ class Registry:
 
 
 def refuse_unusable(kind: type[CustomInit], ops: object, written: type) -> None:
-    """Raise UsageError for an initializer that cannot apply to any op.
+    """Raise UsageError for an initializer that cannot be used.
 
-    It has no name or ops, or lists invalid op names. `written` is the class whose location the message gives.
+    The reasons are a missing name, a priority that is not an int, and op names that are missing, invalid or listed
+    twice. `written` is the class whose location the message gives.
     """
 
     def refuse(why: str, hint: str) -> None:

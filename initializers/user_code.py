@@ -78,7 +78,8 @@ def installed(group: str) -> Sequence[EntryPoint]:
 def entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of a group in all installed packages.
 
-    Importing `importlib.metadata` and reading entry points takes 0.1 s: it is used only if a package names the group.
+    Importing `importlib.metadata` and reading entry points with it takes 0.1 s. This is done only if a package may have
+    the group.
     """
     groups = _groups(tuple(sys.path))
     if groups is not None and group not in groups:
@@ -90,9 +91,10 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 @lru_cache(maxsize=4)
 def _groups(path: Sequence[str]) -> frozenset[str] | None:
-    """Return the names of all entry point groups in the folders of `sys.path`; None if there may be other groups.
+    """Return the names of all entry point groups of installed packages; None if some may be missing.
 
-    Other groups may be in anything but folders, such as zip files, and in packages that other finders know.
+    Only folders in `sys.path` are searched. Packages may also be in other places, such as zip files, or be known to
+    other finders of Python.
     """
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
         return None
@@ -139,7 +141,7 @@ def load_user_code(name: str, *, flag: str) -> None:
 
 
 def _imported_hint(name: str) -> str:
-    """Return a hint if the program has already imported this file and thus made its registrations; otherwise ""."""
+    """Return a hint if the program has already imported this file, which made its registrations; otherwise ""."""
     if not name.endswith(".py"):
         return ""
     file = Path(name).resolve()
@@ -154,9 +156,9 @@ def _imported_hint(name: str) -> str:
 
 
 def _beside_hint(name: str, error: BaseException) -> str:
-    """Return a hint for a missing module in the same folder as the importing file, or "".
+    """Return a hint if a missing module is in the same folder as the importing file; otherwise "".
 
-    Python searches that folder only for scripts.
+    Python searches that folder only if the importing file is run as a script.
     """
     if not name.endswith(".py") or not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
@@ -262,10 +264,11 @@ class _AbsentOp:
 
 
 def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
-    """Run user code; if it fails because an op's library is not installed, run it again with a placeholder for the op.
+    """Run user code, with placeholders for ops whose library is not installed.
 
-    The user can thus register for torch.ops.library.op without the library. Only ops for which the code failed get a
-    placeholder. Raises whatever the code raises.
+    If the code fails because torch.ops.library.op is missing, it is run again with a placeholder for this op. The user
+    can thus register for the op without the library. Only ops for which the code failed get a placeholder. Raises
+    whatever the code raises.
     """
     absent: dict[str, _AbsentOp] = {}
     first: AttributeError | None = None
@@ -287,7 +290,7 @@ def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
 
 
 _MOST_ABSENT = 100
-"""Maximum number of ops without a library that one file may use; the file is run once more for each."""
+"""Maximum number of ops without a library that one file may use. The file is run once more for each of them."""
 
 
 def _is_there(op: str) -> bool:
@@ -392,9 +395,10 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
-    """Check whether a function is a new version of another one: the same file run again, or an edited notebook cell.
+    """Check whether a function is a new version of an earlier one.
 
-    A notebook cell gets another file name with each edit.
+    That is so if the same file was run again, or if a notebook cell was edited. A notebook cell gets another file name
+    with each edit.
     """
     place, before = place_of(function), place_of(earlier)
     if place == before:
@@ -447,9 +451,10 @@ def shown_place(function: Callable[..., Any]) -> str:
 
 
 def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
-    """Return "file:line" of the innermost frame outside installed packages and `own_files`; "" if there is none.
+    """Return "file:line" of the place where user code failed; "" if there is none.
 
-    For a syntax error, it is the location of the error.
+    It is the innermost frame outside installed packages and `own_files`. For a syntax error, it is the location of the
+    error.
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

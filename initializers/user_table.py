@@ -1,8 +1,9 @@
 # pyright: strict
 """Table of user functions by op.
 
-Exact names take precedence over patterns, and functions for one device over functions for all devices. A name has one
-function per device. The table records what loaded each function and which functions were never used.
+Exact names take precedence over patterns. Among exact names, a function for one device takes precedence over one for
+all devices. A name has one function per device. The table records what loaded each function and which functions were
+never used.
 """
 
 from __future__ import annotations
@@ -108,9 +109,10 @@ class UserTable(Generic[Entry]):
                 self._exact[op, entry.device] = entry
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """Return the function for an op, given all spellings of its name, and mark it as used; None if there is none.
+        """Return the function for an op and mark it as used; None if there is none.
 
-        Exact matches of all spellings come before patterns; earlier spellings come before later ones.
+        `names` are all spellings of the op's name. Exact matches of any spelling come before patterns; earlier
+        spellings come before later ones.
         """
         match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
         if match is None and self._patterns:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""From a trace to results: the IR, resolution, execution, prediction and reports; this package exports names for
-plugins.
+"""From a trace to results: the IR, resolution, execution, prediction and reports.
 
-The names are looked up when they are first used, because an import of any module in this folder imports this one.
+This package exports names for plugins. They are looked up when they are first used, because an import of any module in
+this folder also imports this one.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Load plugins, named by the user or installed, and list what they registered and where.
+"""Loading of plugins, named by the user or installed, and a list of what they registered and where.
 
 The registries are in `conversions`, `executors`, `opreplay.initializers.extensions` and `ascend.custom`.
 """
@@ -48,10 +48,10 @@ def built_in_ops() -> list[Row]:
 
 
 def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
-    """Run the user's files, modules and folders in `names` and, with `installed`, the plugins of installed packages,
-    each once.
+    """Run the user's files, modules and folders in `names`, each once.
 
-    Raises UsageError for a plugin that cannot be loaded and for registrations that are refused.
+    With `installed`, the plugins of installed packages are run as well. Raises UsageError for a plugin that cannot be
+    loaded and for registrations that are refused.
     """
     for entry in installed_plugins(ENTRY_POINTS) if installed else ():
         load_entry_point(entry)
@@ -98,8 +98,8 @@ def registrations() -> tuple[Registration, ...]:
 def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
     """Raise UsageError, with file and line, for a registration that commands on plans refuse.
 
-    It is refused if its device does not exist and no file among `socs` describes it, or if it is an initializer whose
-    name, or one of whose ops, belongs to another initializer.
+    A registration is refused if its device does not exist and no file among `socs` describes that device. An
+    initializer is refused if its name, or one of its ops, belongs to another initializer.
     """
     from opreplay.replay.ascend.simulate.devices import load_socs
 

@@ -14,8 +14,8 @@ _BOOTSTRAP = (
     "import sys; count = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + count]; "
     "from {module} import {function}; {function}(*map(int, sys.argv[2 + count :]))"
 )
-"""Start-up code of a child process: it replaces `sys.path` with the parent's path before it imports anything except
-`sys`, which is built in.
+"""Start-up code of a child process, which replaces `sys.path` with the parent's path. Before that it imports only
+`sys`, which is built in and so cannot come from another folder.
 """
 
 

@@ -65,7 +65,7 @@ CPP_SPELLINGS: dict[str, str] = {
     **{f"c10::{name}": name for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16")},
     **{f"c10::dummy_{sign}int1_7_t<{bits}>": f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")},
 }  # fmt: skip
-"""C++ type name as recorded by torch builds under "Input type" → torch dtype name; `__int64` is MSVC's.
+"""torch dtype name, by the C++ type name that builds of torch record under "Input type"; `__int64` is MSVC's name.
 
 `torch_dtype_name` accepts these names with any namespace and with MSVC's `struct`, `class` and `enum`.
 """
@@ -154,9 +154,9 @@ _BY_BARE_NAME = {_strip(spelling): name for spelling, name in CPP_SPELLINGS.item
 
 
 def common_spelling(recorded: str) -> str:
-    """Return the GCC and Clang spelling of an MSVC type name.
+    """Return the name that GCC and Clang use for a type that MSVC spells differently.
 
-    Examples: "c10::Half" for "struct c10::Half", "long int" for "__int64". Other names are returned unchanged.
+    Examples are "c10::Half" for "struct c10::Half" and "long int" for "__int64". Other names are returned unchanged.
     """
     if not _OF_MSVC.search(recorded):
         return recorded

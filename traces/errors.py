@@ -114,9 +114,10 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None]:
-    """Allow code of opreplay to raise only errors of the `expected` types and subclasses of OpReplayError.
+    """Allow opreplay's code within the context to raise only errors of the `expected` types and subclasses of
+    OpReplayError.
 
-    Raises InternalError for any other error. Errors caused by the machine, such as lack of memory, pass through.
+    Any other error is turned into InternalError. Errors caused by the machine, such as lack of memory, pass through.
     """
     try:
         yield
@@ -134,11 +135,12 @@ _OWN = frozenset({"cli", "initializers", "replay", "traces"})
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Check whether an error was raised by a line of opreplay and cannot be explained by an op's arguments.
+    """Check whether an error is a fault of opreplay: one of its own lines raised it, and an op's arguments cannot
+    explain it.
 
     Such errors are a missing name, attribute or key, the import of a module that opreplay lacks, or a call that an
-    opreplay function does not accept. All other errors in code that runs an op are attributed to its arguments: torch
-    refuses them, or a line that unpacks a shape fails: `rows, columns = x.shape`, `x.shape[3]`.
+    opreplay function does not accept. All other errors in code that runs an op are attributed to the op's arguments.
+    Either torch refuses them, or a line that unpacks a shape fails, such as `rows, columns = x.shape` or `x.shape[3]`.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

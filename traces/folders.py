@@ -44,8 +44,8 @@ def is_inside(real_path: str, folders: Sequence[str]) -> bool:
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReader:
     """Open a regular file of at most `most_bytes` bytes for reading.
 
-    Raises OSError for any other file, a file outside the allowed folders or an invalid name. The error's `strerror`
-    completes the message "cannot read NAME: ...".
+    Raises OSError for any other or larger file, for a file outside the allowed folders, and for an invalid name. The
+    error's `strerror` completes the message "cannot read NAME: ...".
     """
     try:
         if not may_read(path):
@@ -63,9 +63,10 @@ def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReade
 
 
 def open_regular_text(path: str | os.PathLike[str], most_bytes: int) -> TextIO:
-    """Open a table like `open_regular`, as UTF-8 with or without a byte order mark.
+    """Open a table as UTF-8 text, with or without a byte order mark; otherwise like `open_regular`, with the same
+    errors.
 
-    Invalid bytes are replaced and line ends are kept. Raises OSError like `open_regular`.
+    Invalid bytes are replaced and line ends are kept.
     """
     return TextIOWrapper(open_regular(path, most_bytes), encoding="utf-8-sig", errors="replace", newline="")
 

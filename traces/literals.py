@@ -87,7 +87,8 @@ def _parse_list(text: str, at: int, depth: int) -> tuple[list[Literal], int]:
 def format_literal(value: Literal) -> str:
     """Format a value as the profiler would record it; `parse_literal` is the inverse.
 
-    Strings are not quoted, as in the profiler, so a string that looks like another literal is ambiguous.
+    As in the profiler, strings are not quoted. A string that looks like another literal is therefore parsed as that
+    literal.
     """
     if isinstance(value, list):
         return "[" + ", ".join("None" if item is None else format_literal(item) for item in value) + "]"
@@ -118,7 +119,7 @@ def is_whole_numbers(value: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def plain_float(value: float) -> float | str:
-    """Return finite floats unchanged; return "inf", "-inf" or "nan" for floats that JSON cannot represent."""
+    """Return a float in a form that JSON can represent: "inf", "-inf" or "nan" as text, any other float unchanged."""
     if value != value:
         return "nan"
     if value in (float("inf"), float("-inf")):

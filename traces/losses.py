@@ -14,7 +14,7 @@ from opreplay.traces.model import OpSignature
 from opreplay.traces.names import printable
 
 MAX_NAMES = 5
-"""Maximum number of unknown type names reported individually; the remaining ones are counted together."""
+"""Maximum number of unknown type names that are reported one by one; the others are counted together."""
 
 COPIED_OPS, COPIED_WORK = "copy of a host op", "copy of device work"
 """Reasons in `losses` for dropped duplicate events; dropping them loses no information."""
@@ -38,9 +38,10 @@ def copies_text(losses: Mapping[str, int]) -> str:
 
 
 def loss_text(losses: Mapping[str, int], shown: str) -> str:
-    """Return a text about losses and duplicate events, or "" if there are none.
+    """Return a text about losses and duplicate events; "" if there are none.
 
-    `shown` is a subject and verb, e.g. "the results are"; the text continues with "of the rest".
+    `shown` is a subject with its verb, for example "the results are". The text about losses ends with it, followed by
+    "of the rest".
     """
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
     lost = f"not everything could be read ({reasons}): {shown} of the rest" if reasons else ""

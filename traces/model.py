@@ -15,7 +15,7 @@ import numpy.typing as npt
 from opreplay.traces.activity.model import Activity, ListedCollective, no_rows
 
 Dims = tuple["int | Dims", ...]
-"""A shape or strides; for a TensorList, a tuple with the shape or strides of each tensor."""
+"""The shape or the strides of an argument; for a TensorList, a tuple with the shape or the strides of each tensor."""
 
 MetadataLevel = Literal["none", "dims", "dims+concrete", "full"]
 """What a trace records about an op's arguments: nothing; dims and types; also concrete inputs; also strides."""
@@ -32,8 +32,8 @@ class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     storage_offset: int = 0
     """Offset in elements."""
     storage: int | None = None
-    """Number of the tensor's memory within one op; tensors with the same number share memory. None: separate memory, or
-    not recorded.
+    """Number of the memory that holds the tensor; tensors of one op with the same number share memory. None means that
+    the memory is separate or not recorded.
     """
 
 
@@ -72,22 +72,21 @@ class OpSignature:
     strides: tuple[Dims, ...] | None = None
     """"Input Strides" in elements, nested like `dims`."""
     concrete: tuple[str, ...] | None = None
-    """"Concrete Inputs" as recorded text; parse with `opreplay.traces.literals.parse_literal`."""
+    """The recorded "Concrete Inputs", as text that `opreplay.traces.literals.parse_literal` can parse."""
     overload: str | None = None
-    """Overload name ("int", "" for the default overload); only an ExecutionTrace records it."""
+    """Name of the overload, such as "int", or "" for the default overload; only an ExecutionTrace records it."""
     list_types: tuple[tuple[str, ...], ...] | None = None
     """Element types of each TensorList, spelled as in `types`, "" for an absent element; `()` for other arguments."""
     storage: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    """(storage, offset) of the tensors of each argument: one pair for a tensor, n for a TensorList, none for other
-    arguments.
+    """(storage, offset) of each tensor of each argument: one pair for a tensor, n pairs for a TensorList, else none.
 
     Storages are numbered by first use within the op. Arguments whose memory overlaps have the same number; views of one
     storage that do not overlap have different numbers. -1 is an absent element. Offsets are in elements. They count
-    from the last 512-byte boundary at or before the first byte that the op uses in the storage, which keeps the
+    from the last 512-byte boundary at or before the first byte that the op uses in the storage. This keeps the
     alignment and needs no memory for parts that the op never touches.
     """
     results: tuple[tuple[str, tuple[int, ...]] | None, ...] | None = field(default=None, compare=False)
-    """(type, dims) of each result of one call with this signature, with lists flattened and None for non-tensors.
+    """(type, dims) of each result of one call with this signature; lists are flattened, and non-tensors are None.
 
     Only an ExecutionTrace records results. They follow from the arguments, so they are ignored when ops are compared.
     """
@@ -95,7 +94,7 @@ class OpSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMemories:
-    """The memory that holds each tensor of each call, as a number; -1 if unknown.
+    """Numbers of the memories that hold the tensors of each call; -1 for an unknown memory.
 
     Tensors that begin at different offsets of one storage have different numbers.
     """
@@ -103,8 +102,8 @@ class TensorMemories:
     ids: npt.NDArray[np.int64]
     """Memory numbers of all calls in order: the arguments of each call, then its results, with lists flattened."""
     bounds: npt.NDArray[np.int64]
-    """Boundaries in `ids`: row r has the arguments `ids[bounds[2r]:bounds[2r + 1]]` and the results `ids[bounds[2r +
-    1]:bounds[2r + 2]]`.
+    """Boundaries of the parts of `ids`, two parts for each row. Row r has the arguments `ids[bounds[2r]:bounds[2r +
+    1]]` and the results `ids[bounds[2r + 1]:bounds[2r + 2]]`.
     """
 
     def of_row(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,9 +112,9 @@ class TensorMemories:
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
     def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
-        """Return the table with one row for each of these calls.
+        """Return a new table that has one row for each entry of `rows`.
 
-        `rows` gives the row of each call in the present table, or -1 for an unknown call.
+        An entry is the row of a call in the present table, or -1 for an unknown call.
         """
         parts = np.stack([2 * rows, 2 * rows + 1], axis=1).reshape(-1)
         known = parts >= 0
@@ -136,14 +135,14 @@ class OpTable:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks` (process, thread)."""
     parent: npt.NDArray[np.int64] | None = None
-    """Row of the innermost enclosing op, or -1; None if the file does not record it and it must be derived from the
-    intervals.
+    """Row of the innermost op that encloses each op, or -1. None if the file does not record it, so that it must be
+    derived from the ops' intervals.
     """
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's id of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
     sequence: npt.NDArray[np.int64] | None = None
-    """Autograd sequence number of the node that a call recorded or belongs to, equal in forward and backward; -1 if it
-    has none.
+    """Autograd sequence number of the node that each call recorded or belongs to; -1 if there is none. The number is
+    equal in the forward and the backward pass.
     """
     gradients: npt.NDArray[np.bool_] | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them. None if not requested."""
@@ -198,7 +197,7 @@ class GraphLaunches:
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks`."""
     kernels: npt.NDArray[np.int64]
-    """Rows of the kernels of all launches, one launch after the other; sorted by start within a launch."""
+    """Rows of the kernels of all launches, launch after launch; those of one launch are sorted by start."""
     bounds: npt.NDArray[np.int64]
     """Launch i ran `kernels[bounds[i]:bounds[i + 1]]`."""
 
@@ -208,7 +207,7 @@ class GraphLaunches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeCalls:
-    """Calls into the runtime or driver with their names, in file order; read on request only."""
+    """Named calls into the runtime or driver, in file order; they are read only on request."""
 
     names: tuple[str, ...]
     name: npt.NDArray[np.int64]
@@ -249,8 +248,8 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     repeated_tracks: tuple[int, ...] = ()
     """Indexes into `Trace.tracks` of the threads on which several processes used the same ids."""
     displaced: int = 0
-    """Unowned kernels that start milliseconds before the launch with their id, while most kernels start after their
-    launch.
+    """Number of unowned kernels that start milliseconds before the launch with their id, although most kernels start
+    after it.
 
     Either their times are wrong or the launch belongs to another process.
     """
@@ -258,10 +257,10 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     displaced_by_ns: int = 0
     """Maximum time by which displaced kernels start before their launch."""
     launched_before: int = 0
-    """Unowned kernels that were launched before the recording began, so that no op in the file owns them.
+    """Number of unowned kernels that were launched before the recording began, so that no op in the file owns them.
 
     They start before everything that the host recorded. Or they start before the first launched kernel on their stream
-    and have a lower id than every launch.
+    and have a lower id than every launch of the thread that launched that kernel.
     """
     launched_before_device_ns: int = 0
     launched: int = 0
@@ -275,16 +274,16 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     clocks_apart_ns: int = 0
     """Median time from a launch to its device event if that is minutes, otherwise 0."""
     launches: int = 0
-    """Calls that launch kernels or graphs; counted only if ids link device events to launches."""
+    """Number of calls that launch kernels or graphs; counted only if ids connect device events with launches."""
     launches_without_work: int = 0
     """Launches without a recorded device event."""
     shared_ids: int = 0
-    """Device events whose correlation id is shared by so many other events that the id identifies no launch; the id
-    then counts as absent.
+    """Number of device events whose correlation id identifies no launch, because too many other events share it. Such
+    an id counts as absent.
     """
     external_id_is_correlation: bool = False
-    """Whether the External id is the correlation id, as in torch >=1.11,<2.2 (eras B and C); owners are then found by
-    containment only.
+    """Whether the External id repeats the correlation id, as in torch >=1.11,<2.2 (eras B and C). It then does not
+    identify an op, and owners are found only by which op contains the launch.
     """
 
 
@@ -384,9 +383,9 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
     uncertain_of: tuple[str, ...] = ()
     """Names of the processes with launches that have the ids in `uncertain_ids`."""
     of_track: tuple[int, ...] = ()
-    """Index into `processes` for each index into `Trace.tracks`; -1 if several processes share a track."""
+    """Index into `processes` for each entry of `Trace.tracks`; -1 for a track that several processes share."""
     of_device: dict[int, int] = {}
-    """Device number → index into `processes`; -1 for device work whose process is uncertain."""
+    """Index into `processes`, by device number; -1 for a device with work of an uncertain process."""
 
 
 HOLE = "an unknown number of events where bytes are missing or overwritten"
@@ -430,8 +429,8 @@ class TraceInfo:
     starts_recorded: bool = True
     """Whether the file has start times. Chakra's converter writes only durations, so overlaps are unknown."""
     base_ns: int = 0
-    """Base of the file's times, in ns since 1970; 0 if not recorded, in which case the times themselves are
-    since 1970.
+    """Time in ns since 1970 from which the file's times count. 0 if it is not recorded; the times themselves then count
+    from 1970.
     """
     report: ReadReport = ReadReport()
     links: LinkStats = LinkStats()

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Escape names and texts for output, because terminals, JSON and HTML interpret some characters; count nouns.
+"""Escape names and texts for output, and count nouns.
 
-A file name may contain any bytes, and a trace any characters. Files are opened by their real name; only output is
-escaped.
+Escaping is needed because terminals, JSON and HTML interpret some characters, while a file name may contain any bytes
+and a trace any characters. Files are opened by their real names; only output is escaped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Characters that a terminal interprets or does not show: control characters except line feeds and tabs, direction
-marks, zero-width characters.
+"""Characters that a terminal interprets or does not show. They are control characters except line feeds and tabs, marks
+of text direction, and zero-width characters.
 """
 
 

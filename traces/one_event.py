@@ -23,10 +23,10 @@ _HINT = "A Kineto op event has a name, and args with Input Dims, Input type, Inp
 
 
 def trace_of_event(event: Mapping[str, Any]) -> Trace:
-    """Return a trace of one call without device time; arguments are parsed like those in a file.
+    """Return a trace of one call without device time; the arguments are parsed as if they were in a file.
 
-    `event` is an entry of `traceEvents`; its "name", "args" and, if present, "dur" (microseconds) are used. Raises
-    Malformed for an event without a name or with unreadable arguments.
+    `event` is an entry of `traceEvents`. Its "name" and "args" are used, and "dur" (microseconds) if it is present.
+    Raises Malformed for an event without a name or with unreadable arguments.
     """
     if not isinstance(event, Mapping):
         raise Malformed(f"an event is a mapping, not {type(event).__name__}", hint=_HINT)  # pyright: ignore

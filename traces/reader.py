@@ -33,10 +33,11 @@ def read_trace(
     activity: bool = False,
     _block_bytes: int | None = None,
 ) -> Trace:
-    """Read one profile, plain or gzip JSON ("-" for stdin), in bounded memory, and link device time to ops.
+    """Read one profile and link its device time to ops, in bounded memory; the file is plain or gzip JSON ("-" for
+    stdin).
 
-    `processes` > 1 splits a plain file between processes. `progress(bytes_done, total)` counts bytes of the file; total
-    may be None.
+    `processes` > 1 splits a plain file between that many processes. `progress(bytes_done, total)` is called with bytes
+    of the file; total may be None.
 
     Optional columns: `record_function_ids` reads the record function ids of ops if the trace has them, to join an
     ExecutionTrace of the same run. `gradients` reads which ops autograd recorded. `calls` reads the runtime calls with
@@ -58,9 +59,9 @@ def read_trace(
 
 
 def expand_paths(patterns: Iterable[str]) -> list[str]:
-    """Return the files that match the paths and globs, sorted within each glob and without repeats; "-" means stdin.
+    """Return the files that the given paths and globs match, without repeats; "-" means stdin.
 
-    Raises TraceError for a glob that matches nothing.
+    The files of each glob are sorted. Raises TraceError for a glob that matches nothing.
     """
     out: dict[str, None] = {}
     for pattern in patterns:

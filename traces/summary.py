@@ -26,7 +26,7 @@ TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name that own device time; if the trace has no device work, all calls of that name."""
+    """All calls of one op name that own device time, or all its calls if the trace has no device work."""
 
     name: str
     calls: int
@@ -90,7 +90,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     """Number of collectives and point-to-point messages that a Chakra file describes by kind and size."""
     device_time_us: float
-    """Total time of kernels, copies, memsets and NPU tasks; time in which several run counts once for each."""
+    """Total time of kernels, copies, memsets and NPU tasks; time in which n of them run counts n times."""
     owned_device_time_us: float
     op_time_us: float
     """Host time summed over all ops, including nested ones."""
@@ -123,8 +123,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     busy: tuple[DeviceBusy, ...]
     """Busy time and overlap of each device."""
     work: tuple[Row, ...]
-    """Time by class of work (GEMM, attention, elementwise, communication, copies, ...): device time or, without device
-    work, host time.
+    """Time by class of work (GEMM, attention, elementwise, communication, copies, ...). It is device time, or host time
+    if the trace has no device work.
     """
     top_ops: tuple[TopOp, ...]
     top_kernels: tuple[Row, ...] = ()
@@ -228,7 +228,7 @@ KERNELS_KEPT = 100
 
 
 def _top_kernels(trace: Trace) -> tuple[Row, ...]:
-    """Return the kernels with the most time if no op owns most of the device time; otherwise an empty tuple."""
+    """Return the kernels with the most time if most device time has no owner; otherwise ()."""
     kernels = trace.kernels
     unowned_ns = int(kernels.dur_ns[kernels.owner < 0].sum(dtype=np.int64))
     if 2 * unowned_ns <= int(kernels.dur_ns.sum(dtype=np.int64)):

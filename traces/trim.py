@@ -1,8 +1,8 @@
 # pyright: strict
-"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work that these
-events launch.
+"""Write a smaller trace from a large one as a stream.
 
-Events are copied byte for byte, so that programs that open the large file can also open the small one.
+It contains the events that start in given spans, and the device work that these events launch. Events are copied byte
+for byte, so that programs that open the large file can also open the small one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ length.
 """
 SHORTEST_LAG_NS = 100_000_000
 SPOOL_BYTES = 1 << 24
-"""Maximum bytes held in memory of device work that waits for its launch; larger amounts go to a temporary file."""
+"""Maximum bytes of device work held in memory until its launch is found; larger amounts go to a temporary file."""
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _LEVEL = 6
 Progress = Callable[[int, "int | None"], None]
@@ -76,9 +76,10 @@ class Wanted:
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
-    """Return the start and end of "ProfilerStep#number" on the thread that marks it, found by a text search.
+    """Return the start and end of "ProfilerStep#number" on the thread that marks the step. Raises TraceError if none
+    does.
 
-    Raises TraceError if the file does not mark the step.
+    The step is found by a search in the text of the file.
     """
     name = f'"ProfilerStep#{number}"'.encode()
     with Source(path, limits or Limits()) as source:
@@ -158,12 +159,12 @@ def trim(
     progress: Progress | None = None,
     force: bool = False,
 ) -> Trimmed:
-    """Write the wanted events of `path`, with all metadata, to `output` (compressed with gzip if its name ends with
-    .gz).
+    """Write the wanted events of `path`, with all metadata, to `output`; a name that ends with .gz is compressed with
+    gzip.
 
     An event is written if it starts in a wanted span. Device work and its arrows are also written if a written call
-    launched them. Raises TraceError as reading does, for a file of begin and end events (cutting would split their
-    pairs), and if no event is written. The output is removed if writing fails.
+    launched them. Raises TraceError for the reasons for which reading does, for a file of begin and end events (cutting
+    would split their pairs), and if no event is written. If writing fails, the output is removed.
     """
     target = Path(output)
     limits = limits or Limits()
@@ -292,7 +293,7 @@ class _PlaceDecoder(EventDecoder):
 
 
 def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
-    """Return the fields that decide whether one event is written; empty for an entry that is not an event."""
+    """Return the fields that decide whether an event is written; fields without values if the entry is not an event."""
     try:
         return (_EXACT if exact else _EVENT_FIELDS).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
@@ -381,9 +382,9 @@ class _Picker(Collector):
         self._write(block.texts(rows), roles[rows], ids[rows])
 
     def _launched_before(self, ids: list[int], rows: list[int], first: Mapping[int, int]) -> Array:
-        """Return a mask of the device work whose launch came earlier in the file.
+        """Return a mask of the device work whose launch comes earlier in the file.
 
-        `first` maps the id of each launch in the same block to its row.
+        `first` gives the row of each launch in the same block, by id.
         """
         if self.launched.isdisjoint(ids) and first.keys().isdisjoint(ids):
             return np.zeros(len(ids), np.bool_)

@@ -35,10 +35,10 @@ class Folders:
         return cls(paths=tuple(dict.fromkeys(os.path.realpath(name) for name in names)))
 
     def file(self, text: str) -> str:
-        """Return the resolved path of a regular file in one of the folders; relative names are tried in each folder.
+        """Return the resolved path of a regular file in one of the folders.
 
-        For any other path, raises a UsageError that does not reveal whether a file of that name exists outside the
-        folders.
+        A relative name is tried in each folder. For any other path, raises a UsageError that does not reveal whether a
+        file of that name exists outside the folders.
         """
         for folder in self.paths:
             try:
@@ -58,7 +58,7 @@ class Folders:
         return self.file(text) if "/" in text or os.sep in text or text.endswith(".toml") else text
 
     def function(self, text: str) -> str:
-        """Return an op name unchanged, or "file.py:function" with the path of the file in the folders.
+        """Return an op name unchanged; in "file.py:function", replace the file name by its path in the folders.
 
         Raises UsageError for a file elsewhere.
         """

@@ -47,7 +47,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 LOSERS = 20
-"""Maximum number of listed ops that are predicted slower than recorded; the largest loss comes first."""
+"""Maximum number of ops listed as predicted slower than recorded; those with the largest loss come first."""
 FAILING = 3
 """Maximum number of cases shown for a failed point of a check."""
 OPEN_FILES = 4

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay check`: test whether an op is correct and fast; the exit code is 1 if a required point fails."""
+"""`opreplay check`: test whether an op is correct and fast. The exit code is 1 if the op fails a required point."""
 
 from __future__ import annotations
 

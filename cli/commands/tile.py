@@ -126,9 +126,10 @@ def command(
 def write_kernels(
     file: str, cases: tuple[str, ...], emit: str | None, output: str | None, soc: str, *, values: bool, force: bool
 ) -> int:
-    """Write the kernels of all programs to a file; return 1 if a program has none that can be written.
+    """Write the kernels of all programs to a file.
 
-    With `values`, only kernels with correct values are written. Raises UsageError for invalid flags.
+    Returns exit code 1 if a program's kernels cannot be written, 0 otherwise. With `values`, only kernels with correct
+    values are written. Raises UsageError for invalid flags.
     """
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console

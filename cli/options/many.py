@@ -66,9 +66,10 @@ _OPTIONS = [
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Return whether to run many traces: there are several arguments, a folder, or a glob that matches several files.
+    """Return whether to run many traces.
 
-    --engine and --workers also select a run of many. Raises TraceError for a glob that matches no file.
+    That is so for several arguments, a folder, a glob that matches several files, and with --engine or --workers.
+    Raises TraceError for a glob that matches no file.
     """
     if is_given("engine") or is_given("workers"):
         return True

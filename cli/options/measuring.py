@@ -99,7 +99,7 @@ _MEASURING = [
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options for time, memory and seed of measurements; the command receives them as `measuring`, a RunOptions."""
+    """Add options for time, memory and seed of measurements. The command receives them as `measuring`, a RunOptions."""
 
     @wraps(command)
     def taking_measuring(
@@ -144,7 +144,7 @@ def quick_option(what: str) -> Callable[[Command], Command]:
 
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 QUICK_LIMIT_S = 10.0
-"""Timeout per op with --quick, in seconds, including setup; huge ops would otherwise take a minute each."""
+"""Timeout per op with --quick, in seconds, including setup. Without it, huge ops would take a minute each."""
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
@@ -239,7 +239,8 @@ _CHECKING = [
 def lock_devices(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
     """Lock the devices while ops are measured; yield whether another job is measuring on one of them.
 
-    With `shared`, lock nothing and yield False. Otherwise raises EnvironmentRefused for an accelerator in use.
+    With `shared`, nothing is locked and False is yielded. Without `shared`, raises EnvironmentRefused if an accelerator
+    is in use.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.host.device_lock import hold_locks

@@ -59,9 +59,10 @@ _OPTIONS = [
 
 
 def served_as_rank(ranks: int) -> bool:
-    """If a launcher started this process as rank 1 or higher, serve as that rank and return True when rank 0 is done.
+    """Serve as a rank if a launcher started this process as rank 1 or higher.
 
-    Otherwise returns False. Raises UsageError if there are not `ranks` ranks, EnvironmentRefused if rank 0 is lost.
+    Returns True when rank 0 is done, and False at once if the process is rank 0 or was not started by a launcher.
+    Raises UsageError if the launcher did not start `ranks` ranks, EnvironmentRefused if rank 0 is lost.
     """
     from opreplay.replay.execute.ranks.launched import launcher_settings
     from opreplay.traces.errors import UsageError

@@ -1,8 +1,8 @@
 # pyright: strict
 """Settings: options that are rarely changed, given as `--set NAME=VALUE` and listed in a separate section of --help.
 
-A command or an options file sees a setting as an ordinary option. Its former flag works for one more version, with a
-message on stderr.
+Commands and options files treat a setting like any other option. The former flag of a setting works for one more
+version, and prints a message on stderr.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Named(click.Option):
 
 
 class Renamed(Named):
-    """Hidden former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
+    """Hidden former flag, which works for one more version. `now` is its new spelling, or "" if the flag stays."""
 
     def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Option types and groups of options that several commands share; commands get parsed values in the library's units."""
+"""Option types and groups of options that several commands share. Commands get parsed values in the library's units."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def with_options(command: Callable[..., Any], options: Sequence[Callable[..., An
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options that select ops of the trace; the command receives them as `selection`, a `Selection`."""
+    """Add options that select ops of the trace. The command receives them as `selection`, a `Selection`."""
 
     @wraps(command)
     def taking_selection(
@@ -257,9 +257,10 @@ captured_fused_option = fused_option(
 
 
 def l2_option(default: str | None, *, otherwise: str = "same cache state as --cache") -> Callable[[Command], Command]:
-    """Return a decorator that adds --l2, the contents of a simulated device's caches when an op starts.
+    """Return a decorator that adds --l2.
 
-    `otherwise` describes the behaviour if there is no default.
+    The option sets what a simulated device's caches contain when an op starts. If there is no `default`, `otherwise`
+    describes for the help text what happens without the option.
     """
     return setting(
         "--l2",

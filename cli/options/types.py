@@ -62,7 +62,8 @@ class Count(click.IntRange):
 class Duration(click.ParamType):
     """Converts a duration, "0.2s", "200ms" or "2min", to seconds; it must be above 0.
 
-    A number without a unit means seconds, which is reported on stderr, or is rejected with the hint `without_unit`.
+    A number without a unit is taken as seconds, and this is reported on stderr. If `without_unit` is set, such a number
+    is rejected with that text as a hint.
     """
 
     name = "time"

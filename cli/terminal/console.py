@@ -46,7 +46,8 @@ def stdout() -> TextIO:
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that prints every string literally: no markup, no emoji, no automatic colours.
 
-    Width comes from COLUMNS or the terminal; a pipe or a file gets all columns. NO_COLOR and TERM=dumb are respected.
+    Its width comes from COLUMNS or the terminal. For a pipe or a file it is so wide that no column is left out.
+    NO_COLOR and TERM=dumb are respected.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -55,7 +56,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
     class PipeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            """Render with control characters escaped; everything that rich prints passes through here."""
+            """Render with control characters escaped. Everything that rich prints passes through this method."""
             for segment in super().render(renderable, options):
                 shown = segment.text if segment.control else escape_controls(segment.text)
                 yield segment if shown is segment.text else Segment(shown, segment.style)

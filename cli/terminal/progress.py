@@ -31,9 +31,10 @@ def left(seconds: float | None) -> str:
 
 
 class _Bar:
-    """Base class of progress displays, with a rich progress bar while the context is active.
+    """Base class of progress displays.
 
-    Without a terminal on stderr, plain lines are printed instead.
+    While the context is active, a progress bar of rich is shown. If stderr is not a terminal, plain lines are printed
+    instead.
     """
 
     bar_after_s = 0.0
@@ -144,9 +145,9 @@ class RunProgress(_Bar):
     """Progress of a run: number of ops done, the next op, and the remaining time; optionally each finished op."""
 
     def __init__(self, *, rows: bool | None = None) -> None:
-        """Create the display; `rows` says where to show finished ops.
+        """Create the display.
 
-        None: nowhere; False: only on a terminal; True: everywhere.
+        `rows` says where finished ops are shown: True everywhere, False only on a terminal, None nowhere.
         """
         super().__init__()
         self._rows = rows

@@ -20,7 +20,7 @@ AGAIN_S = 0.01
 FLAG = "opreplay.replay.host.interrupts"
 """Module with the flag that tells loops to end. No loop runs before it is imported, so --help need not import it."""
 PATIENCE = 3
-"""Number of signals after which the process ends immediately, without clean-up; its child processes die with it."""
+"""Number of signals after which the process ends immediately, without clean-up. Its child processes die with it."""
 
 
 class Interrupts:
@@ -50,7 +50,7 @@ class Interrupts:
         return self._received > 0 or (FLAG in sys.modules and sys.modules[FLAG].is_asked_to_end())
 
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
-        """Raise KeyboardInterrupt again shortly after Python swallowed it.
+        """Raise KeyboardInterrupt again shortly after Python swallowed it; installed as `sys.unraisablehook`.
 
         Python swallows exceptions in `__del__`, in callbacks of weak references and in fork hooks. Other exceptions are
         reported as usual.
@@ -86,7 +86,8 @@ class Interrupts:
 def _raise_again(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, unless the hook for swallowed exceptions is still running.
 
-    Python would drop an exception raised inside the hook; the timer calls this function again.
+    An exception raised inside the hook would be dropped by Python. In that case the timer calls this function again
+    later.
     """
     while frame is not None:
         if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]

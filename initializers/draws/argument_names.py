@@ -1,7 +1,7 @@
 # pyright: strict
 """Names of the arguments that hold sequences, lengths, block tables and caches, and the cache layouts of ops.
 
-Shared by all code that fills, counts or costs these arguments; does not import torch.
+All code that fills these arguments, or computes work and costs from them, shares this module. It does not import torch.
 """
 
 from __future__ import annotations

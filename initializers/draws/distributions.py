@@ -54,7 +54,7 @@ INDEX_OPTIONS = (
 
 
 class LengthRule(CustomInit):
-    """Base class of initializers that draw lengths; has their options and checks the histogram file."""
+    """Base class of initializers that draw lengths. It declares their options and checks the histogram file."""
 
     options = LENGTH_OPTIONS
 
@@ -63,7 +63,7 @@ class LengthRule(CustomInit):
 
 
 class IndexRule(CustomInit):
-    """Base class of initializers that draw indices; has their options and checks the histogram file."""
+    """Base class of initializers that draw indices. It declares their options and checks the histogram file."""
 
     options = INDEX_OPTIONS
 
@@ -170,9 +170,10 @@ def _read(path: str) -> Any:
 
 
 def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] indices; the index with popularity rank r has a probability of about r^-exponent.
+    """Return int64 [count] indices in [0, bound) that follow Zipf's law.
 
-    Ranks are drawn by inverting the continuous distribution, and then scattered over the range.
+    The index with popularity rank r has a probability of about r^-exponent. Ranks are drawn by inverting the continuous
+    distribution, and are then scattered over the range.
     """
     u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
     if abs(exponent - 1.0) < 1e-6:
@@ -186,9 +187,9 @@ def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -
 
 
 def _spread(count: int, bound: int, counts: list[float], generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] indices: draw a bin in proportion to its count, then an index in that bin.
+    """Return int64 [count] indices in [0, bound) that follow a histogram.
 
-    The bins divide the range evenly.
+    The bins divide the range evenly. A bin is drawn in proportion to its count, and then an index in that bin.
     """
     edges = torch.tensor(counts, dtype=torch.float64, device=generator.device).cumsum(0)
     u = torch.rand(2, count, generator=generator, device=generator.device, dtype=torch.float64)

@@ -22,16 +22,18 @@ MAX_TOP_K = 512
 Each slot is compared with all earlier ones, so the time grows with the square of this number.
 """
 REDRAWS = 8
-"""Number of redraws for tokens that have the same expert twice.
+"""Number of times that an expert is drawn again for a token that already has it.
 
-If an expert still repeats, it is drawn exactly, from perturbed logarithms of the probabilities.
+If the expert still repeats, one is drawn directly from those that the token does not have: the one with the highest log
+probability plus random noise.
 """
 
 
 def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
-    """Return float64 [experts] probabilities that add up to 1; with "zipf" the first expert is the most popular.
+    """Return float64 [experts] probabilities that add up to 1.
 
-    `histogram` is a JSON file with one count per expert. Raises InitializerError for another number of counts.
+    With "zipf" the first expert is the most popular. With "histogram" the probabilities come from the JSON file
+    `histogram`, which has one count per expert. Raises InitializerError for another number of counts.
     """
     if distribution == "zipf":
         weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent

@@ -47,7 +47,7 @@ def shared_generator(context: InitContext, purpose: str) -> torch.Generator:
 
 
 def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [count] pages in random order; no page repeats before all have been used."""
+    """Return int64 [count] page numbers in random order. No page repeats before all pages have been used."""
     order = torch.randperm(pool.blocks, generator=generator)
     return order[:count] if count <= pool.blocks else order[torch.arange(count) % pool.blocks]
 

@@ -32,14 +32,14 @@ class Room:
     longest: int
     """Maximum number of tokens that one sequence may attend to."""
     cached: bool = True
-    """Whether keys may come from earlier iterations; without a cache, a sequence has as many keys as new tokens."""
+    """Whether keys may come from earlier iterations. If not, a sequence has as many keys as new tokens."""
     hidden: bool = False
     """Whether the op uses a cache that is not among its arguments, so that its size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Lengths of all sequences, and the assumptions behind them; decode sequences come first, as in vLLM."""
+    """Lengths of all sequences, and the assumptions behind them. Decode sequences come first, as in vLLM."""
 
     query: torch.Tensor
     """int64 [sequences]: number of new tokens; 0 for padding."""
@@ -54,9 +54,10 @@ class Batch:
 def make_batch(
     context: BatchContext | None, room: Room, *, distribution: LengthDistribution, generator: torch.Generator
 ) -> Batch:
-    """Return the lengths given by the batch context, limited by the shapes.
+    """Return a batch with the lengths given by the batch context, limited by the shapes.
 
-    Lengths that the context does not give are drawn from `distribution`.
+    Lengths that the context does not give are drawn from `distribution`. If there is no context, or if it does not fit
+    the call, all lengths are drawn.
     """
     parts = None if context is None else _phases(context, room)
     if parts is None:
@@ -185,7 +186,8 @@ def _cached(
 ) -> torch.Tensor:
     """Return the number of cached tokens of each sequence; the numbers add up to `total`.
 
-    If the numbers of new tokens differ, Σ new · seen is close to the recorded value.
+    With distribution "max", if the numbers of new tokens differ, the sum of new tokens times attended tokens over all
+    sequences is close to the recorded value.
     """
     count = len(query)
     if distribution.kind != "max":

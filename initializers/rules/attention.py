@@ -1,7 +1,8 @@
 # pyright: strict
-"""Initializers for dense attention: cumulative lengths, and a saved output and logsumexp that match query, key, value.
+"""Initializers for dense attention.
 
-`paged_attention` handles paged attention and its block tables.
+They fill cumulative lengths, and a saved output and logsumexp that match query, key and value. `paged_attention`
+handles paged attention and its block tables.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _cut_evenly(context: InitContext) -> str:
 
 
 def _go_together(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None) -> bool:
-    """Check that the shapes of these tensors, [batch, heads, sequence, head size], fit into one call.
+    """Check whether these tensors, each [batch, heads, sequence, head size], have shapes that fit into one call.
 
     One key head may serve several query heads.
     """
@@ -130,7 +131,7 @@ def _save_forward(
     scale: float,
     causal: bool,
 ) -> None:
-    """Compute out and logsumexp one head at a time and write them.
+    """Compute the forward pass one head at a time, and write its result to `output` and its logsumexp to `saved`.
 
     Tensors are [batch, heads, sequence, head size]; there may be fewer key heads than query heads.
     """

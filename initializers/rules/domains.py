@@ -30,9 +30,10 @@ class Between:
             fill.integers(tensor, generator, max(1, round(self.low)), max(9, round(self.high)))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Check whether all values lie strictly between the integers around [low, high): 0 and 1 for [0.05, 0.95).
+        """Check whether all values lie strictly between the integers around [low, high).
 
-        Denormals near 0 and NaN fail. There is no upper bound if `high` exceeds 1.
+        For [0.05, 0.95) these integers are 0 and 1. If `high` exceeds 1, there is no upper bound. Denormals near 0 and
+        NaN fail.
         """
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return True
@@ -90,9 +91,10 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
     (("aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__lshift__", "aten::__rshift__"),
      {"other": _between(1, 7)}),
 )  # fmt: skip
-"""Ops and how to fill arguments for which N(0, 1) would give nan, inf or an error, or drift when repeated in place.
+"""Groups of ops, and how to fill those of their arguments for which N(0, 1) is unsuitable.
 
-If an op is listed twice, the later entry applies.
+N(0, 1) would give nan, inf or an error, or values would drift when the op is repeated in place. If an op is listed
+twice, the later entry applies.
 """
 
 DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}

@@ -75,8 +75,8 @@ def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> tor
 def _total_width(context: InitContext, tables: int) -> int:
     """Return the total number of columns of all tables.
 
-    It is `total_D` or the width of the gradient of pooled rows; if neither is given, every table gets the largest
-    width. Raises InitializerError if no argument gives a width.
+    It is `total_D` or, if that is missing, the width of the gradient of pooled rows. If neither is given, every table
+    gets the largest width. Raises InitializerError if no argument gives a width.
     """
     total, widest, grad = context.args.get("total_D"), context.args.get("max_D"), context.tensor("grad_output")
     if isinstance(total, int):

@@ -16,9 +16,9 @@ _FACTORS = ("LU", "LU_data", "LD", "self")
 
 
 class PivotsInit(CustomInit):
-    """Fills LAPACK pivots: row i is swapped with itself or a later row; rows are counted from 1.
+    """Fills LAPACK pivots: entry i names the row with which row i is swapped, counted from 1.
 
-    Factors get diagonals without zeros.
+    It is row i itself or a later row. The diagonals of factors are filled without zeros.
     """
 
     name = "pivots"

@@ -1,7 +1,7 @@
 """Initializers for fbgemm's jagged and sparse-feature ops.
 
-They fill lengths and offsets consistent with the values, permutations and buckets. `embedding_tables` handles embedding
-lookups; `paged_attention` handles attention over packed sequences.
+They fill permutations, buckets, and lengths and offsets that match the number of values. `embedding_tables` handles
+embedding lookups; `paged_attention` handles attention over packed sequences.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class JaggedInit(CustomInit):
 def _row_count(context: InitContext) -> int:
     """Return the number of rows of the values.
 
-    It is an integer argument or the size of the values tensor. If there is neither, it is half of the rows that fit
-    into `dense`, or 0 without `dense`.
+    It is an integer argument, or the size of the values tensor. If the call has neither, it is half of the rows that
+    fit into `dense`, or 0 if there is no `dense`.
     """
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
@@ -61,9 +61,10 @@ def _row_count(context: InitContext) -> int:
 
 
 def _sum_of_lengths(context: InitContext, count: int, total: int) -> int:
-    """Return the sum of the lengths: the number of values, at most what a maximum length (truncation, padding) allows.
+    """Return the sum to which the lengths of rows add up.
 
-    Without values, it is half of what the maximum length allows, or one row per length if there is no maximum.
+    It is the number of values, limited by what a maximum length (truncation, padding) allows. If the call has no
+    values, it is half of what the maximum length allows, or one row per length if there is no maximum.
     """
     limit = next(
         (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
@@ -159,7 +160,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
 
 
 def _widths_of_ranks(context: InitContext) -> dict[str, str]:
-    """Divide the columns evenly over the ranks; fill the number of columns per rank and the offsets."""
+    """Divide the columns evenly over the ranks: fill the number of columns of each rank and its first column."""
     widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
     if widths is None or not widths.numel():
         return {}

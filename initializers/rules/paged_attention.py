@@ -38,8 +38,8 @@ UNIFIED = "::unified_"
 
 
 class PagedAttentionInit(LengthRule):
-    """Fills sequence lengths from the iteration's batch, and cache blocks in random order; sequences share blocks only
-    if there are too few.
+    """Fills sequence lengths from the iteration's batch, and cache blocks in random order. Sequences share blocks only
+    if there are too few blocks.
     """
 
     name = "paged_attention"
@@ -165,7 +165,9 @@ def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, 
 
 
 def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
-    """Return int64 [count] context lengths that the trace records as a list of numbers; None without such a list."""
+    """Return int64 [count] context lengths that the trace records as a list of numbers. Returns None if there is no
+    valid list with `count` numbers.
+    """
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
@@ -177,8 +179,8 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     """Return the batch with lengths that fit the arguments.
 
-    Context lengths recorded as a list are kept unchanged. Without such a list, the number of keys is adjusted to the
-    tokens and pages that the arguments hold.
+    Context lengths recorded as a list are kept unchanged. Otherwise, if the keys do not fit the tokens or pages that
+    the arguments hold, these are split evenly over the sequences.
     """
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
@@ -208,7 +210,7 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
-    """Fill every argument that holds lengths, whether cumulative or not; return the names of these arguments."""
+    """Fill every argument that holds lengths or cumulative lengths; return the names of these arguments."""
     filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
@@ -238,7 +240,7 @@ def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor)
 def _write_list(
     context: InitContext, listed: torch.Tensor, edges: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor
 ) -> None:
-    """Write the pages of all sequences one after another, and the offset of each sequence.
+    """Write the pages of all sequences one after another to `listed`, and the offset of each sequence to `edges`.
 
     Raises InitializerError if the pages do not fit.
     """

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Initializers for positions: rows of a sine/cosine table that new tokens look up, and numbers that give positions.
+"""Initializers for the positions of new tokens, and for the numbers from which an op computes positions.
 
-`sequences` splits a batch into sequences.
+A position is the row of a sine/cosine table that a new token looks up. `sequences` splits a batch into sequences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Initializers for quantised operands: packed weights with all codes, symmetric int8, matching scales, zero points.
+"""Initializer for quantised operands: weights, int8 tensors, scales and zero points.
 
-Scales of fp8 operands, whose values are N(0, 1), get default values; see `dense`.
+Packed weights get all codes, and int8 tensors values symmetric around 0; scales match them. The values of fp8 operands
+are N(0, 1), so that their scales keep the default values of `dense`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class QuantizedInit(CustomInit):
 
 
 def _fill(context: InitContext, name: str, tensor: torch.Tensor, codes: list[str]) -> str | None:
-    """Fill one argument and return a description; None if nothing is assumed.
+    """Fill one argument and return a description of the values; None if there is nothing to describe.
 
     `codes` are the names of the arguments that hold codes.
     """
@@ -103,9 +104,9 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
 
 
 def _finite_codes(context: InitContext) -> str:
-    """Fill with bytes whose exponent bits are not all ones, because these would mean infinity or NaN.
+    """Fill with bytes whose exponent bits are not all ones, and return a description.
 
-    Raises InitializerError if the codes are not integers.
+    Exponent bits that are all ones would mean infinity or NaN. Raises InitializerError if the codes are not integers.
     """
     codes, bits = context.need("input"), context.args.get("ebits")
     if not fill.is_integer(codes.dtype):
@@ -129,7 +130,8 @@ def _row_scales(context: InitContext) -> str:
 def _fake(context: InitContext) -> InitReport:
     """Fill scales and zero points of fake quantisation, and enable it.
 
-    Scales map N(0, 1) to a few codes on either side of the zero point, which is in the middle of the range.
+    Scales are about 8 / (range of codes), so that the codes cover values of N(0, 1) several standard deviations wide.
+    Zero points are in the middle of the range.
     """
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Initializer for row numbers, counts and boundaries of vendor ops that only need valid values, by role and argument.
+"""Initializer for vendor ops whose row numbers, counts and boundaries only need to be valid.
 
-The arguments only say which rows are read or written, how many rows each group has, or where each sequence ends.
-`paged_attention` handles batches of requests, and `moe_routing` chooses experts.
+These arguments only say which rows are read or written, how many rows each group has, or where each sequence ends.
+`ROLES` says how to fill them. `paged_attention` handles batches of requests, and `moe_routing` chooses experts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Return a filler for one of several lists, whose numbers index the table at the same position in `tables`.
+    """Return a filler for the tensors of the argument `lists`: the n-th one gets row numbers of the n-th table in
+    `tables`.
 
     The numbers are drawn uniformly.
     """
@@ -166,7 +167,7 @@ def sorted_below(bound: Bound) -> Kind:
 
 
 def block_pairs(caches: str) -> Kind:
-    """Return a filler of [n, 2] with a source and a destination block of a cache per row.
+    """Return a filler for [n, 2] tensors, whose rows name a source and a destination block of a cache.
 
     Sources lie in the first half of the cache and destinations in the second, so that no block is both.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
 """Initializers for rows that belong to sequences or segments of different lengths, packed one after another.
 
-Examples: packed sequences of recurrent networks, segment reductions, row pointers of compressed matrices. `jagged`
-handles jagged tensors of recommendation models, `sequences` handles batches of tokens.
+Examples are packed sequences of recurrent networks, segment reductions, and row pointers of compressed matrices.
+`jagged` handles jagged tensors of recommendation models, `sequences` handles batches of tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from opreplay.traces.names import plural
 
 
 class BatchSizesInit(CustomInit):
-    """Fills the batch size of each step of a packed sequence: the number of sequences that still run.
+    """Fills the batch size of each step of a packed sequence, i.e. the number of sequences that reach this step.
 
-    The sizes descend, and add up to the rows of the data.
+    The sizes descend, and add up to the number of rows of the data.
     """
 
     name = "batch_sizes"
@@ -41,9 +41,10 @@ class BatchSizesInit(CustomInit):
 
 
 def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
-    """Return int64 [steps] batch sizes in descending order, with sum `rows` and first entry `sequences`.
+    """Return int64 [steps] batch sizes in descending order.
 
-    If `sequences` is None, the first entry is as small as possible. Raises InitializerError if no such packing exists.
+    The first size is `sequences`, or as small as possible if that is None. The sizes add up to `rows`. Raises
+    InitializerError if this is impossible.
     """
     count = -(-rows // steps) if sequences is None else sequences
     others = rows - steps

@@ -1,5 +1,6 @@
-"""Initializers for list arguments of serving kernels: LoRA adapters, state slots, row limits, group sizes, regroups.
+"""Initializers for list arguments of serving kernels.
 
+The arguments are LoRA adapters, state slots, row limits, group sizes, and columns of embeddings to regroup.
 `moe_routing` handles routing, `paged_attention` handles paged caches.
 """
 
@@ -50,9 +51,9 @@ class AdaptersInit(CustomInit):
 
 
 def _adapters(context: InitContext) -> int:
-    """Return the number of LoRA adapters: the first dimension of the weights (of a list: its first tensor).
+    """Return the number of LoRA adapters, which is the first dimension of the weights.
 
-    Raises InitializerError if no argument holds weights.
+    If the weights are a list, its first tensor is used. Raises InitializerError if no argument holds weights.
     """
     by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
     listed = next((value for value in by_name if value is not None), None)
@@ -154,10 +155,10 @@ def _all_of(kind: type[Item], values: object) -> list[Item] | None:
 
 
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
-    """Return `count` pieces as (source tensor, target tensor, source column, target column, width).
+    """Return `count` pieces of columns to copy: (source tensor, target tensor, source column, target column, width).
 
-    The pieces cover the columns of the source and target tensors in order; empty pieces come last. The last non-empty
-    piece is as wide as the tensors allow. If `count` is small, some columns are left out.
+    The pieces cover the columns of the source and target tensors in order; empty pieces come last. If `count` is too
+    small for all columns, the last piece is as wide as the tensors allow, and the remaining columns are left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

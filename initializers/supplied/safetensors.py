@@ -1,7 +1,7 @@
-"""Read and write .safetensors files: a length, a JSON header, raw bytes. Everything read is validated before use.
+"""Read and write .safetensors files, which consist of a length, a JSON header and raw bytes.
 
-This module handles the format; `values` decides which op a tensor is for. Nothing in the file is executed or unpickled.
-Format: https://github.com/huggingface/safetensors#format
+Everything read is validated before use, and nothing in the file is executed or unpickled. This module handles the
+format; `values` decides which op a tensor is for. Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations

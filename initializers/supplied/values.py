@@ -48,8 +48,8 @@ class RecordedValues:
     def __init__(self, path: str | Path) -> None:
         """Read names, shapes and dtypes from the file.
 
-        Raises FormatError for an invalid file and for names other than `OP.ARGUMENT`, EnvironmentRefused on a
-        big-endian machine.
+        Raises FormatError for an invalid file, for names other than `OP.ARGUMENT`, and for two tensors for the same
+        argument. Raises EnvironmentRefused on a big-endian machine.
         """
         if sys.byteorder != "little":
             raise EnvironmentRefused("--set values needs a little-endian machine, because the format is little-endian")
@@ -74,10 +74,10 @@ class RecordedValues:
     def write(
         self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
     ) -> dict[str, str]:
-        """Copy the supplied values of one op into its tensors; return a description of each argument for the report.
+        """Copy the supplied values of one op into its tensors.
 
-        Only tensors for which `only` returns True are filled. Raises InitializerError if an argument is missing or has
-        another shape.
+        Returns a description of each filled argument for the report. If `only` is given, only tensors for which it
+        returns True are filled. Raises InitializerError if an argument is missing or has another shape.
         """
         said: dict[str, str] = {}
         for place in self.of_op(op_id, name):

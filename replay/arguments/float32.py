@@ -3,7 +3,7 @@
 
 Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, about 300 times slower
 than those for float32. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says
-so; a shorter one is replayed as recorded. This module only decides, and allocates nothing.
+so. A shorter one is replayed as recorded. This module only decides; it allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 PATIENCE_S = 0.5
-"""Products with a longer estimated time per call, in seconds, run in float32; somewhat more than the default time for
-measuring an op.
+"""Estimated time per call, in seconds, above which a product runs in float32. It is somewhat more than the default time
+for measuring an op.
 """
 PLAIN_LOOP_FLOPS = 0.4e9
 """Floating-point operations per second of torch 2.13's bfloat16 matmul on an AVX2 CPU, from timing one call of
@@ -36,9 +36,9 @@ WORTH_COUNTING = 1 << 18
 
 
 def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
-    """Return (op with float32 instead of 16-bit tensors, what to report) for a product that would be too slow.
+    """For a product that would be too slow, return (op with float32 instead of 16-bit tensors, what to report).
 
-    Every other op is returned unchanged with None. This includes vendor references, which widen block by block
+    For every other op, return (the unchanged op, None). These include vendor references, which widen block by block
     themselves, and users' executors, which run as they are written.
     """
     halves = narrow_types(op)

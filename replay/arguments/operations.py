@@ -52,9 +52,9 @@ def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
-    """Adapt `formula` to tensors [batch, tokens, heads, width], which start at argument number `at`.
+    """Adapt `formula` to tensors [batch, tokens, heads, width]; the first of them is argument number `at`.
 
-    Calls that pass argument number `starts`, for sequences of different lengths, use torch's own formula.
+    Argument number `starts` is for sequences of different lengths. Calls that pass it use torch's own formula.
     """
 
     def count(*args: Any, **kwargs: Any) -> int:
@@ -83,7 +83,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, *
 
 
 def _recurrent(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a recurrent layer: two products per time step; x has shape [T, B, I]."""
+    """Return the FLOPs of a recurrent layer, which has two products per time step. x has shape [T, B, I]."""
     return 2 * prod(x.shape[:2]) * (weight.numel() + hidden_weight.numel())
 
 
@@ -94,8 +94,8 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
 def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
 
-    If the weight has no group dimension, the groups divide its columns if x is 3-dimensional; if x is 2-dimensional,
-    its rows and the columns of x.
+    If the weight has no group dimension, the groups divide other dimensions. For a 3-dimensional x, they divide the
+    weight's columns; for a 2-dimensional x, the weight's rows and the columns of x.
     """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
@@ -103,8 +103,8 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Map each overload packet to its formula, which is called with the op's arguments and `out_val`; torch's own
-    formulas unless replaced here.
+    """Map each overload packet to its formula, which is called with the op's arguments and `out_val`. The formulas are
+    torch's own unless they are replaced here.
     """
     from torch.utils.flop_counter import flop_registry
 

@@ -40,10 +40,10 @@ def allocate(
 ) -> torch.Tensor:
     """Return an uninitialised tensor of the given shape, dtype, strides and storage offset.
 
+    The tensor is placed in `memory` if that is given, otherwise in its own storage of at least `base_elements`.
     Expanded (stride 0) and overlapping tensors share storage as recorded, so they may need far less memory than their
-    shape suggests; the caller checks budgets. The tensor is placed in `memory` if that is given, otherwise in its own
-    storage of at least `base_elements`. Raises NotReplayable for impossible metadata and for a tensor that reaches
-    beyond `memory`.
+    shape suggests. The caller checks budgets. Raises NotReplayable for impossible metadata and for a tensor that
+    reaches beyond `memory`.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
@@ -64,7 +64,7 @@ def allocate(
 
 def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
     """Return the arguments of an op by name, with uninitialised tensors. Arguments that share memory in the plan share
-    it here.
+    it here, too.
 
     Raises NotReplayable.
     """
@@ -74,8 +74,8 @@ def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
 
 
 def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Allocate one storage per memory that several arguments share, large enough for the argument that reaches
-    furthest.
+    """Allocate one storage for each memory that several arguments share. It is large enough for the argument that
+    reaches furthest.
 
     Raises NotReplayable for impossible metadata.
     """
@@ -115,8 +115,8 @@ def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
     """Return the Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 
-    Devices become the replay device, except "cpu": a copy to the host stays a copy to the host. Raises NotReplayable
-    for a name that is not in `NAMED_VALUES`.
+    Devices are replaced by the replay device. Only "cpu" is kept, so that a copy to the host stays a copy to the host.
+    Raises NotReplayable for a name that is not in `NAMED_VALUES`.
     """
     kind = arg.type.removesuffix("[]")
     if isinstance(arg.value, tuple):
@@ -170,7 +170,7 @@ def _check(meta: TensorMeta) -> None:
 
 
 def seed_of(op: ReplayOp, seed: int) -> int:
-    """Return the seed of one op; it depends on the run's seed and the op's id, but not on the rest of the plan."""
+    """Return the seed of one op. It depends on the run's seed and the op's id, but not on the rest of the plan."""
     return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
 
 

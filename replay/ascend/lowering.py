@@ -47,8 +47,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The user's rule as "function (file.py:line)"; "" if no user's rule was used."""
     placed: tuple[tuple[str, int], ...] = ()
-    """(name, position): an argument name that a user's rule requested but the op does not have, and the position of the
-    argument used instead.
+    """Arguments used in place of a name that a user's rule requested but the op does not have, as (requested name,
+    position of the argument used).
     """
 
 
@@ -71,7 +71,7 @@ def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
 
 
 def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Register a user's rule for all ops whose name starts with a match of one of the regular expressions.
+    """Register a user's rule for ops by regular expressions that match the start of the op's name.
 
     Rules for exact names take precedence. Raises ValueError for a pattern that already has a rule.
     """
@@ -111,8 +111,8 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
 
 
 def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[TensorSpec]:
-    """Return one tensor of `size_bytes` with the dtype of the first recorded tensor; the recorded tensors if
-    `size_bytes` is None.
+    """Return one tensor of `size_bytes` with the dtype of the first recorded tensor. If `size_bytes` is None, return
+    the recorded tensors.
     """
     if size_bytes is None:
         return recorded
@@ -127,11 +127,12 @@ COLLECTIVE = "record_param_comms"
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
-    """Return the kernels of one call of `op`; `contents` describes the values of its arguments.
+    """Return the kernels of one call of `op`.
 
-    Without contents, sequence lengths follow from the batch of the op's iteration, and routing to experts is assumed to
-    be even. If a rule cannot interpret the arguments, the cost is based on the op's bytes, and a note says so. Raises
-    CustomOpError if a user's rule fails, InternalError if a built-in rule fails.
+    `contents` describes the values of its arguments. Without contents, sequence lengths are derived from the batch of
+    the op's iteration, and experts are assumed to get equal numbers of tokens. If a rule cannot interpret the
+    arguments, the cost is based on the op's bytes, and a note says so. Raises CustomOpError if a user's rule fails,
+    InternalError if a built-in rule fails.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("runs on the host: it counts an optimizer's steps",))
@@ -182,9 +183,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
 
 def _fills_nothing(op: ReplayOp) -> bool:
-    """Check whether an op produces and writes only empty tensors, for which libraries launch no kernel.
+    """Check whether an op produces and writes only empty tensors.
 
-    False if the sizes of the results are unknown, and for collectives.
+    Libraries launch no kernel for such an op. False if the sizes of the results are unknown, and for collectives.
     """
     results = [meta for meta in op.outputs or () if meta is not None]
     written = [meta for arg in op.args if arg.mutated for meta in arg.tensors if meta is not None]

@@ -55,8 +55,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hbm_mixed_cost: float
     """Relative increase of the HBM time per byte if half of the bytes are reads and half are writes."""
     loop_vector_share: float
-    """Factor on the launch time beyond that on one core, for a vector kernel in a loop: its code is in the instruction
-    caches, and no other kernel runs.
+    """Factor on the part of the launch time beyond a one-core launch, for a vector kernel in a loop. Such a kernel
+    launches faster because its code is in the instruction caches and no other kernel runs.
     """
     kept_vector_share: float
     """Factor like `loop_vector_share`, for a kernel in a network if the same kernel code ran shortly before."""
@@ -80,7 +80,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weight_resident_share: float
     """Share of a product's second operand found in L2 if the state of the cache is unknown.
 
-    It is small because each layer's weights are used once per step, and all of them together exceed any cache.
+    It is small because each layer's weights are used once per step, and the weights of all layers together exceed any
+    cache.
     """
     sequence_reach: float
     """Reuse distance, as a multiple of the L2 size, at which half of a tensor is still found in L2."""
@@ -98,24 +99,25 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wave_us: float
     """Start-up time of one wave of tiles."""
     split_depth: float
-    """Depth K of a product at which half of the pipes' overlap is lost.
+    """Depth K of a product at which half of the overlap of the cube's pipes is lost.
 
     A long K is split, and each piece is added to the result in memory before the next piece starts.
     """
 
 
 Neighbour = tuple[float, float, float, float]
-"""A measured kernel that corrects kernels of similar sizes (see `nearby`): (rows, columns, depth, weight).
+"""A measured kernel that corrects kernels of similar sizes (see `nearby`), as (rows, columns, depth, weight).
 
-Sizes are base-2 logarithms, divided by the octaves over which similarity reaches. The weight is the neighbour's
-contribution to the log time of a kernel of its own sizes; contributions of neighbours add up.
+Sizes are base-2 logarithms, divided by the range in octaves within which kernels count as similar. The weight is the
+neighbour's contribution to the log time of a kernel of its own sizes. Contributions of several neighbours add up.
 """
 
 
 class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memories, paths and start costs of a core, for tile programs (see `replay.tile`); sources in `_pipes.toml`.
+    """Memories, paths and start costs of a core, for tile programs (see `replay.tile`).
 
-    Paths are in bytes per cycle and core; latencies and start costs are in cycles unless the name says microseconds.
+    Sources are in `_pipes.toml`. Paths are in bytes per cycle and core. Latencies and start costs are in cycles unless
+    the name says microseconds.
     """
 
     ub_bytes: float
@@ -191,7 +193,7 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     passes: float = 1.0
     """How often a row that does not fit into a core's memory is read."""
     spreads: bool = False
-    """Whether a copy repeats its input; only contiguous runs of the output then count as rows."""
+    """Whether a copy repeats its input. If so, only contiguous runs of the output count as rows."""
     native_half: bool = False
     """Whether vector cores compute float16 without widening it, processing two elements in place of one float32."""
     hf32: bool = False
@@ -207,16 +209,16 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel types of the family that were measured on other SoCs."""
     least_elements: float = 0.0
     most_elements: float = 0.0
-    """Maximum number of elements of the largest operand, over all kernels of this family measured on any SoC; 0 if
-    there are none.
+    """Number of elements of the largest operand among all kernels of this family measured on any SoC; 0 if none was
+    measured.
     """
     dtypes: tuple[str, ...] = ()
     """Dtypes of the largest operands of all kernels of this family measured on any SoC; "half": float16, bfloat16."""
     states: tuple[str, ...] = ()
     """Cache states in which kernels of the family were measured on this SoC."""
     band: float = 2.0
-    """Factor of the 80 % band, up and down; used for families whose band does not follow from evidence: collectives,
-    host copies, unknown kernels.
+    """Factor of the 80 % band: predicted times are divided and multiplied by it. It is used for families whose band
+    does not follow from evidence: collectives, host copies, unknown kernels.
     """
 
 
@@ -283,7 +285,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers with a fixed number of dies each; links that the cluster file omits are those of the SoC."""
+    """Servers with a fixed number of dies each. Links that the cluster file does not give are those of the SoC."""
 
     name: str
     servers: int
@@ -376,7 +378,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     far_link: Link | None = None
     """Link between servers; None if `link` also connects servers."""
     cluster: Cluster | None = None
-    """Cluster that contains the device; if None, there are as many servers of `server_dies` dies as needed."""
+    """Cluster that contains the device. If None, there are as many servers of `server_dies` dies as a group needs."""
 
     def __repr__(self) -> str:
         """Return only the name and version, because all numbers would fill pages."""
@@ -393,8 +395,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Trust = Literal["datasheet", "measured", "fitted", "assumed"]
-"""Source of a number: "datasheet" or configuration of a vendor; "measured" directly and quoted; "fitted" to kernel
-measurements by this project's calibration; "assumed" by analogy or judgement.
+"""Source of a number, as one of four words. "datasheet": a datasheet or configuration of the vendor. "measured":
+measured directly and quoted. "fitted": fitted to kernel measurements by this project's calibration. "assumed": set by
+analogy or judgement.
 """
 
 

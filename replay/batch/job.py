@@ -42,8 +42,8 @@ class Traces:
         tell: Tell = lambda line: None,
         progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = lambda: nullcontext(_ignored),
     ) -> None:
-        """`lanes`, `engine` and `address` are as in `read_batch`. `progress` returns a context with a function that
-        gets (files done, all files).
+        """`lanes`, `engine` and `address` are as in `read_batch`. `progress` returns a context manager that gives a
+        function; this function gets (files done, number of all files).
         """
         self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
         self._files: list[BatchFile] = []
@@ -114,7 +114,8 @@ def find_and_pair(
     process: str | None,
     tell: Tell,
 ) -> tuple[list[BatchFile], HowToRead]:
-    """Return (files to read, how to read them). An ExecutionTrace that belongs to a trace is not read as a trace.
+    """Return (files to read, how to read them). An ExecutionTrace that belongs to a trace is not read as a trace of its
+    own.
 
     Raises UsageError if no trace has an ExecutionTrace, and what `find_files` and `pair` raise.
     """
@@ -174,11 +175,12 @@ def read_batch(
     tell: Tell,
     progress: Callable[[int, int], None],
 ) -> tuple[Batch, list[Unreadable]]:
-    """Return (merged batch of all readable files, refused files). A refused file was named by the user, or is damaged.
+    """Return (merged batch of all readable files, refused files). Refused files are unreadable, and either named by the
+    user or damaged.
 
-    Unchanged files with a plan in the store are not read again; other plans are added to the store. Files in a folder
-    that are valid JSON but not traces, and copies, are reported and skipped. If no file can be read, raises the error
-    of the first one.
+    Unchanged files with a plan in the store are not read again. The plans of other files are added to the store.
+    Copies, and files in a folder that are valid JSON but not traces, are reported and skipped. If no file can be read,
+    raises the error of the first one.
     """
     batch = Batch()
     unreadable: list[Unreadable] = []
@@ -269,7 +271,7 @@ KINDS = frozenset(
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the ExecutionTraces with the trace's name; if there are none, those with its rank."""
+    """Return the ExecutionTraces that have the trace's name. If there are none, return those that have its rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 
@@ -277,12 +279,12 @@ def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None])
 def pair(
     traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
 ) -> dict[str, str]:
-    """Map each trace to its ExecutionTrace (`donors`), for the traces that have one.
+    """Map each trace that has an ExecutionTrace (one of `donors`) to it.
 
-    Candidates have the trace's name (ignoring words such as "kineto" and "et"), otherwise its rank; the nearest
-    candidate in the folder tree is chosen. The rank is in the path or comes from `rank_of`. A single ExecutionTrace
-    always belongs to a single trace. Raises UsageError if two ExecutionTraces fit a trace equally well, or if two
-    traces get the same one.
+    Candidates are those with the trace's name (ignoring words such as "kineto" and "et"). If there are none, candidates
+    are those with its rank, which is in the path or comes from `rank_of`. The candidate nearest in the folder tree is
+    chosen. If there is one trace and one ExecutionTrace, they always belong together. Raises UsageError if two
+    ExecutionTraces fit a trace equally well, or if two traces get the same one.
     """
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Merge many traces into one plan: ops that several traces contain are replayed once, with sums for each trace, each
+"""Merge many traces into one plan. Ops that several traces contain are replayed once, with sums for each trace, each
 job and the batch.
 
-This module merges and sums. The caller reads, `run` replays, and `ranks` recognises which traces are ranks of a job.
+This module merges and sums. The caller reads files, `run` replays, and `ranks` recognises which traces are ranks of a
+job.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     rank: int | None = None
     world_size: int | None = None
     sources: tuple[Stamp, ...] = ()
-    """All files from which the plan was made, with their state; empty if a file changed during reading or is not a
+    """All files from which the plan was made, with their state. Empty if a file changed during reading or is not a
     regular file.
     """
     notes: tuple[str, ...] = ()
@@ -57,7 +58,8 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the file, with as many of its folders as needed to make it unique."""
     why: str
     left_out: bool
-    """Whether the file was skipped because it is no trace, or a copy of another file; otherwise the file was refused.
+    """Whether the file was skipped because it is not a trace, or is a copy of another file. If False, the file was
+    refused.
     """
 
 
@@ -95,8 +97,8 @@ class Batch:
         self._unmatched: tuple[str, ...] = ()
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
-        """Time of kernels without an op, separately for traces with device time (True) and without (False), because
-        shares use only the former.
+        """Time of kernels without an op: {True: of traces with device time, False: of traces without}. They are
+        separate because shares use only the former.
         """
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
@@ -334,10 +336,10 @@ class _Sums:
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
-    """Return a key under which ops are merged: it is equal for ops that are called in the same way.
+    """Return the key by which ops are merged. It is equal for ops that are called in the same way.
 
-    Keys differ if missing arguments were inferred differently, and between traces with and without device time, because
-    a mean over both would be meaningless.
+    Keys differ if missing arguments were inferred differently. They also differ between traces with and without device
+    time, because a mean over both would be meaningless.
     """
     what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Recognise which traces are ranks of one job: by recorded rank and world size or, if not recorded, by file names.
+"""Recognise which traces are ranks of one job. The recorded rank and world size decide; if they are not recorded, the
+file names do.
 
-Does not use plans and reads no files.
+This module does not use plans, and reads no files.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def assign_jobs(
     """Return the job of each trace, from its path, recorded (rank, world size), and ops (given as numbers).
 
     Traces belong to one job if they have the same folder and world size, different ranks, and names that differ only in
-    the rank. If the names do not contain the rank, all their numbers may differ, except numbers in words (llama8b). A
-    repeated rank starts another job, since a second recording with the same names cannot be merged with the first. A
-    trace that has hardly any op in common with the job also starts another job, since it is another model. A job of one
-    trace has the trace's own name.
+    the rank. If the names do not contain the rank, all their numbers may differ, except numbers in words (llama8b).
+
+    Two kinds of traces start another job. A trace with a repeated rank does, since a second recording with the same
+    names cannot be merged with the first. A trace that has hardly any op in common with the job does, since it is of
+    another model. A job of one trace has the trace's own name.
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
@@ -133,8 +135,8 @@ def rank_in_name(path: str) -> int | None:
 def without_rank(path: str, rank: int) -> str:
     """Replace the rank in a path by `*`.
 
-    The replaced number is the one after the last "rank" if it is the rank, otherwise the last number in the file name
-    that equals the rank. If none does, every number in the file name is replaced.
+    If the number after the last "rank" is the rank, it is replaced. Otherwise, the last number in the file name that
+    equals the rank is replaced. If there is none, every number in the file name is replaced.
     """
     named = list(_NAMED.finditer(path))
     if named and int(named[-1][1]) == rank:
@@ -167,16 +169,16 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 PEEK_BYTES = 64 << 10
-"""Bytes to read from the start of a file, and to search after decompression; PyTorch writes distributedInfo before
-events.
+"""Number of bytes to read from the start of a file; the same number is searched after decompression. PyTorch writes
+distributedInfo before the events.
 """
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')
 
 
 def rank_at_start(path: str) -> int | None:
-    """Return the recorded rank if it is near the start of the file; None otherwise, and for unreadable files.
+    """Return the recorded rank if it is near the start of the file; otherwise None.
 
-    Also None for pipes, because they can be read only once.
+    Also returns None for unreadable files, and for pipes, because they can be read only once.
     """
     try:
         if not os.path.isfile(path):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Find the files of a batch in folders and read several at a time; an unreadable file does not affect the others.
+"""Find the files of a batch in folders, and read several at a time. An unreadable file does not affect the others.
 
-Contains the search, the processes that read, and the choice of each file's rank.
+The module contains the search, the processes that read, and the choice of each file's rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ seconds.
 GZIP_RATIO = 10
 """Assumed ratio of the size of a trace to its compressed size."""
 AHEAD = 2
-"""Number of files sent to each process in advance; a limit, so that finished plans do not pile up in memory."""
+"""Number of files sent to each process in advance. A higher number would let finished plans pile up in memory."""
 PIECE_BYTES = 16 << 20
 MODULE = "batch.reading"
 
@@ -64,7 +64,8 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     hint: str = ""
     exit_code: int = 3
     no_trace: bool = False
-    """Whether the file is valid JSON of another kind, as any file in a folder may be; a damaged file counts as a trace.
+    """Whether the file is valid JSON but not a trace, as may be found in any folder. A damaged file counts as
+    a trace.
     """
 
 
@@ -89,7 +90,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     named: bool
-    """Whether the user named the file, directly or by a glob; other files are from a folder and may not be traces."""
+    """Whether the user named the file, directly or by a glob. Other files come from a folder and may not be traces."""
 
     copy_of: str | None = None
     """File with the same contents, which counts for both."""
@@ -311,7 +312,7 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
 
 
 def _merged_notes(read: Trace) -> list[str]:
-    """Return notes on a file merged from profiles of several processes; empty for other files."""
+    """Return notes on a file that was merged from profiles of several processes; no notes for other files."""
     if read.info.merged is None or read.info.process is not None:
         return []
     count = len(read.info.merged.processes)
@@ -383,7 +384,7 @@ def readable_traces(
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
-    """Raise UsageError if the files of a folder belong to several jobs; files that the user named one by one are not
+    """Raise UsageError if the files of a folder belong to several jobs. Files that the user named one by one are not
     checked.
     """
     if len(patterns) == len(paths):
@@ -404,9 +405,9 @@ CHUNK_BYTES = 1 << 20
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
     """Map each copy of a file to its original, which has the same contents.
 
-    The original is preferably a regular file rather than a link, then the less deeply nested, then the older, then the
-    first file. Only files whose unpacked size (for gzip, from the last four bytes) occurs twice are read. Files that
-    are not regular, are empty or cannot be read are never copies.
+    Of several files, the original is a regular file rather than a link, then the least deeply nested, then the oldest,
+    then the first. Only files whose unpacked size (for gzip, from the last four bytes) occurs twice are read. Files
+    that are not regular, are empty or cannot be read are never copies.
     """
     sizes: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:

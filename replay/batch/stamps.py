@@ -1,5 +1,5 @@
 # pyright: strict
-"""Check whether a file is unchanged without reading all of it: by size, modification time, start and end.
+"""Check whether a file is unchanged without reading all of it. Its size, modification time, start and end are compared.
 
 This module only compares files on disk.
 """

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Checks whether a captured plan computes the same as the model: replays it on real values and compares every result.
+"""Checks whether a captured plan computes the same as the model.
 
-The step is run three times with one seed: the model without the recorder; the model with the recorder, which copies
-each external storage before its first use; and the plan, on these copies. The plan was captured on fake tensors.
+The plan is replayed on real values, and every result is compared. The plan was captured on fake tensors. The step is
+run three times with one seed: first the model without the recorder; then the model with the recorder, which copies each
+external storage before its first use; and finally the plan, on these copies.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ SEED = 0
 
 
 def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
-    """Replay `plan`, which was captured from the step that `make` returns, and compare all results.
+    """Replay `plan`, which was captured from the step that `make` returns, and compare all results with the model's.
 
-    `make` and the step run twice more, each time after `torch.manual_seed(seed)`. Raises UsageError for a step whose
-    two runs differ, e.g. because of random numbers that do not depend on the seed.
+    `make` is called and its step run twice more, each time after `torch.manual_seed(seed)`. Raises UsageError for a
+    step whose two runs differ, e.g. because of random numbers that do not depend on the seed.
     """
     if plan.sequence is None or plan.sequence.cut:
         raise UsageError("the plan does not contain all calls of the step", hint="Check a smaller model.")
@@ -143,8 +144,8 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes of a contiguous tensor. Uses `as_strided`, because the stride of a single element may be one
-    that `view` rejects.
+    """Return all bytes of a contiguous tensor. Uses `as_strided`, because a tensor with a single element may have a
+    stride that `view` rejects.
     """
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 

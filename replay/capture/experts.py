@@ -1,8 +1,8 @@
 """Expert parallelism: distributes experts over ranks, and sends tokens to the ranks of their experts and back.
 
-Applies to transformers models, whose modules hold all experts in stacked weights and are called with tokens, the chosen
-experts and their weights. Routing is assumed to be balanced: each rank sends the same number of tokens to every rank,
-rounded up.
+Applies to transformers models. Their modules hold all experts in stacked weights, and are called with tokens, the
+chosen experts and the weights of these. Routing is assumed to be balanced: each rank sends the same number of tokens to
+every rank, rounded up.
 """
 
 from __future__ import annotations

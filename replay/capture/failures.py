@@ -83,7 +83,7 @@ _FORWARD_WAYS = (
 
 
 def user_line(error: BaseException) -> str:
-    """Return file and line of the innermost frame outside torch and opreplay, with its text; "" if there is none."""
+    """Return file, line and text of the innermost frame that is outside torch and opreplay; "" if there is none."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -73,7 +73,7 @@ class Shape:
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
-    """Return a function that creates the step for a model's config file.
+    """Return a function that creates the step for a model whose config file is given.
 
     Raises UsageError for an invalid file, EnvironmentRefused if transformers is not installed.
     """
@@ -182,10 +182,10 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
 
 
 def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
-    """Return inputs for the model's forward by name: tokens, an image or a video, a spectrogram, audio samples, a time
-    series.
+    """Return the inputs of the model's forward by name.
 
-    Raises UsageError for a model whose config does not give its input sizes.
+    They are tokens, an image or a video, a spectrogram, audio samples, or a time series, as the model requires. Raises
+    UsageError for a model whose config does not give its input sizes.
     """
     config, taken = model.config, signature(model.forward).parameters
     takes_ids = takes_tokens(type(model), config)
@@ -260,8 +260,8 @@ def _series(config: Any) -> tuple[int, ...] | None:
 _SIZES: dict[str, Callable[[Any], tuple[int, ...] | None]] = {
     "pixel_values": _image, "input_features": _spectrogram, "input_values": _sound, "past_values": _series,
 }  # fmt: skip
-"""For each input name, a function that returns its size from a config, without the batch; None if the config does not
-give it.
+"""Name of an input → function that returns the input's size for a config. The size excludes the batch; it is None if
+the config does not give it.
 """
 
 
@@ -299,8 +299,8 @@ def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _guessed(model: Any, inputs: Iterable[str]) -> Generator[None, None, None]:
-    """Context for running a model on inputs derived from its config; raises UsageError if the model requires other
-    inputs.
+    """Context for running a model on inputs derived from its config. If the model requires other inputs, its error
+    becomes a UsageError.
     """
     try:
         yield
@@ -378,11 +378,11 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
-    """Return how many tokens of each sequence a prefill writes to a cache before the captured step.
+    """Return how many tokens of each sequence to write to a cache, by a prefill, before the captured step.
 
     On fake tensors, the step makes the same calls after one token as after all tokens, because the cache has its final
-    size from the start. Exceptions are a sliding window, which may or may not be full, and positions read from a table.
-    A prefill of all tokens may take most of a capture's time.
+    size from the start. So one token is enough, which saves time: a prefill of all tokens may take most of a capture's
+    time. All tokens are needed for a sliding window, which may or may not be full, and for positions read from a table.
     """
     text = getattr(config, "text_config", config)
     turns = any(getattr(text, name, None) is not None for name in _TURNED)
@@ -391,13 +391,13 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
-    """Return arguments that make a model fill a cache and return only the last logits; newer transformers name the
-    argument `cache`.
+    """Return arguments that make a model fill a cache and return only the last logits. Newer transformers name the
+    cache argument `cache`, older ones `past_key_values`.
     """
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     return {name: cache, "use_cache": True, "logits_to_keep": 1}
 
 
 def _cache(config: Any, tokens: int) -> Any:
-    """Return a cache of fixed size, as servers use it; a growing cache would be copied for each token."""
+    """Return a cache of fixed size, as servers use it. A growing cache would be copied for each token."""
     return transformers_library().StaticCache(config=config, max_cache_len=tokens)

@@ -1,7 +1,7 @@
-"""Captures graphs instead of running calls: the graph of torch.export, or the graphs that torch.compile passes to its
-backend.
+"""Captures graphs instead of running calls.
 
-Each node is recorded as one op, even if torch would compose it of other ops.
+The graph is that of torch.export, or those that torch.compile passes to its backend. Each node is recorded as one op,
+even if torch would compose it of other ops.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Recorded(torch.fx.Interpreter):
 def run_exported(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, decompose: bool
 ) -> Any:
-    """Export the step and run its graph; with `decompose`, first decompose the graph to torch's core ops."""
+    """Export the step and run its graph. With `decompose`, the graph is first decomposed to torch's core ops."""
     if step.trains or step.call is None:
         raise UsageError("torch.export supports a forward pass, not a training step", hint="Remove optimizer and loss.")
     module = step.call if isinstance(step.call, torch.nn.Module) else _Wrapped(step.call)
@@ -103,11 +103,11 @@ def run_program(
 
 
 def step_of_file(path: str) -> Callable[[], Step]:
-    """Return a function that creates the step of a file from `torch.export.save`: its graph on its example inputs.
+    """Return a function that creates the step of a file from `torch.export.save`.
 
-    Loading a file executes its contents: pickles of inputs, weights and constants, conditions on sizes, names of
-    modules. Use it only for files that the user trusts. Raises UsageError if torch cannot load the file or it has no
-    example inputs.
+    The step runs the file's graph on its example inputs. Loading a file executes its contents: pickles of inputs,
+    weights and constants, conditions on sizes, names of modules. Use it only for files that the user trusts. Raises
+    UsageError if torch cannot load the file or it has no example inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level

@@ -1,8 +1,7 @@
-"""Latent attention (MLA) with absorbed projection: queries attend to latents that are never expanded to keys and
-values.
+"""Latent attention (MLA) in the absorbed form: queries attend to latents, which are never expanded to keys and values.
 
 Applies to transformers models, whose modules expand a cache of latents by `expand_kv`. Servers use the absorbed form in
-decode: it reads only the latents, which have 1/57 of the bytes of DeepSeek-V3's expanded keys and values.
+decode because it reads only the latents. For DeepSeek-V3, these have 1/57 of the bytes of the expanded keys and values.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ EXPANDED = (
 
 
 def absorb(model: Any) -> bool:
-    """Make each module with latent attention attend to the latents; return whether the model has such modules."""
+    """Make each module with latent attention attend to the latents. Returns whether the model has such modules."""
     from transformers import AttentionInterface, AttentionMaskInterface  # pyright: ignore
     from transformers.masking_utils import sdpa_mask  # pyright: ignore
 

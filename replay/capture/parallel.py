@@ -1,7 +1,8 @@
-"""Reduces a transformers model to one rank of many: layers are split over pipeline stages, widths over tensor ranks.
+"""Reduces a transformers model to the part of one rank: layers are split over pipeline stages, widths over tensor
+ranks.
 
-The ranks of one stage are consecutive. Matrix products are split as in Megatron and vLLM: by columns, then by rows with
-an all-reduce of the result; embedding and head are split by the vocabulary.
+The ranks of one stage are consecutive. Matrix products are split as in Megatron and vLLM: the first by columns, the
+next by rows, with an all-reduce of the result. Embedding and head are split by the vocabulary.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ class Stage:
 
 
 def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bool = False) -> Stage:
-    """Reduce a model to this process's rank.
+    """Reduce a model to the part of this process's rank.
 
-    The rank keeps a part of each expert or, with `whole_experts`, some complete experts. Raises UsageError for a model
-    that cannot be split this way.
+    The rank keeps a part of each expert; with `whole_experts`, it keeps some complete experts instead. Raises
+    UsageError for a model that cannot be split this way.
     """
     import torch.distributed as dist
 
@@ -171,9 +172,9 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
 
 
 def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
-    """Reduce a linear layer to this rank's rows, or to one of `column_parts` parts of its columns; the layer's name
-    says which.
+    """Reduce a linear layer to this rank's part.
 
+    The layer's name says whether it is split into rows or into columns. Columns are split into `column_parts` parts.
     Raises UsageError if the layer cannot be split.
     """
     last = name.rpartition(".")[2]
@@ -209,7 +210,9 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
 
 
 def _split_recurrence(net: Any, ranks: int) -> None:
-    """Reduce a gated delta net to this rank's heads; its projections are split by columns and by rows."""
+    """Reduce a gated delta net to this rank's heads. Its projections are linear layers; they are split by columns and
+    by rows like all others (`_split_linear`).
+    """
     for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
         setattr(net, name, _share(int(getattr(net, name)), ranks, name))
     for name in ("A_log", "dt_bias"):
@@ -306,8 +309,8 @@ class _ReduceBackward(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """Concatenates the parts of all ranks along the last dimension; in backward each rank keeps the gradient of its own
-    part.
+    """Concatenates the parts of all ranks along the last dimension. In backward, each rank keeps the gradient of its
+    own part.
     """
 
     @staticmethod

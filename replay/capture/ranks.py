@@ -1,7 +1,7 @@
-"""Simulates one rank of a multi-process job in this process, with a process group without communication, so that
-multi-rank code runs.
+"""Simulates one rank of a multi-process job in this process.
 
-Creates and destroys the group. Readers of the plan interpret its collectives.
+A process group that does not communicate lets multi-rank code run. This module creates and destroys the group. Readers
+of the plan interpret its collectives.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BACKEND = "fake"
 def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
     """Act as one rank of a job, with the environment variables that `torchrun` sets.
 
-    Meanwhile the user's own `init_process_group` does nothing, because the group already exists. Raises UsageError for
-    an invalid rank, and if a real group is active.
+    The user's own `init_process_group` does nothing in this context, because the group already exists. Raises
+    UsageError for an invalid rank, and if a real group is active.
     """
     if not 0 <= rank < world_size:
         raise UsageError(
@@ -109,9 +109,9 @@ def _real_meshes() -> Iterator[None]:
 
 @contextmanager
 def _no_exchange_of_values() -> Iterator[None]:
-    """Replace values that torch's wrappers read from other ranks, assuming that all ranks are equal.
+    """Replace the values that torch's wrappers would read from other ranks. All ranks are assumed to be equal.
 
-    DistributedDataParallel compares parameters first and waits for its gradients in C++; pipelines vote on whether
+    DistributedDataParallel first compares parameters, and it waits for its gradients in C++. Pipelines vote on whether
     sizes are known.
     """
     from torch.distributed.pipelining import schedules, stage

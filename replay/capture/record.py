@@ -59,10 +59,11 @@ def record(
     decompose: bool = False,
     device: LikeDevice = "cpu",
 ) -> Recording:
-    """Create a step and run it once. On real tensors, each of the two starts with `torch.manual_seed(seed)`.
+    """Create a step and run it once.
 
-    `device` is the device whose torch defaults `without_mode` and `module_tracker` follow. Raises UsageError with the
-    user's line if the step cannot be run this way.
+    On real tensors, `torch.manual_seed(seed)` is called before the creation and again before the run. `device` is the
+    device whose torch defaults `without_mode` and `module_tracker` follow. Raises UsageError with the user's line if
+    the step cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -103,8 +104,8 @@ def record(
 
 
 def forget_cached_tensors() -> None:
-    """Empty the function caches (`functools.lru_cache`) that hold tensors, because those tensors are fake or were
-    computed in another run.
+    """Empty the function caches (`functools.lru_cache`) that hold tensors. Those tensors are fake or were computed in
+    another run.
     """
     _cached_functions.update(each for each in gc.get_referrers(_CachedFunction) if type(each) is _CachedFunction)
     for cached in list(_cached_functions):
@@ -193,9 +194,9 @@ def plan_of_recording(
 
 
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
-    """Return all ops, marking those whose calls all work on an optimizer's step counters.
+    """Return all ops, with a mark on those whose calls all work on an optimizer's step counters.
 
-    Even in a step on a device, these ops run on the host, as in a trace (`traces.links.optimizer_counters`).
+    The marked ops run on the host even if the step runs on a device, as in a trace (`traces.links.optimizer_counters`).
     """
     if not counters:
         return recorder.ops

@@ -23,7 +23,7 @@ class Step:
     """A function to be run once, with its arguments."""
 
     run: Callable[[], Any]
-    """Runs the whole step; returns the model's output, and also the loss if the step trains."""
+    """Runs the whole step and returns the model's output; if the step trains, also the loss."""
     inputs: Any
     """Inputs from the caller: tensors in any nesting of lists and dictionaries."""
     root: torch.nn.Module | None = None
@@ -52,9 +52,10 @@ def step_of(description: Any) -> Step:
 def called_step(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
 ) -> Step:
-    """Return the step that calls a function or module; with an optimizer or a loss in `options`, it trains the module.
+    """Return the step that calls a function or module.
 
-    Raises UsageError if `call` is not callable, and for options without a module.
+    If `options` has an optimizer or a loss, the step trains the module. Raises UsageError if `call` is not callable,
+    and for options without a module.
     """
     if not callable(call):
         raise UsageError(f"{_shown(call)} is not a step", hint=_FORM)

@@ -1,6 +1,6 @@
 # pyright: strict
-"""The target of a capture as given on the command line, usually a function in the user's file. The file is executed, as
-with `python FILE.py`.
+"""The target of a capture as given on the command line. It is usually a function in the user's file. The file is
+executed, as with `python FILE.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Target:
     via: Via | None = None
     """The only method by which the target can be captured; None if the user may choose it."""
     of_config: bool = False
-    """Whether a library builds the model from its config; such a model has fused kernels on servers."""
+    """Whether a library builds the model from its config. Servers have fused kernels for such a model."""
 
 
 def check_target(text: str) -> None:
@@ -89,9 +89,9 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
 
 
 def load_function(text: str) -> tuple[Callable[[], Any], str]:
-    """Return the function for "FILE.py:name", and a readable name for what it returns; the file is executed.
+    """Return the function for "FILE.py:name", and a readable name for what it returns.
 
-    Raises UsageError for a missing file or function, and if running the file fails.
+    The file is executed. Raises UsageError for a missing file or function, and if running the file fails.
     """
     path_text, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():

@@ -205,11 +205,10 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
 
 
 def speed_cases(bench: Bench) -> list[Case]:
-    """Return the cases to time: the first call, a large call and a transposed call; without a reference, only the
-    first.
+    """Return the cases to time: the first call, a large call, and the large call transposed.
 
-    The large call is needed because a small one measures only overhead. It is the largest case, or an enlarged first
-    call if all cases are small. The transposed call is the large call transposed.
+    Without a reference, only the first call is timed. The large call is needed because a small one measures only
+    overhead. It is the largest case, or an enlarged first call if all cases are small.
     """
     first = bench.first
     if not bench.has_reference(first):

@@ -60,12 +60,15 @@ Values = Literal[
     "too large",
     "negative",
 ]
-"""Kinds of values: "usual" (from the op's initializers), "wide" (8 times as large), "large" (100 times as large, or
-integers too large for float32), "beyond" float16's range, "far" (a large number added), "small" (about a millionth),
-"denormal" (below the smallest normal number), "zeros" (some of both signs), "ties" (few distinct values), "odd" (some
-NaN and infinities), "rows far below zero" (one large negative number, like masked scores), "positive" (between 0 and
-1), "signed" (integers of both signs without zeros), "too large" (an index beyond any tensor), "negative" (a negative
-index).
+"""Kinds of values.
+
+"usual": from the op's initializers. "wide": 8 times as large. "large": 100 times as large, or integers too large for
+float32. "beyond": beyond float16's range. "far": a large number added. "small": about a millionth. "denormal": below
+the smallest normal number. "zeros": some zeros of both signs. "ties": few distinct values. "odd": some NaN and
+infinities. "NaN in rows": one NaN in every second row. "rows of -inf", "rows of zeros": every second row has only this
+value. "rows far below zero": every second row has only one large negative number, like masked scores. "positive":
+between 0 and 1. "signed": integers of both signs without zeros. "too large": an index beyond any tensor. "negative": a
+negative index.
 """
 
 
@@ -79,11 +82,11 @@ class Case:
     values: Values = "usual"
     trait: Trait | None = None
     smaller: tuple[Case, ...] = ()
-    """For a case with many elements: the same call with fewer elements, ascending, whose memory use shows whether the
-    large case fits.
+    """For a case with many elements: the same call with fewer elements, in ascending order. Their memory use shows
+    whether the large case fits.
     """
     instead: tuple[Case, ...] = ()
-    """For generated sizes that may not be valid together: alternatives; the first one that the op accepts is tried."""
+    """Alternatives to generated sizes that may not be valid together; the first one that the op accepts is used."""
 
     @property
     def text(self) -> str:
@@ -100,7 +103,7 @@ def case_text(op: ReplayOp) -> str:
 
 
 def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> Case:
-    """Return a case of one overload; its id, which seeds its values, is a hash of its arguments."""
+    """Return a case of one overload. Its id is a hash of its arguments and seeds its values."""
     identity = blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest()
     op = ReplayOp(
         id=identity,
@@ -131,10 +134,10 @@ def argument(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value
 
 
 def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
-    """Parse one `--shapes` text into cases, one for each overload that accepts the call, best match first.
+    """Parse one `--shapes` text into cases: one for each overload that accepts the call, best match first.
 
-    "4096x4096" is one shape for every tensor, "16x32, 32" one shape per tensor, "f32[4,8], f32[8]" also gives dtypes
-    and strides, and "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for any other text, and if no
+    "4096x4096" is one shape for all tensors. "16x32, 32" is one shape for each tensor. "f32[4,8], f32[8]" also gives
+    dtypes and strides. "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for any other text, and if no
     overload accepts the call.
     """
     if "(" in text:
@@ -163,8 +166,8 @@ def _parse_whole(text: str, name: str) -> CallText:
 
 
 def _listed_shapes(text: str) -> list[TensorMeta]:
-    """Return the tensors listed in a `--shapes` text that is not a call; tensors given only as sizes have the
-    dtype "".
+    """Return the tensors listed in a `--shapes` text that is not a whole call. The dtype of a tensor given only by its
+    sizes is "".
     """
     parts = [part.strip() for part in re.split(r"[,;](?![^\[{(]*[\]})])", text) if part.strip()]
     if not parts:
@@ -178,9 +181,10 @@ def _listed_shapes(text: str) -> list[TensorMeta]:
 
 
 def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments built from shapes alone; None if the number of shapes does not fit.
+    """Return arguments built from shapes alone; None if their number does not fit.
 
-    Shapes are assigned to tensor arguments in order, a single shape to all of them. Other values are generated.
+    Several shapes are assigned to the tensor arguments in order; a single shape is assigned to all of them. Other
+    values are generated.
     """
     tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
@@ -251,9 +255,10 @@ _USUAL: dict[str, Value] = {
 
 
 def guesses(name: str, spec: OpSpec) -> Iterator[Case]:
-    """Yield calls that the schema allows, most common first, to be tried on the op.
+    """Yield calls that the schema allows, to be tried on the op, the most common ones first.
 
-    First one shape for all tensors, then rows and vectors, matrices that can be multiplied, and images.
+    The first calls have one shape for all tensors. Rows and vectors, matrices that can be multiplied, and images
+    follow.
     """
     wanted = [arg for arg in spec.args if arg.kind in ("Tensor", "Tensor[]") and not arg.optional]
     guessed = itertools.islice(_shapes(len(wanted)), MOST_GUESSES) if wanted else [()]

@@ -48,7 +48,8 @@ def _judged(
 ) -> CheckResult:
     """Run the trials and return the check's result.
 
-    `lost` holds cases that terminated a process before the first trial; it is filled while the trials run.
+    `lost` holds cases that terminated a process before its first trial. It may grow while the trials run, because a
+    process that ends is replaced by a new one.
     """
     findings: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Checks every reference implementation against itself in float64, or an installed library's ops against their
-reference implementations.
+"""Checks reference implementations. Either each is checked against itself in float64, or the ops of an installed
+library are checked against them.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 def check_stand_ins(
     pattern: str = "*", *, library: str | None = None, device: str = "cpu", seed: int = 0, tell: Tell | None = None
 ) -> Fidelity:
-    """Check the reference implementations whose name matches a glob; with `library`, check the library's own ops
-    against them.
+    """Check the reference implementations whose name matches a glob.
 
-    Everything runs in this process because reference implementations are opreplay's own code. Raises UsageError if
-    nothing matches, EnvironmentRefused if a library or device is missing.
+    Each is compared with itself in float64; with `library`, the library's own ops are compared with them. Everything
+    runs in this process because reference implementations are opreplay's own code. Raises UsageError if nothing
+    matches, EnvironmentRefused if a library or device is missing.
     """
     names = [name for group in implemented().values() for name in group if fnmatchcase(name, pattern)]
     if library is not None:

@@ -34,7 +34,7 @@ class End(NamedTuple):
 
     detail: str
     signalled: bool
-    """Whether a signal ended or stopped the process; the call may not have caused the signal."""
+    """Whether a signal ended or stopped the process. The signal may have another cause than the call."""
     lost: bool
     """Whether a signal that no call can raise ended the process."""
 
@@ -91,7 +91,7 @@ class Checker:
             self.lost[case] = why
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
-        """Yield the result of each trial with its point; a crash or a hang becomes the finding of its trial."""
+        """Yield (point, result) for each trial. If a trial crashes or hangs, its result is a finding that says so."""
         numbered = [
             (point, number, case) for point, cases in listed.trials.items() for number, case in enumerate(cases)
         ]

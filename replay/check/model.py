@@ -17,8 +17,8 @@ from opreplay.traces.errors import UsageError
 Verdict = Literal["pass", "fail", "missing", "not reached", "refused", "not applicable"]
 """Verdict of a trial or point.
 
-Missing: nothing is registered. Refused: a clear error says that the op does not support this. Not reached: the check
-was interrupted earlier, its process was ended from outside, or no call was left to try.
+Missing: the op has not registered what the point checks. Refused: a clear error says that the op does not support this.
+Not reached: the check was interrupted earlier, its process was ended from outside, or no call was left to try.
 """
 
 POINTS: dict[str, str] = {
@@ -65,8 +65,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """The result of one trial."""
 
     case: str = ""
-    """The call in the notation of `opreplay.replay.ir.notation`, prefixed with its special property: "transposed:
-    my::op(…)". "" until the trial adds it.
+    """The call in the notation of `opreplay.replay.ir.notation`, after a prefix for its special property, e.g.
+    "transposed: my::op(…)". "" until the trial adds it.
     """
     verdict: Verdict
     detail: str = ""
@@ -99,14 +99,14 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
     """Time of the op compared with the time of the reference, on the same tensors."""
 
     ratio: float
-    """The op's time divided by the reference's; above 1 the op is slower.
+    """The op's time divided by the reference's; if it is above 1, the op is slower.
 
-    Estimated from the ratio in each timed pair of calls, so it differs from the ratio of the medians.
+    It is estimated from the ratio within each timed pair of calls, so it differs from the ratio of the medians.
     """
     low: float
     high: float
-    """Upper end of the confidence interval of the ratio. The true ratio lies outside the interval in at most one check
-    in a hundred, however often the interval is inspected.
+    """Upper end of the confidence interval of the ratio. In at most one check in a hundred, the true ratio lies outside
+    the interval, however often the interval is inspected.
     """
     pairs: int
     """Number of timed pairs; op and reference alternate."""
@@ -167,8 +167,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
         """Return the points of `require` that failed, are missing or were not reached.
 
-        `require=None` means the points of `REQUIRED`. If only some points were checked, it also includes each of them
-        that failed or was not reached. Raises UsageError for an unknown name.
+        `require=None` stands for the points of `REQUIRED`; if only some points were checked, it also stands for each of
+        these that failed or was not reached. Raises UsageError for an unknown name.
         """
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
@@ -222,8 +222,8 @@ def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
 _MADE_UP = ("prime sizes", "uneven sizes", "multiples")
 _COLUMNS = re.compile(r"\w\[(?:\d+,)*(\d+)\]")
 EVEN = 4
-"""If all tried row lengths have a common divisor of at least this, a note says that no uneven row was tried. With a
-smaller divisor, some row or half of a row has an odd length.
+"""Divisor of all tried row lengths from which on a note says that no uneven row was tried. If the greatest common
+divisor of the row lengths is smaller than this, some row or half of a row has an odd length.
 """
 
 
@@ -292,8 +292,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """Memory limit for the tensors of one case, in bytes."""
     socs: tuple[str, ...] = ()
     lost: dict[str, str] = {}
-    """Cases to leave out, because they crashed or hung an earlier process before its first trial: text of the case →
-    how that process ended.
+    """Cases to leave out because they crashed or hung an earlier process before its first trial. Maps the text of each
+    case to how that process ended.
     """
     notes: tuple[str, ...] = ()
     """Notes about the cases."""

@@ -27,12 +27,13 @@ CACHE: Literal["warm"] = "warm"
 
 
 def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
-    """Return predictions by device for the op's case, and for the sequence of ops that the reference calls.
+    """Return two predictions by device: for the op's case, and for the ops that the reference calls, one after the
+    other.
 
-    As in `plan` and `simulate`, each outermost call of the reference for which the simulator has a rule is used; a call
-    without a rule is replaced by the calls inside it. A Python function is predicted like the reference, from the torch
-    ops that it calls; its other work is ignored. An op without kernels in the simulator has no prediction; nor does a
-    function that calls such an op.
+    The reference's calls are split as in `plan` and `simulate`: a call for which the simulator has a rule is predicted
+    as a whole; a call without one is replaced by the calls inside it. An op that is a Python function is predicted like
+    the reference, from the torch ops that it calls; its other work is ignored. An op without kernels in the simulator
+    has no prediction; nor does a function that calls such an op.
     """
     if not socs:
         return {}, {}
@@ -48,8 +49,8 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
 
 def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
-    """Return the total times of consecutive calls by device, without devices whose total is 0; empty if any call has no
-    prediction.
+    """Return the total time of consecutive calls on each device. Devices whose total is 0 are left out. Empty if any
+    call has no prediction.
     """
     if not parts or not all(parts):
         return {}
@@ -179,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _metas(values: Any) -> tuple[TensorMeta | None, ...]:
-    """Return metadata of a value or of a list of values; None for values that are not tensors."""
+    """Return the metadata of a tensor or of each item of a list; the entry is None for items that are not tensors."""
     items = values if isinstance(values, list | tuple) else (values,)
     return tuple(
         TensorMeta(shape=tuple(item.shape), dtype=str(item.dtype).removeprefix("torch."), strides=tuple(item.stride()))

@@ -1,12 +1,13 @@
 # pyright: strict
-"""Compares the op's time with the reference's: alternating samples, and a confidence interval of their ratio, evaluated
-several times.
+"""Compares the op's time with the reference's by alternating samples.
 
-In each pair of samples, a coin decides whether op or reference runs first. If they are equally fast, the logarithm of
-the ratio is distributed symmetrically around zero, whatever else the machine does and however samples are correlated.
-So Wilcoxon's signed-rank interval applies, which needs no other assumption (Hollander, Wolfe and Chicken, Nonparametric
-Statistical Methods, 3.1 to 3.3). It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is
-divided among the evaluations (Bonferroni), so that the total stays below one in a hundred.
+The result is a confidence interval of the ratio of their times. In each pair of samples, a coin decides whether op or
+reference runs first. If they are equally fast, the logarithm of the ratio is distributed symmetrically around zero,
+whatever else the machine does and however samples are correlated. So Wilcoxon's signed-rank interval applies, which
+needs no other assumption (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3).
+
+The interval is evaluated after 20, 40, 80, ... pairs. The probability of a false alarm is divided among the evaluations
+(Bonferroni), so that the total stays below one in a hundred.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ FEWEST = 12
 
 
 def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate, and the signed-rank interval that misses the true value with probability
-    `chance`.
+    """Return the Hodges-Lehmann estimate, and the lower and upper end of the signed-rank interval.
 
-    The estimate is the median of the means of all pairs of values. The interval runs from the c-th smallest of these
-    means to the c-th largest, with c from the normal approximation of the signed-rank statistic.
+    The interval misses the true value with probability `chance`. The estimate is the median of the means of all pairs
+    of values. The interval runs from the c-th smallest of these means to the c-th largest, with c from the normal
+    approximation of the signed-rank statistic.
     """
     values = np.asarray(logs)
     first, second = np.triu_indices(len(values))
@@ -69,8 +70,8 @@ def compared(
     """Return pairs of times (op, reference), the estimate and interval of the ratio's logarithm, and whether the
     interval is narrow enough.
 
-    `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Ends when the interval
-    excludes equality or is narrow enough, after the last evaluation, or when `limit_s` is over.
+    `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Sampling ends when the
+    interval excludes equal times or is narrow enough, after the last evaluation, or when `limit_s` is over.
     """
     coin = random.Random(seed)
     pairs: list[tuple[float, float]] = []
@@ -128,9 +129,9 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
 
 
 def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments) -> Callable[[int], float]:
-    """Return a function that takes one sample of the op (0) or the reference (1), in microseconds per call.
+    """Return a function that takes one sample of the op (for 0) or the reference (for 1), in microseconds per call.
 
-    If one thread does the work, time during which another program had the processor is subtracted.
+    With a single thread, the time during which another program had the processor is subtracted.
     """
     before = arguments.copy() if arguments.written else None
     clock: Clock = bench.executor.clock

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Variants of a call: with other sizes, strides and dtypes, and with arguments that an op must refuse.
+"""Creates variants of a call: with other sizes, strides and dtypes, and with arguments that an op must refuse.
 
-Variants are metadata only. If their sizes no longer match, the reference refuses the variant, too, which shows that no
+Variants are metadata only. If the sizes of a variant do not match, the reference refuses it as well. This shows that no
 op could accept it.
 """
 
@@ -38,14 +38,14 @@ STEPS = (2, 4, 8, 16, 32, 64, 128)
 MOST_INSTEAD = 1 << 22
 """Maximum number of elements of an alternative to another case, and of generated cases with 3 or more dimensions."""
 NEAR_RATIO = 4
-"""Maximum ratio of two sizes at which the larger one counts as a multiple of the smaller one, e.g. halves of a row or
-heads that share keys.
+"""Maximum ratio of two sizes for the larger one to count as derived from the smaller one. Examples are halves of a row,
+or heads that share keys.
 """
 COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
-"""Numbers of columns of cases with long rows, in ascending order; the last is for the case itself, the others are for
-its smaller cases.
+"""Numbers of columns in cases with long rows, in ascending order.
 
-Long rows exceed the threads of a block and the elements that each thread keeps; endless rows exceed a 16-bit number.
+The last number is for the case itself, the others are for its smaller cases. Long rows exceed the threads of a block
+and the elements that each thread keeps; endless rows exceed a 16-bit number.
 """
 MANY_ROWS = 70_001
 """Number of rows: more than 65,535, CUDA's maximum number of blocks along y and z, and the largest 16-bit number."""
@@ -61,8 +61,8 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 MOST_BYTES = 64 << 20
 """Maximum bytes of all tensors of a variant."""
 MOST_WORK = 1 << 38
-"""Maximum product of the numbers of elements of the two largest tensors of different shapes; above it, a convolution
-takes seconds.
+"""Limit for the work of a case: the product of the numbers of elements of its two largest tensors of different shapes.
+Above it, a convolution takes seconds.
 """
 SMALL_SIZE = 4
 """Largest size that is not reduced in trials that change one element after the other, e.g. gradcheck."""
@@ -168,11 +168,11 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with new sizes from `group`: a variant that keeps the ratios between `sizes`, if there are any,
-    and always one that does not.
+    """Yield the case with new sizes from `group`.
 
-    The variant that does not keep ratios has alternatives in case it is refused: sizes that keep ratios up to 4, then
-    multiples of single sizes (the last size first) and of all sizes together. The smallest multiples come first.
+    One variant keeps the ratios between `sizes`, if there are any; another one, which is always yielded, does not. For
+    use if the latter is refused, it has alternatives: sizes that keep ratios up to 4, then multiples of single sizes
+    (the last size first) and of all sizes together. The smallest multiples come first.
     """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
@@ -186,15 +186,15 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
 
 
 def _few(case: Case) -> bool:
-    """Check whether a generated call is small enough. Only calls with three or more dimensions are limited, because
-    their element count multiplies.
+    """Check whether a generated call is small enough. Calls with fewer than three dimensions always are. With more, the
+    element counts multiply.
     """
     return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
 
 
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes that keep ratios up to 4: first without, then with each factor in `STEPS`
-    for the new sizes.
+    """Yield mappings from old to new sizes; each keeps ratios of sizes up to 4. The first mapping has plain new sizes;
+    in the following ones, new sizes are multiplied by a factor from `STEPS`.
     """
     near = _related(sizes, group, NEAR_RATIO)
     if near != _related(sizes, group, 1):
@@ -219,8 +219,8 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """Yield the case with a few long rows. Its alternatives, for use if it is refused, round the number of columns up
-    to multiples of each of `STEPS`.
+    """Yield the case with a few long rows. Its alternatives, for use if it is refused, have the number of columns
+    rounded up to a multiple of each of `STEPS`.
     """
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
@@ -242,8 +242,8 @@ def long_columns(case: Case) -> Iterator[Case]:
 def many_rows(case: Case) -> Iterator[Case]:
     """Yield the case with more rows than CUDA can launch blocks along y and z.
 
-    The rows are along the first dimension and, with more than two dimensions, also along the second to last. A matrix
-    whose "huge" case has as many rows is skipped.
+    The rows are along the first dimension. With more than two dimensions, another variant has them along the second to
+    last. A matrix is skipped if its "huge" case has as many rows.
     """
     first = _first(case)
     if first is None or len(first.shape) < 2 or not math.prod(first.shape):
@@ -273,8 +273,8 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
 
 
 def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
-    """Yield the case with more rows in all tensors that have the first tensor's shape, and with fewer columns if these
-    tensors would become too large.
+    """Yield the case with more rows in all tensors that have the first tensor's shape. These tensors get fewer columns
+    if they would otherwise become too large.
     """
 
     def with_rows(rows: int, most_columns: int) -> Case:
@@ -340,10 +340,10 @@ def vary_ranks(case: Case) -> Iterator[Case]:
 
 
 def small(case: Case) -> Iterator[Case]:
-    """Yield the case with few elements, fewest first, for checks that change one element after the other.
+    """Yield the case with few elements, the smallest variant first, for checks that change one element after the other.
 
-    Either all sizes become small, or only those that are large; if all sizes became small, a convolution kernel could
-    be larger than its image.
+    In some variants all sizes become small, in one only those that are large. The latter is needed because a
+    convolution kernel could otherwise be larger than its image.
     """
     sizes = distinct_sizes(case)
     large = [size for size in sizes if size > SMALL_SIZE]
@@ -371,8 +371,8 @@ def compact(case: Case) -> list[Case]:
 def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
     """Yield the case with one argument changed at a time, then with two.
 
-    Numbers, flags, strings, dtypes, optional tensors and lists are changed, to detect an op that ignores an argument.
-    Calls that the reference refuses show nothing. `words` are string values in addition to the common ones.
+    Numbers, flags, strings, dtypes, optional tensors and lists are changed, to detect an op that ignores an argument. A
+    call that the reference refuses shows nothing. `words` are strings to try in addition to the common ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
@@ -391,8 +391,8 @@ def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Itera
 
 
 def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
-    """Yield the case with two arguments changed: for each pair of arguments, each changed value of either argument
-    occurs. Variants of different pairs alternate.
+    """Yield the case with two arguments changed at the same time. For each pair of arguments, each changed value of
+    either argument occurs at least once. Variants of different pairs alternate.
     """
 
     def of_two(first: str, second: str) -> Iterator[Case]:
@@ -408,8 +408,8 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """For each integer argument except axes, yield the case with a value above the number of threads in a block, and
-    with even longer rows.
+    """Yield the case with a large value for one integer argument, for each such argument except axes. The value is
+    above the number of threads in a block; the rows are even longer.
     """
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
@@ -460,10 +460,10 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
 
 
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
-    """Yield metadata to try for an omitted tensor.
+    """Yield metadata of tensors to try for an argument that is omitted in the call.
 
-    Shapes are the last dimension of the first tensor, its whole shape, its first dimension, and the rows of the first
-    tensor by the rows of the second.
+    Their shapes are the last dimension of the first tensor, its whole shape, its first dimension, and (rows of the
+    first tensor, rows of the second).
     """
     tensors = _tensors(case)
     if not tensors:
@@ -507,8 +507,8 @@ def vary_values(case: Case) -> Iterator[Case]:
 
 
 def primes_of(case: Case) -> Case:
-    """Return the case with prime sizes; its alternatives keep ratios between sizes. Return the case unchanged if it has
-    no sizes.
+    """Return the case with prime sizes, or unchanged if it has no sizes. Its alternatives, for use if it is refused,
+    keep the ratios between sizes.
     """
     sizes = distinct_sizes(case)
     resized = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
@@ -543,8 +543,9 @@ def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int,
 def _related(
     sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return a mapping from old to new sizes that keeps sizes multiples of each other if their ratio is at most
-    `ratio`. Other new sizes are taken from `group` and multiplied by their factor in `steps`.
+    """Return a mapping from old to new sizes that keeps small ratios. If one size is a multiple of another by a factor
+    of at most `ratio`, so are the new sizes. All other new sizes are taken from `group` and multiplied by their factor
+    in `steps`.
     """
     new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
@@ -555,9 +556,7 @@ def _related(
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
-    """Return the largest of `sizes` that is a divisor of `size`, with a quotient from 2 to `ratio`; None if there is
-    none.
-    """
+    """Return the largest of `sizes` that divides `size` with a quotient from 2 to `ratio`; None if there is none."""
     return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 
@@ -643,8 +642,8 @@ def _pitched(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor with its first two dimensions swapped in memory, like batch and heads of attention; rows stay
-    contiguous.
+    """Return the tensor with its first two dimensions swapped in memory, like batch and heads of attention. Its rows
+    stay contiguous.
     """
     if len(meta.shape) < 3 or min(meta.shape[:2]) < 2:
         return None
@@ -702,8 +701,8 @@ def replace_dtype(case: Case, dtype: str, kind: str | None = None) -> Case:
 def broadcast(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor smaller, so that it is broadcast along a dimension.
 
-    Also yields square tensors, whose rows and columns are equally long, and numbers of a wider dtype, which must not
-    change the result's dtype.
+    Also yields the case with square tensors, whose rows and columns are equally long, and with numbers of a wider
+    dtype, which must not change the result's dtype.
     """
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
     square = _reshaped(case, lambda shape: (*shape[:-2], shape[-1], shape[-1]) if len(shape) > 1 else shape)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Map a recorded collective to the ranks of this run: which ranks participate, and how much each rank moves.
+"""Mapping of a recorded collective to the ranks of this run: which ranks participate, and how much each moves.
 
-A smaller group keeps the recorded message size, as nccl-tests counts it; for an all-to-all, it keeps the amount that
-each rank sends to others.
+A smaller group keeps the recorded message size, as nccl-tests counts it. An all-to-all instead keeps the amount that
+each rank sends to other ranks.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class TooFewRanks(ValueError):
 
 
 def map_collective(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
-    """Return the collective that `world` ranks run in place of a recorded group, with at most `max_bytes` for all
-    buffers.
+    """Return the collective that `world` ranks run in place of a recorded group.
 
-    Raises TooFewRanks for a send or receive if there is only one rank.
+    All its buffers together have at most `max_bytes`. Raises TooFewRanks for a send or receive if there is only one
+    rank.
     """
     if collective.kind in POINT_TO_POINT:
         return _fitted(collective, _pair(collective, world), max_bytes)
@@ -140,9 +140,9 @@ def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
 
 
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
-    """Return how much each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
+    """Return how many elements each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
 
-    Recorded peers are combined into n - 1 bundles; data that a rank keeps stays with it. The other ranks send and
+    The recorded peers are combined into n - 1 bundles. Data that a rank keeps stays with it. The other ranks send and
     receive as much as the recorded one.
     """
     row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()

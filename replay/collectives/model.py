@@ -31,8 +31,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str
     """dtype name as in torch."""
     in_elements: int
-    """Input elements of this rank; for a broadcast, the elements that every rank has; for a scatter, the
-    root's input.
+    """Number of input elements of this rank. For a broadcast, it is the number of elements that every rank has; for a
+    scatter, that of the root's input.
     """
     out_elements: int
     """Output elements of this rank."""
@@ -71,9 +71,9 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def size_elements(collective: Collective) -> int:
-    """Return the elements of the message by the convention of nccl-tests (its PERFORMANCE.md).
+    """Return the number of elements of the message, by the convention of nccl-tests (its PERFORMANCE.md).
 
-    For a gather or scatter, this is the larger of input and output; otherwise it is the buffer of one rank.
+    For a gather or scatter, this is the larger one of input and output. For other kinds, it is the buffer of one rank.
     """
     if collective.kind in GATHERING:
         return collective.out_elements
@@ -83,8 +83,8 @@ def size_elements(collective: Collective) -> int:
 def bus_factor(kind: Kind, ranks: int) -> float:
     """Return bus bandwidth divided by algorithm bandwidth: the share of the message that must cross the slowest link.
 
-    From nccl-tests' PERFORMANCE.md: all-reduce 2(n-1)/n; reduce-scatter, all-gather, all-to-all, gather and scatter
-    (n-1)/n; broadcast, reduce and send/recv 1. A barrier, which moves nothing, has 0.
+    According to nccl-tests' PERFORMANCE.md, it is 2(n-1)/n for all-reduce; (n-1)/n for reduce-scatter, all-gather,
+    all-to-all, gather and scatter; and 1 for broadcast, reduce and send/recv. A barrier moves nothing and has 0.
     """
     if kind == "barrier":
         return 0.0
@@ -113,8 +113,9 @@ def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) ->
 
 
 WaitBy = Literal["one clock", "shortest rank", ""]
-"""How the wait for other ranks was separated: by time stamps of a host's single clock; for ranks on several hosts, by
-the rank with the shortest time, because it arrived last; "" if the wait was not separated.
+"""Method by which the wait for other ranks was separated from the time. "one clock": ranks on one host, by time stamps
+of its clock. "shortest rank": ranks on several hosts, by the rank with the shortest time, because that rank arrived
+last. "": the wait was not separated.
 """
 
 

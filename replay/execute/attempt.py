@@ -1,7 +1,8 @@
 # pyright: strict
-"""Run one op from preparation to outcome; an exception becomes the outcome's reason. Time limits are set elsewhere.
+"""Run one op from preparation to outcome. If the op raises an exception, the exception becomes the outcome's reason.
+Time limits are set elsewhere.
 
-If requested, an op over its memory budget is retried in a smaller size.
+If requested, an op that exceeds its memory budget is retried in a smaller size.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def attempt(
 ) -> Outcome:
     """Prepare and measure one op. Raises only exceptions that end the run (KeyboardInterrupt, SystemExit).
 
-    With `shrink_to` (bytes), an op that needs more is shrunk if possible. `recency` has the reuse distances with which
-    to restore the step's caches. With `visits`, the measurement covers all rounds so far, including this one.
+    If the op needs more than `shrink_to` bytes, it is shrunk if possible. `recency` has the reuse distances that are
+    needed to restore the step's caches. With `visits`, the measurement covers all rounds so far, including this one.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -135,7 +136,7 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
 
 
 def compare_kernels(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
-    """Compare one profiled call with the recording of `op`; `measured_us` is the replay's own median."""
+    """Compare one profiled call with the recording of `op`. `measured_us` is the median that the replay measured."""
     kernels, lost, new = _kernels(op, profile)
     children: Agreement = "not recorded"
     if op.recorded.children is not None:

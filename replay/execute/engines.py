@@ -25,7 +25,7 @@ from opreplay.replay.plan.step.recency import Recency
 
 
 def engine_for(plan: ReplayPlan, options: RunOptions, given: Engine | None, recency: dict[str, Recency]) -> Engine:
-    """Return the engine for these options; if `given` is set, that engine runs all ops except collectives."""
+    """Return the engine for these options. If `given` is set, that engine runs all ops except collectives."""
     if options.mode == "sequence":
         return (sequence_engine if options.ranks is None else sequence_on_ranks)(plan, options)
     alone = given or make_engine(options, recency)
@@ -89,9 +89,9 @@ def _ranks_of(options: RunOptions, here: int) -> RankConfig:
 
 
 def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
-    """Return the engine that replays a sequence with its collectives, on ranks started here.
+    """Return the engine that replays a sequence with its collectives, on ranks that it starts.
 
-    The passes without ranks, which find out what can be replayed, get half of the time.
+    First, passes without ranks find out what can be replayed. They get half of the time.
     """
     plan, count = calls_alone(plan), options.ranks or 1
     total_s = None if options.total_time_s is None else options.total_time_s / 2

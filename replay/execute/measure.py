@@ -39,11 +39,11 @@ LEFT_SHARE = 0.8
 COPIES = 32
 """Maximum number of copies of the arguments that cold samples alternate between."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
-"""Ops with at most FEW_BYTES of arguments are measured in consecutive calls, if the code's reuse distance is at most
-NEAR_BYTES.
+"""Sizes for measuring an op in consecutive calls: at most FEW_BYTES of arguments, and a reuse distance of its code of
+at most NEAR_BYTES.
 
-The code is then in a private cache. Fetching the arguments' eight cache lines takes about 0.1 us per line, but a 1 us
-call that is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
+At this distance, the code is in a private cache. Fetching the eight cache lines of the arguments takes about 0.1 us per
+line. In contrast, a 1 us call that is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
 """
 COLD_FOOTPRINT = 2.0
 """If arguments and copies have this many times the size of the last-level cache, they evict each other."""
@@ -60,11 +60,12 @@ def measure(
     """Time `prepared.call` until the median is precise enough or the time is used up.
 
     With `visits`, use one round's share of the time, and include samples of earlier rounds. `recency` has the recorded
-    step's reuse distances, to restore the state of the caches.
+    step's reuse distances; they are needed to restore the state of the caches.
 
-    Slow ops get six samples if more would take over about three times `op_time_s`. For very slow ops, the warm-up calls
-    count, except the first. If the op's time limit leaves no time for a second call, the first call is the measurement,
-    with a warning; raises NotReplayable if that call imported modules. Exceptions of the op pass through.
+    Slow ops get six samples if more would take over about three times `op_time_s`. For very slow ops, all warm-up calls
+    except the first count as samples. If the op's time limit leaves no time for a second call, the first call is the
+    measurement, with a warning. If that call imported modules, NotReplayable is raised. Exceptions of the op pass
+    through.
     """
     clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
@@ -217,7 +218,7 @@ def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan
 
 
 def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:
-    """Capture the plan's sample as a graph; if that fails, return the unchanged plan with a warning."""
+    """Capture the plan's sample as a graph. If that fails, return the unchanged plan with a warning."""
     calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
     try:
         graph = executor.capture(calls)
@@ -304,8 +305,8 @@ def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """Return warnings about the machine; `gauge_us` has the median reference reading of each half of the samples,
-    `best_us` the lowest reading of the run.
+    """Return warnings about the machine. `gauge_us` has the median reading of the reference workload in each half of
+    the samples. `best_us` is the lowest reading of the run.
     """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Messages between a run and its worker processes; independent of torch and of how processes are started."""
+"""Messages between a run and its worker processes. They do not depend on torch or on how processes are started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the collective among the step's distinct collectives."""
     share: Share
     at: int
-    """Index of the call before which the collective starts; the number of calls if it starts at the end."""
+    """Index of the call before which the collective starts. If it starts after all calls, it is the number of calls."""
     wait: int
     at_once: bool
     """Whether the collective is waited for right after its start."""

@@ -38,7 +38,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum warm-up time, unless `max_warmup_calls` calls take less."""
     max_warmup_calls: int = 50
     limit_s: float | None = None
-    """Time limit of one op; None for a minute or thirty times `op_time_s`, whichever is more.
+    """Time limit of one op, in seconds. None stands for a minute or thirty times `op_time_s`, whichever is more.
 
     Warm-up ends earlier, even if the times of its calls still vary.
     """
@@ -46,8 +46,8 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Cache state at the start of a call.
 
     warm: one set of arguments is reused. cold: arguments are not in the caches, because copies alternate or caches are
-    flushed before each sample. step: before each call, other memory is accessed as in the recorded step; ops outside
-    the step are measured cold.
+    flushed before each sample. step: before each call, other memory is accessed as in the recorded step. With step, ops
+    outside the step are measured cold.
     """
     cuda_graph: bool = False
     """Whether to capture ops as a graph if launching takes the host longer than the device computes."""
@@ -77,10 +77,11 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     over_budget: Literal["shrink", "skip"] = "shrink"
     """What to do with an op over the memory limit: run it on fewer rows or slices if possible, or skip it."""
     visits: int | None = None
-    """Number of rounds in which each op is measured, some seconds apart; the rounds share `op_time_s`. Only on a CPU,
-    one op at a time.
+    """Number of rounds in which each op is measured, some seconds apart; the rounds share `op_time_s`. Several rounds
+    are possible only on a CPU, one op at a time.
 
-    None for eight rounds on a busy machine, where several rounds reveal smaller changes, and otherwise one.
+    None stands for eight rounds on a busy machine, where several rounds reveal smaller changes, and for one round
+    otherwise.
     """
     total_time_s: float | None = None
     """Wall time of the whole run, after which the remaining ops are skipped."""
@@ -89,8 +90,8 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     threads: int | None = None
     """torch threads on the CPU; None for torch's default, or fewer if CPUs are busy."""
     isolation: Literal["process", "none"] | None = None
-    """Whether to run ops in worker processes or in this process; None for workers, except for a single op measured from
-    Python.
+    """Whether to run ops in worker processes or in this process. None stands for workers, except for a single op
+    measured from Python.
     """
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
@@ -106,7 +107,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     check_work: bool = False
     """Whether to count the work that argument values cause."""
     lanes: int = 1
-    """Number of ops measured at the same time, each in its own process; on the CPU each gets a share of the
+    """Number of ops measured at the same time, each in its own process. On the CPU, each process gets a share of the
     processors.
     """
     shared_device: bool = False
@@ -158,11 +159,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     memory_bytes: int
     """Memory limit per op in bytes; see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
-    """Whether the C library keeps freed memory for the next call. False in a sequence, where memory should be managed
-    as in a model.
+    """Whether the C library keeps freed memory for the next call. It is False in a sequence, where memory should be
+    managed as in a model.
     """
     recency: dict[str, Recency] = {}
-    """Op id → reuse distances in the recorded step; needed to restore the caches of the step."""
+    """Op id → the op's reuse distances in the recorded step. They are needed to restore the caches of the step."""
     cpus: tuple[int, ...] = ()
     """Processors of this worker; empty for all available ones."""
 

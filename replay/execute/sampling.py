@@ -1,7 +1,7 @@
 # pyright: strict
 """Take samples of one op together with reference workloads, and repeat interrupted samples.
 
-Decides when there are enough samples; `measure` summarizes them.
+This module decides when there are enough samples; `measure` summarizes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OVERTIME = 2.0
 WALL = 3.0
 """Maximum ratio of wall time to the thread's own time when other programs use the CPUs."""
 READINGS = 3
-"""Maximum number of readings of the reference workloads per sample; a reading is repeated if it was interrupted."""
+"""Maximum number of readings of the reference workloads per sample. An interrupted reading is repeated."""
 
 
 class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +84,9 @@ class Samples:
     def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
         """Return the samples that count, in order, and warnings about them.
 
-        If at least `enough` samples are uninterrupted, only these count. Otherwise all samples count: for a single
-        thread, the time that it waited for a processor is subtracted. For several threads, whose waits overlap, times
-        stay unchanged.
+        If at least `enough` samples are uninterrupted, only these count. Otherwise, all samples count. For a single
+        thread, the time for which it waited for a processor is then subtracted. For several threads, times stay
+        unchanged, because their waits overlap.
         """
         if len(self.clean) >= enough or not self.interrupted:
             return self.clean, []
@@ -115,7 +115,7 @@ def collect(
 ) -> Samples:
     """Take samples until their median is precise enough or `budget_s` is used up.
 
-    Takes at least `fewest` samples unless `left_s` is used up first, and always at least one.
+    Takes at least `fewest` samples, unless `left_s` is used up first. Always takes at least one.
     """
     clock = executor.clock
     samples = Samples()
@@ -200,7 +200,7 @@ def _enough(
 ) -> bool:
     """Check whether the median is precise enough, or the time is used up.
 
-    The limits apply to the thread's own time, and a multiple of them to wall time.
+    The limits apply to the thread's own time. For wall time, a multiple of them applies.
     """
     clean, count = len(samples.clean), len(samples.all)
     a_sample_s = spent_s / count

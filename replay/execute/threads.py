@@ -30,7 +30,7 @@ ALONE_SHARE = 0.5
 def fitting_threads(wanted: int, idle: float | None) -> int:
     """Return `wanted`, halved until enough processors are idle for the threads; at least 1.
 
-    The count is only ever halved, so that two runs on a machine with similar load get the same number.
+    The count is only ever halved. Two runs on a machine with similar load therefore get the same number.
     """
     threads = max(1, wanted)
     while idle is not None and threads > 1 and idle < IDLE_SHARE * threads:
@@ -46,9 +46,10 @@ def measure_on_idle(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Measurement:
-    """Measure; if several threads waited for processors, repeat with one thread and return the shorter result.
+    """Measure an op. If several threads waited for processors, repeat with one thread and return the shorter result.
 
-    A warning in the measurement reports the waits, even if there was no time for the repetition or it was not shorter.
+    A warning in the measurement reports the waits, even if there was no time to repeat or the repetition was not
+    shorter.
     """
     clock, threads = executor.clock, executor.threads
     if threads is None or threads < 2:

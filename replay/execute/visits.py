@@ -1,8 +1,8 @@
 # pyright: strict
 """Measure an op in several rounds, far apart in a run: the time of each round, and the combined result.
 
-A busy machine is slow for a while, for some ops more than for others. Rounds that are far apart see several of these
-states. The spread between rounds is the error of their mean, and shows how closely the op follows the reference
+A busy machine is slow for a while, and some ops suffer more than others. Rounds that are far apart see several of these
+states. The spread between rounds gives the error of their mean. It also shows how closely the op follows the reference
 workloads (`results.compare.visits`).
 """
 
@@ -90,14 +90,14 @@ class Visits:
     def _min_samples(self, all_visits: int) -> int:
         """Return the minimum number of samples of the next round.
 
-        The first round takes as many as all rounds together, because the run may decide that no other round follows.
+        The first round takes as many as all rounds together, because the run may decide that it stays the only one.
         """
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Return the minimum number of samples of the next round, however long they take.
+        """Return the number of samples that the next round takes at least, however long they take.
 
-        Together with the samples of earlier rounds with these threads and this cache state, they are `FEWEST_SAMPLES`.
+        They complete the samples of earlier rounds with these threads and this cache state to `FEWEST_SAMPLES`.
         """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)

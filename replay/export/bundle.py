@@ -1,7 +1,7 @@
 # pyright: strict
-"""Determines which ops of a plan a script can replay with torch alone, and builds the plan for the bundle.
+"""Builds the plan for a bundle, with the ops that a script can replay with torch alone.
 
-This module selects the ops and removes everything that names the model; `files` writes the files.
+This module selects these ops and removes everything that names the model; `files` writes the files.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Bundle:
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
-    """Description of each tensor's contents, by op id and argument. Under an op id and "*": the minimum number of
-    elements in the memory of the op's first tensor.
+    """Op id → argument → a description of the contents of each tensor of the argument. The key "*" in place of an
+    argument has the minimum number of elements in the memory of the op's first tensor.
     """
     instead: dict[str, dict[str, Any]]
     """Op id → an equivalent op with its inputs, for devices that have no kernel for the recorded op."""
@@ -102,9 +102,9 @@ def make_bundle(
 ) -> Bundle:
     """Return the ops of a plan that a script can replay with torch alone, and the other ops with reasons.
 
-    Without `keep_names`, nothing that names the model, its files, machine or kernels is kept. If `plugins` are .py
-    files, ops that an executor in such a file runs, or that the file defines with torch.library, are included together
-    with the file.
+    Without `keep_names`, nothing that names the model, its files, its machine or its kernels is kept. `plugins` may be
+    .py files. Ops that an executor in such a file runs, or that the file defines with torch.library, are then included,
+    together with the file.
     """
     plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
     executors: dict[str, dict[str, Any]] = {}
@@ -159,8 +159,8 @@ def make_bundle(
 
 
 def _python_files(plugin: Path) -> list[Path]:
-    """Return the .py files of a plugin: the file itself, or the files of a package folder; none for an installed
-    module.
+    """Return the .py files of a plugin: the file itself, or all files of a package folder. An installed module has
+    none.
     """
     if plugin.is_dir():
         return sorted(plugin.rglob("*.py"))
@@ -224,9 +224,9 @@ def _prepared(
 
 
 def _without_names(op: ReplayOp) -> ReplayOp:
-    """Return the op without kernels, texts of other tools and notes, all of which may name parts of the model.
+    """Return the op without kernels, texts of other tools and notes, because all of these may name parts of the model.
 
-    An op that is replayed as another op gets that op's name, because its own name may belong to a private library.
+    If the op is replayed as another op, it gets that op's name, because its own may belong to a private library.
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())

@@ -1,9 +1,9 @@
 # pyright: strict
 """Writes one step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads.
 
-From a plan, each node is a call that waits for the previous one (`data_deps`), so recorded overlap is lost. From a
+From a plan, each node is a call that waits for the previous one (`data_deps`), so that recorded overlap is lost. From a
 trace with a device, `timeline.exported` creates the nodes. Messages and field numbers are those of
-`traces.dialects.chakra`, and arguments have the form of an ExecutionTrace, so that opreplay reads the file like one.
+`traces.dialects.chakra`. Arguments have the form of an ExecutionTrace, so that opreplay reads the file like one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     whole_us: int
     """`duration_us` rounded to an integer, as the schema requires."""
     is_work: bool = True
-    """Whether the node is work that can be called; False for latencies and host time between other nodes."""
+    """Whether the node is work that can be called. False for latencies, and for host time between other nodes."""
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,15 +80,16 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True):
 
     step_us: float
     beyond_us: float
-    """Time by which the nodes exceed the step: they begin with work of the previous step, and a thread may continue
-    after the step.
+    """Time by which the nodes exceed the step. They exceed it because they begin with work of the previous step, and
+    because a thread may continue after the step.
     """
 
 
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
-    """Return a plan's step with its calls one after the other; `times` (op id → µs per call) replaces recorded times.
+    """Return a plan's step as a trace in which calls run one after the other.
 
-    Raises UsageError for a plan without the order of its calls.
+    `times` (op id → µs per call) replaces the recorded times. Raises UsageError for a plan without the order of its
+    calls.
     """
     step = plan.sequence
     if step is None:
@@ -168,7 +169,7 @@ def _framed(message: bytes) -> bytes:
 
 
 def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """Return a node's type and the attributes that ASTRA-sim needs; the type is None for a collective that ASTRA-sim
+    """Return a node's type and the attributes that ASTRA-sim needs. The type is None for a collective that ASTRA-sim
     cannot simulate.
     """
     sizes = list(map(_bytes, tensors_of(op)))
@@ -191,8 +192,8 @@ def _collective(kind: CollectiveType | None, size: int) -> tuple[NodeType | None
 
 
 def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """Return the type and attributes of a point-to-point message or a collective; the type is None if sender, receiver
-    or size is unknown.
+    """Return the type and attributes of the node for a point-to-point message or a collective. The type is None if
+    sender, receiver or size is unknown.
     """
     moves = collective.in_elements * collective.itemsize
     facts = {"pg_name": collective.group, "group_size": collective.group_size}
@@ -303,7 +304,8 @@ def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
     """Return (value, shape, type, strides) of a tensor in the form of an ExecutionTrace.
 
-    The value is [tensor, storage, offset, elements, bytes per element, device]. Memories count from 1; 0 means unknown.
+    The value is [tensor, storage, offset, elements, bytes per element, device]. Tensor and storage are memory numbers
+    from 1; 0 means unknown.
     """
     if meta is None:
         return "<None>", [], "None", []

@@ -39,9 +39,9 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
-    """Write ops.json, replay.py, README.md and the plugins' files into a folder, or into a .zip archive.
+    """Write a bundle into a folder or into a .zip archive: ops.json, replay.py, README.md and the plugins' files.
 
-    Raises the same UsageErrors as `check_target`, and one if a file cannot be written.
+    Raises UsageError in the same cases as `check_target`, and if a file cannot be written.
     """
     check_target(path, force=force)
     texts = (
@@ -106,8 +106,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """Return one line for each op name and reason among the ops left out of the bundle; `private` hides names that may
-    reveal the model.
+    """Return one line for each pair of op name and reason among the ops that were left out of the bundle. `private`
+    hides names that may reveal the model.
     """
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Writes ops as FlashInfer-Trace definitions and workloads.
 
-A definition covers the calls of one op with the same dtypes and ranks, and each call is a workload. This module
-determines which calls share a definition, the axes of a definition, and which inputs are stored;
+A definition covers the calls of one op with the same dtypes and numbers of dimensions; each of these calls is a
+workload. This module determines which calls share a definition, the axes of a definition, and which inputs are stored.
 `resolve.written.flashinfer_trace` defines the file format and reads it.
 """
 
@@ -50,7 +50,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 MOST_STORED_BYTES = 16 << 20
 """Maximum bytes of stored integers per call; larger ones stay random."""
 MOST_TENSORS = 64
-"""Maximum number of tensors per call; in longer lists, tensors have no meaningful names."""
+"""Maximum number of tensors per call. A call with more has a list in which tensors have no meaningful names."""
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 
@@ -82,7 +82,7 @@ class Exported:
 
     @property
     def covered_share(self) -> float:
-        """The share of the ops' device time that definitions cover, from 0 to 1; 1 if no device time was recorded."""
+        """Fraction of the ops' device time that definitions cover. 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
@@ -349,9 +349,9 @@ def _layout(meta: TensorMeta) -> Layout | None:
 
 
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
-    """Return integer tensors filled by the op's initializer, by input name; {} without integers or initializer, None if
-    the initializer fails or needs too much memory.
+    """Return the integer tensors of a call, filled by the op's initializer, by input name.
 
+    {} if the call has no integers or the op has no initializer. None if the initializer fails or needs too much memory.
     Floating-point tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op

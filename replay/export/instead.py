@@ -1,7 +1,7 @@
-"""Finds the op that an equivalent (a portable replacement of a recorded op) calls, as an op that needs only torch.
+"""Finds the op that an equivalent calls, so that it can be replayed with torch alone.
 
-The equivalent is called on meta tensors while calls of the declared op are recorded. `opreplay.replay.ops.aten` defines
-which ops have an equivalent.
+An equivalent is a portable replacement of a recorded op. It is called on meta tensors while calls of its declared op
+are recorded. `opreplay.replay.ops.aten` defines which ops have an equivalent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
 def called_instead(op: ReplayOp) -> ReplayOp | None:
-    """Return the call that the op's equivalent makes, with the same id; None unless it makes exactly one such call.
+    """Return the call that the op's equivalent makes, as an op with the same id.
 
-    Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
+    None unless the equivalent calls its declared op exactly once. Tensors that the equivalent derives, such as
+    transposed views, are described by their own shape and strides.
     """
     equivalent = equivalent_of(op)
     if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:

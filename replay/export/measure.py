@@ -1,5 +1,5 @@
 # pyright: strict
-"""Writes the file that measures calls of a plan wherever torch is installed.
+"""Writes a file that measures calls of a plan on any machine with torch.
 
 This module determines which calls a script can make and how they are written. The caller selects the calls to measure;
 `measure_script` measures them.
@@ -115,7 +115,8 @@ def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
     """Return the text of the file.
 
-    `calls` come from `encode_call`; `facts` are plain values for `measure_script.FACTS`, with texts in printable ASCII.
+    `calls` come from `encode_call`. `facts` are plain values for `measure_script.FACTS`; their texts must be printable
+    ASCII.
     """
     lines = "".join(f"    {call!a},\n" for call in calls)
     constants = {

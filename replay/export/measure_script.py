@@ -39,7 +39,7 @@ CALLS: list[str] = []
 COLUMNS = ("source", "soc", "cann", "state", "l2", "op", "torch_us", "exact", "other_us", "other", "note")
 STATES = ("warm", "cold")
 SAMPLES = 9
-"""Number of samples of each call in each cache state; up to `MOST_SAMPLES` if samples differ."""
+"""Number of samples of each call in each cache state. If samples differ, more are taken, up to `MOST_SAMPLES`."""
 MOST_SAMPLES = 45
 STEADY = 0.05
 """Maximum spread (interquartile range divided by the median) of samples that count as steady."""
@@ -188,7 +188,7 @@ def references(timer: Timer) -> dict[str, float]:
 
 
 def device_works(device: torch.device) -> bool:
-    """Check whether the device still computes; after some faults, no call succeeds in the process any more."""
+    """Check whether the device still computes. After some faults, all further calls in the process fail."""
     try:
         return float(torch.ones(4, device=device).sum()) == 4.0
     except Exception:
@@ -297,13 +297,13 @@ def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, A
 
 
 def soc_of(name: str) -> str:
-    """Return the SoC name used in tables for a device name; the device name itself if it is unknown."""
+    """Return the name that tables use for the SoC of a device. If it is unknown, return the device name itself."""
     plain = re.sub(r"[^a-z0-9-]", "", name.lower()).removeprefix("ascend")
     return FACTS["socs"].get(plain, plain)
 
 
 def drop_cut_row(path: Path) -> bool:
-    """Remove an incomplete last row of a table, left by a killed program; return whether a row was removed.
+    """Remove an incomplete last row of a table, which a killed program left; return whether there was one.
 
     A file without any complete line is left unchanged, because it may not be a table.
     """

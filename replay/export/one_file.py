@@ -1,6 +1,6 @@
 # pyright: strict
-"""Combines a script and the definitions that it imports from another module into one Python file, without running
-script or module.
+"""Combines a script, and the definitions that it imports from another module, into one Python file. Neither the script
+nor the module is run.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _Source:
 
 
 def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
-    """Return the text of `script` with the definitions that it imports from `library` in place of the import.
+    """Return the text of `script`, in which the definitions that it imports from `library` replace the import.
 
     `constants` maps top-level names to their new source text. Raises ValueError if the script imports from another
-    module of opreplay or imports a name that `library` does not define, or if it lacks one of the constants.
+    module of opreplay, imports a name that `library` does not define, or lacks one of the constants.
     """
     main, other = _Source(script), _Source(library)
     wanted: list[str] = []

@@ -1,9 +1,8 @@
 # pyright: strict
-"""Writes a Python file as a starting point for one op of a trace: an executor, initializer, estimator or tile kernel,
-with a test.
+"""Writes a Python file as a starting point for one op of a trace.
 
-Names and values come from the plan. Every text from a trace is quoted or a checked identifier, so that it cannot become
-code.
+It contains an executor, initializer, estimator or tile kernel, and a test. Names and values come from the plan. Every
+text from a trace is quoted or a checked identifier, so that it cannot become code.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ def scaffold(
     has_stand_in: bool,
     plugins: Sequence[str] = (),
 ) -> str:
-    """Return the text of the file, which loads `plugins` first.
+    """Return the text of the file, which first loads `plugins`.
 
-    `initializer` is the op's built-in initializer; `has_stand_in` says whether opreplay has a reference implementation.
-    Raises UsageError for an op whose name or arguments are not sufficiently known, and for an initializer of an op
-    whose library is not installed.
+    `initializer` is the op's built-in initializer, if any. `has_stand_in` says whether opreplay has a reference
+    implementation of the op. Raises UsageError for an op whose name or arguments are not sufficiently known. Also
+    raises UsageError for an initializer of an op whose library is not installed.
     """
     is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
     if is_named and kind == "initializer" and lacks_library(op):
@@ -206,8 +205,8 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Return the lines that fill each tensor: integer tensors with valid indices into every other tensor,
-    floating-point tensors with normally distributed values.
+    """Return the source lines that fill each tensor. Integer tensors get indices that are valid in every other tensor;
+    floating-point tensors get normally distributed values.
     """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))
@@ -242,9 +241,10 @@ def test_{_function(op)}_time():
 
 
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arguments that a kernel can load, preferably of arguments that the op does not write to.
+    """Return the shapes of the arguments that a kernel can load.
 
-    Raises UsageError for an op without such arguments, or with a result that a kernel cannot store.
+    Arguments that the op does not write to are preferred. Raises UsageError for an op without loadable arguments, or
+    with a result that a kernel cannot store.
     """
     shapes = {
         name: meta.shape

@@ -120,9 +120,10 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
-    """Run the plugins next to this script that ops of the bundle need, and find the function that runs each such op.
+    """Run the plugins next to this script that ops of the bundle need, and find the function that runs each of these
+    ops.
 
-    `namespaces` are those whose torch ops a plugin defines; these ops may be called, too.
+    `namespaces` are the namespaces of torch ops that a plugin defines. These ops may be called, too.
     """
     if not executors and not namespaces:
         return
@@ -213,8 +214,8 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
 
 
 def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least_elements: int) -> torch.Tensor:
-    """Allocate a tensor with the recorded shape, strides and storage offset, in the memory that it shares with other
-    tensors if it shares one.
+    """Allocate a tensor with the recorded shape, strides and storage offset. If it shares memory with other tensors, it
+    is allocated in that memory.
     """
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
@@ -376,8 +377,8 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.most_calls: int | None = None
-        """Maximum number of consecutive calls after which written values are still finite; None if any number of calls
-        is possible without a reset.
+        """Maximum number of calls in a row after which the values that the op writes are still finite. None if any
+        number of calls is possible without a reset.
         """
         self.by_values = False
         """Whether the op's time depends on values that it has written, so that each sample needs a reset."""
@@ -394,8 +395,8 @@ class Call:
             return self.function(*self.positional, **self.by_name)
 
     def require_gradients(self, names: Sequence[str]) -> None:
-        """Require gradients of all floating-point arguments, except those for which the op has no gradient, such as
-        running means and weights of a loss.
+        """Require gradients of all floating-point arguments that the op can differentiate. The op has no gradient for
+        some, such as running means and the weights of a loss.
         """
         by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
         for value in by_name.values():
@@ -421,11 +422,11 @@ class Call:
         self.since_reset = 0
 
     def find_resets(self, of_torch: bool) -> None:
-        """Find how many consecutive calls need no reset; resets are avoided because they evict arguments from caches.
+        """Find how many consecutive calls are possible before values must be reset.
 
-        The number is unlimited if a second call leaves the same bytes as the first; otherwise it is the number of calls
-        that keep the values finite. `of_torch` says that the op is one of torch's own, whose time does not depend on
-        values.
+        Resets are avoided because they evict arguments from caches. `of_torch` says that the op is one of torch's own,
+        whose time does not depend on values. For such an op, the number is unlimited if a second call leaves the same
+        bytes as the first. In all other cases, it is the number of calls that keep the values finite.
         """
         if not self.saved:
             return
@@ -478,8 +479,8 @@ class Call:
         return 1 if self.by_values else max(1, min(fitting, self.most_calls - 1))
 
     def ready(self, calls: int) -> None:
-        """Prepare a sample of `calls` calls: reset if they could produce non-finite values, then fill the caches as a
-        previous call would have.
+        """Prepare a sample of `calls` calls. Values are reset if they could become non-finite during the sample. Then
+        caches are filled as a previous call would have filled them.
         """
         if self.most_calls is None:
             return
@@ -528,8 +529,8 @@ def switches() -> int:
 
 
 def waited_s(folder: Path) -> float:
-    """Return how many seconds runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not report
-    it.
+    """Return how many seconds threads that could run waited for a CPU (proc(5), schedstat). 0 if the system does not
+    report it.
     """
     waited_ns = 0
     for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
@@ -555,10 +556,11 @@ def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[flo
 
 
 def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
-    """Return median, minimum and spread of the time per call; median and minimum in microseconds.
+    """Return the median, minimum and spread of the time per call; median and minimum are in microseconds.
 
-    Samples during which other programs took a CPU are repeated for at most `REPEAT_S`. If too few samples are
-    uninterrupted, all samples count and the result is marked; the time that a single thread waited is subtracted.
+    Samples during which other programs took a CPU are repeated for at most `REPEAT_S`. If too few samples remain
+    undisturbed, all samples count and the result is marked; the time that a single thread waited for a CPU is then
+    subtracted.
     """
     for _ in range(3):
         call()
@@ -651,7 +653,7 @@ def row(op: Json, result: Json) -> str:
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:
-    """Return how many of the CPUs available to this process are idle (proc(5), /proc/stat); None if the system does not
+    """Return how many of the CPUs available to this process are idle (proc(5), /proc/stat). None if the system does not
     report it.
     """
 
@@ -671,8 +673,8 @@ def idle_processors(look_s: float = 0.2) -> float | None:
 
 
 def threads_to_use(wanted: int, idle: float | None) -> int:
-    """Return the requested thread count; if none is requested, torch's default, halved until it fits into the idle
-    CPUs, because threads that wait for a CPU distort times.
+    """Return the number of threads to use. It is `wanted` if that is positive. Otherwise it is torch's default, halved
+    until it fits into the idle CPUs, because threads that wait for a CPU distort times.
     """
     if wanted > 0:
         return wanted
@@ -704,8 +706,8 @@ def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
 
 
 def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first: int) -> None:
-    """Run the child process, which replays ops from `first` on; the operating system ends the process if an op takes
-    too long.
+    """Run the child process, which replays ops from number `first` on. If an op takes too long, the operating system
+    ends the process.
     """
     theirs.close()  # else it would not end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business

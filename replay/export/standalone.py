@@ -1,8 +1,8 @@
 # pyright: strict
-"""Generates Python source that computes an op with only torch: a call of torch.ops, or opreplay's reference
-implementation with its helper functions.
+"""Generates Python source that computes an op with torch alone.
 
-This module determines what the source may contain; `flashinfer_trace` determines its arguments.
+The source is a call of torch.ops, or opreplay's reference implementation with its helper functions. This module
+determines what the source may contain; `flashinfer_trace` determines its arguments.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ MAX_HELPERS = 40
 
 
 def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """Return source text whose `run` takes `parameters` and calls the op; None if torch alone cannot compute the op.
+    """Return source text with a function `run` that takes `parameters` and calls the op.
 
-    `given` has the source text of each argument of the op, as an expression of the parameters. If the op has no
-    results, the arguments that it writes to are returned. Op names that are not identifiers never enter the text.
+    None if torch alone cannot compute the op. `given` has the source text of each argument of the op, as an expression
+    of the parameters. If the op has no results, the arguments that it writes to are returned. Op names that are not
+    identifiers never enter the text.
     """
     if split_name(op.called) is None or not is_overload(op.overload or ""):
         return None
@@ -104,8 +105,8 @@ def constant(arg: ReplayArg) -> str:
 
 
 def _sources(run: Callable[..., Any]) -> list[str] | None:
-    """Return the source texts of imports, constants and functions that a reference needs, with the reference last; None
-    if it needs anything else.
+    """Return the source texts of the imports, constants and functions that a reference needs; the reference is the
+    last. None if it needs anything else.
     """
     imports: dict[str, str] = {}
     constants: dict[str, str] = {}
@@ -192,8 +193,8 @@ def _globals_used(tree: ast.FunctionDef, function: FunctionType) -> set[str]:
 
 
 def _import_text(name: str, value: Any) -> str | None:
-    """Return an import statement for an allowed module, or for an object of such a module under its own name; None for
-    any other value.
+    """Return an import statement for an allowed module, or for an object of such a module that has its own name. None
+    for any other value.
     """
     if isinstance(value, ModuleType):
         module = value.__name__

@@ -1,9 +1,9 @@
 # pyright: strict
 """Writes ops and their inputs in the form of TritonBench's `input_configs` and BackendBench's op traces.
 
-Each op maps input signatures to call counts. The signatures are those of PyTorch's operator benchmarks
-(benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`,
-evaluated there with `T` and the short names of dtypes.
+In this form, each op maps input signatures to numbers of calls. The signatures are those of PyTorch's operator
+benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072], bf16)),
+{})`. There they are evaluated with `T` and the short names of dtypes.
 """
 
 from __future__ import annotations

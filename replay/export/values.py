@@ -1,8 +1,9 @@
 # pyright: strict
-"""Describes values for an op's tensors in a form from which a bundle's script can create them without opreplay.
+"""Describes values for an op's tensors, so that a bundle's script can create them without opreplay.
 
 Values without an initializer are described by their kind. Values that an initializer writes are stored if there are
-few, otherwise described by their kind; an op with any other values is not exported. `script` generates the numbers.
+few; otherwise they are described by their kind, too. An op whose values fit neither way is not exported. `script`
+generates the numbers.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ them.
 def describe(
     op: ReplayOp, registry: Registry, *, seed: int, memory_bytes: int
 ) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
-    """Return the op, a description for each tensor of each argument, and what was assumed or approximated.
+    """Return the op, a description of each tensor of each argument, and what was assumed or approximated.
 
-    Nothing is allocated unless an initializer applies. In that case, the initializer fills the arguments on the CPU,
-    and arguments that it sets individually no longer share memory. Raises NotReplayable.
+    Nothing is allocated unless an initializer applies. If one applies, it fills the arguments on the CPU, and arguments
+    that it sets one by one no longer share memory. Raises NotReplayable.
     """
     look = _context(op, "meta", seed)
     try:

@@ -45,9 +45,10 @@ def _exactly(channel: socket.socket, count: int) -> bytes | None:
 
 
 class Unnamed:
-    """Empty file without a name that disappears with the last process that has it open, even after kill -9.
+    """Empty file without a name.
 
-    If the system does not support unnamed files, it is a temporary file that is removed when it is closed.
+    It disappears with the last process that has it open, even after kill -9. If the system does not support unnamed
+    files, it is a temporary file that is removed when it is closed.
     """
 
     def __init__(self) -> None:

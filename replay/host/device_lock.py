@@ -1,8 +1,8 @@
 # pyright: strict
 """Lock each physical device while a job measures on it, so that two jobs do not disturb each other's times.
 
-Manages the lock files of this user on this machine; a lock ends with its process in any case. The caller decides which
-jobs may share a device.
+The module manages the lock files of this user on this machine. A lock ends with its process, however that ends. The
+caller decides which jobs may share a device.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def hold_locks(
     on_wait: Callable[[str], None] | None = None,
     folder: Path | None = None,
 ) -> Generator[tuple[str, ...], None, None]:
-    """Hold the locks of devices ("cpu", "cuda:1"); yield the devices that another job measures on at the same time.
+    """Hold the locks of devices ("cpu", "cuda:1"); yield the devices on which another job measures at the same time.
 
-    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. If a CPU is still locked
-    afterwards, both jobs run at the same time, because a CPU is shared with other programs anyway; the caller must
-    report that. Raises EnvironmentRefused for an accelerator that is in use.
+    Waits up to `wait_s` (default `WAIT_S`), and calls `on_wait` when it first has to wait. If a CPU is still locked
+    afterwards, both jobs run at the same time, and the caller must report that. Running together is allowed because a
+    CPU is shared with other programs anyway. Raises EnvironmentRefused for an accelerator that is still in use.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside: list[str] = []

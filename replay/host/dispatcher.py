@@ -1,7 +1,7 @@
 # pyright: strict
-"""Query torch's dispatcher and operator registry; the only module that uses these private functions of torch.
+"""Queries to torch's dispatcher and operator registry; the only module that uses these private functions of torch.
 
-The functions are the same from torch 2.4 to 2.13 and have no public counterpart.
+The functions are the same from torch 2.4 to 2.13. They have no public counterpart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def has_kernel(full_name: str, key: str) -> bool:
 
 
 def has_computed_kernel(full_name: str, key: str) -> bool:
-    """Check whether the dispatcher finds a kernel for the key, including an alias or composite kernel. Raises
+    """Check whether the dispatcher finds a kernel for the dispatch key; alias and composite kernels count. Raises
     RuntimeError for an unknown op.
     """
     return bool(_internal()._dispatch_has_computed_kernel_for_dispatch_key(full_name, key))

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Report what this machine can replay on: versions, devices, optional and vendor libraries. Installs nothing.
+"""Report on what this machine can replay: versions, devices, optional libraries and vendor libraries.
 
-Libraries other than torch are found without importing them.
+It installs nothing. Libraries other than torch are found without importing them.
 """
 
 from __future__ import annotations

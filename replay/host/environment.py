@@ -1,5 +1,5 @@
 # pyright: strict
-"""Facts about this machine that make results comparable; no host names, paths, addresses or user names."""
+"""Facts about this machine that show whether results are comparable; no host names, paths, addresses or user names."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def process_bytes(field: str = "VmData") -> int | None:
 def kills_for_memory() -> int | None:
     """Return how many processes of this control group the kernel has killed because memory ran out.
 
-    If the group has no count, processes of the whole machine count. Returns None if the system does not count them.
+    If the group has no count, the count is that of the whole machine. Returns None if the system does not count such
+    processes.
     """
     groups = [line.split(":", 2)[1:] for line in (_read("/proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
     mine = {controllers: path.lstrip("/") for controllers, path in groups}

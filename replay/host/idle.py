@@ -10,15 +10,16 @@ from time import sleep
 LOOK_S = 0.2
 """Time over which CPU use is measured: twenty of the kernel's ticks."""
 IDLE_SHARE = 0.9
-"""Share of a CPU that each thread needs; with fewer idle CPUs, the machine counts as busy and fewer threads
+"""Share of a CPU that must be idle for each thread. With fewer idle CPUs, the machine counts as busy, and fewer threads
 are used.
 """
 
 
 def is_busy(facts: Mapping[str, object]) -> bool:
-    """Check from an executor's facts whether too few CPUs were idle for torch's threads at the start.
+    """Check from an executor's facts whether too few CPUs were idle for torch's default threads when it started.
 
-    This does not depend on the chosen number of threads: a single thread is interrupted as well.
+    The number of threads that was chosen does not matter, because even a single thread is interrupted on a busy
+    machine.
     """
     wanted, idle = facts.get("threads_of_torch"), facts.get("idle_cpus")
     if not isinstance(idle, int | float) or not isinstance(wanted, int):
@@ -28,9 +29,9 @@ def is_busy(facts: Mapping[str, object]) -> bool:
 
 
 def idle_cpus(look_s: float = LOOK_S) -> float | None:
-    """Return how many CPUs available to this process are unused by other programs; None if Linux does not report it.
+    """Return how many of the CPUs available to this process are not used by other programs.
 
-    CPU time of this process and its parent counts as idle.
+    CPU time of this process and its parent counts as idle. Returns None if Linux does not report CPU times.
     """
     before = _ticks()
     if before is None:

@@ -34,8 +34,8 @@ class Interruptions(NamedTuple):
     def waited_since(self, before: Interruptions, took_us: float) -> float:
         """Return how much of the `took_us` of wall time after `before` was spent waiting for a CPU.
 
-        Readings are taken outside the timed region, where switches are most likely, so the result is limited to the
-        time in which the thread did not compute.
+        The counts are read outside the timed region, where switches are most likely. Hence the result is limited to the
+        part of `took_us` in which the thread did not compute.
         """
         idle_us = took_us - ((self.used_us or 0.0) - (before.used_us or 0.0))
         return max(0.0, min(self.waited_us - before.waited_us, idle_us))
@@ -72,8 +72,8 @@ _own = _OfThread()
 
 
 def interruptions() -> Interruptions:
-    """Return the preemptions of all threads and the waiting time of the calling thread; zeros if the system does not
-    report them.
+    """Return the number of preemptions of all threads, and the waiting time and CPU time of the calling thread. Counts
+    that the system does not report are zero.
     """
     if not sys.platform.startswith("linux"):
         return Interruptions(used_us=thread_time_ns() * 1e-3)
@@ -95,8 +95,9 @@ def threads_waited_us() -> float:
     """Return the total time that runnable threads of this process waited for a CPU, or 0 if the system does not report
     it.
 
-    Takes about 10 us per thread. A thread that was woken for its share of an op and found no free CPU was not switched
-    out, so it is counted neither in `Interruptions.switches` nor in the waiting time of the calling thread.
+    Takes about 10 us per thread. The time includes the wait of a thread that was woken for its share of an op and found
+    no free CPU. Such a thread was not switched out, so neither `Interruptions.switches` nor the waiting time of the
+    calling thread shows it.
     """
     waited_ns = 0
     try:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Flag that the user asked this process to end, in case the exception was swallowed.
+"""Flag that says that the user asked this process to end, in case Python lost the exception.
 
-Python loses a handler's KeyboardInterrupt where it cannot raise one: in `__del__`, in callbacks of weak references, in
-fork hooks. The signal handler sets the flag, and loops check it before each iteration.
+Python loses a handler's KeyboardInterrupt where it cannot raise one: in `__del__`, in callbacks of weak references and
+in fork hooks. Hence the signal handler also sets this flag, and loops check it before each iteration.
 """
 
 from __future__ import annotations

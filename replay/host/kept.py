@@ -1,8 +1,8 @@
 """Cache in the user's cache folder: limited in size, safe for several processes, and never a cause of failure.
 
-A value is bytes under a key that contains everything the value depends on. Each value is one file, written under
-another name and renamed, so that a reader sees a complete file or none; a damaged file counts as missing. If the folder
-cannot be used, nothing is cached.
+A value is bytes under a key that contains everything on which the value depends. Each value is one file. It is written
+under another name and then renamed, so that a reader sees a complete file or none. A damaged file counts as missing. If
+the folder cannot be used, nothing is cached.
 """
 
 from __future__ import annotations

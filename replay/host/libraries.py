@@ -1,7 +1,7 @@
 # pyright: strict
 """Libraries that register ops: their namespaces, and the modules that may be imported for them. Data only.
 
-`ops.catalog` lists the namespaces with reference implementations; `resolve.policy` holds what the user allows.
+`ops.catalog` lists the namespaces that have reference implementations. `resolve.policy` holds what the user allows.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
-    """Limit the growth of private memory to `WORKSPACE` times the budget plus slack, or to most of the free memory;
-    beyond that, malloc fails.
+    """Limit how much this process's private memory can grow; beyond that, malloc fails. The limit is `WORKSPACE` times
+    the budget `op_bytes` plus slack, or most of the free memory if that is less.
     """
     if sys.platform != "linux":
         return
@@ -76,9 +76,9 @@ MAPPED_BYTES = 128 << 10
 def keep_freed_memory() -> bool:
     """Make malloc reuse freed blocks of any size instead of returning them; return whether the C library supports that.
 
-    By default, glibc maps new memory for each block above a moving threshold, so the time of an op with a large result
-    may include page faults, depending on the sizes of earlier ops. A model in its steady state, like a model on the
-    caching allocator of an accelerator, gets memory that was used before.
+    By default, glibc maps new memory for each block above a moving threshold. The time of an op with a large result may
+    then include page faults, depending on the sizes of earlier ops. A model in its steady state gets memory that was
+    used before, and so does a model on the caching allocator of an accelerator.
     """
     libc = _libc()
     return libc is not None and bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))

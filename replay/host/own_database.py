@@ -1,8 +1,8 @@
 # pyright: strict
-"""Check SQLite files of opreplay, which may come from anywhere, before a query runs on them.
+"""Check of SQLite files of opreplay, which may come from anywhere, before a query runs on them.
 
-A database can hold views, triggers, indexes and generated columns, which are programs that a query runs, and a journal
-next to it can name a file for SQLite to delete. So the tables must be exactly those that opreplay creates.
+A database can hold views, triggers, indexes and generated columns. These are programs that a query runs. A journal next
+to the database can name a file that SQLite then deletes. Hence the tables must be exactly those that opreplay creates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ROLLBACK = b"\x01\x01"
 _SUPER_JOURNAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 """End of a journal that names another file, which SQLite deletes after a rollback (src/pager.c)."""
 MOST_STEPS = 2_000_000_000
-"""Maximum virtual machine steps of SQLite for one connection; a row takes some thousand."""
+"""Maximum number of steps of SQLite's virtual machine for one connection; one row takes some thousand steps."""
 _STEPS_A_CALL = 1_000_000
 
 
 def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return the first bytes of a file. Raises OSError as `open_regular` does, and if the journal next to the file is
-    not one that a run of opreplay leaves.
+    """Return the first bytes of a file. Raises OSError in the cases in which `open_regular` does. Also raises it if the
+    journal next to the file is not one that a run of opreplay leaves.
     """
     with open_regular(path, most_bytes) as file:
         head = file.read(HEAD_BYTES)
@@ -63,7 +63,7 @@ def restrict(connection: sqlite3.Connection) -> None:
 
 
 def has_tables(connection: sqlite3.Connection, tables: Mapping[str, str]) -> bool:
-    """Check whether a database holds exactly these tables (name → CREATE statement) and no view, trigger or index.
+    """Check whether a database holds exactly the tables {name: CREATE statement} and no view, trigger or index.
 
     Raises sqlite3.Error for a damaged file.
     """

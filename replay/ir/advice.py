@@ -25,9 +25,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Reduction of the step's time."""
     low_us: float
     high_us: float
-    """Upper end of the range of the gain; `low_us` is the lower end.
+    """Upper end of the range of the time saved; `low_us` is the lower end.
 
-    The range covers dependencies that may or may not exist, and how well the change turns out.
+    The range is due to dependencies that may or may not exist, and to how well the change turns out.
     """
     share: float
     """The gain as a share of the step's time."""
@@ -39,7 +39,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     """The Python function with most of the changed time: "modeling_qwen2.py(150): forward"."""
     change: str = ""
-    """The change as an argument of `opreplay timeline --what-if`; "" if it cannot be written as one."""
+    """The change, written as an argument of `opreplay timeline --what-if`; "" if that is not possible."""
     command: str = ""
     """Command that runs the changed op alone; "" for changes of other kinds."""
 
@@ -54,6 +54,6 @@ class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
     """Number of changes whose gain was computed."""
     items: tuple[Advice, ...]
     doubts: Doubts = Doubts()
-    """Reasons why the recorded times are unusable, so that no change was tried; empty if they are usable."""
+    """Reasons why the recorded times are unusable; empty if they are usable. With any reason, no change was tried."""
     on_host: bool = False
-    """Whether the step ran on the host alone; then only Python functions and ranges that run no op are considered."""
+    """Whether the step ran on the host alone. If so, only Python functions and ranges that run no op are considered."""

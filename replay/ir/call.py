@@ -23,7 +23,7 @@ class Call(dict[str, ReplayArg]):
         return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
 
     def shape(self, *names: str) -> tuple[int, ...] | None:
-        """Return the shape of the first of the named arguments that is a known tensor; None if none is."""
+        """Return the shape of the first of these arguments that is a known tensor; None if none is."""
         return next((meta.shape for name in names if (meta := self.tensor(name)) is not None), None)
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:
@@ -42,6 +42,6 @@ class Call(dict[str, ReplayArg]):
         return None
 
     def dim(self, rank: int) -> int | None:
-        """Return the argument `dim`, counted from the front; None if it is unknown or out of range."""
+        """Return the argument `dim` as an index counted from the front; None if it is unknown or out of range."""
         dim = self.value("dim")
         return dim % rank if isinstance(dim, int) and -rank <= dim < rank else None

@@ -83,8 +83,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Assumptions, as readable text."""
     fused: bool | None = None
-    """Whether fused server kernels replace the calls of a model built by a library; None for an unchanged step of the
-    user's own code.
+    """Whether fused server kernels replace calls of the step, which is that of a model built by a library. None for an
+    unchanged step of the user's own code.
     """
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that are not fused: attention, experts, norms, cache writes."""

@@ -72,9 +72,10 @@ def shorter_float(text: str) -> str:
 
 
 def describe_inputs(op: ReplayOp) -> str:
-    """Return the tensor arguments of an op as text, in order, without scalars.
+    """Return the tensor arguments of an op as text, in order and without scalars.
 
-    Absent tensors are shown only in lists, where positions matter: `(None, i64[8])` indexes the second dimension.
+    Absent tensors are shown only in lists, because positions matter there: `(None, i64[8])` indexes the second
+    dimension.
     """
     return " · ".join(text for arg in op.args if (text := _describe_argument(arg)))
 
@@ -115,7 +116,7 @@ _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Format `value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent if more than 9
+    """Format `value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230. An exponent is used if more than 9
     decimals would be needed.
     """
     if value == 0 or not math.isfinite(value):
@@ -138,7 +139,7 @@ def schema_text(schema: str) -> str:
 
 
 SHORTEST_US = 0.001
-"""Shortest time in µs that clocks of traces and device models resolve; differences between times may be smaller."""
+"""Shortest time, in µs, that clocks of traces and device models resolve. Differences between times may be smaller."""
 _ROUNDING_US = 1e-6
 
 
@@ -146,7 +147,7 @@ def time_text(us: float | None) -> str:
     """Format microseconds with three significant digits and a suitable unit: "0.450 µs", "12.3 µs", "1.20 ms", "3.40
     s".
 
-    A time below a nanosecond is "<0.001 µs"; a difference due only to rounding is "0 µs".
+    A time below a nanosecond is "<0.001 µs". A difference that is only due to rounding is "0 µs".
     """
     if us is None:
         return DASH

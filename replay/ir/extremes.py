@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds numbers in a file that are too large for computations: beyond 64 bits, or times beyond the age of the Earth.
+"""Finds numbers in a file that are too large to compute with: beyond 64 bits, or times beyond the age of the Earth.
 
-JSON does not limit numbers, and computing with such values would fail far from the file that contains them.
+JSON does not limit numbers. Computing with such values would fail in code far from the one that read the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 _SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{2}")
-"""Matches every number that may be too large. It also matches digests and long fractions; such data is then checked
-without need.
+"""Matches every number that may be too large. It also matches digests and long fractions. Data with these is then
+checked needlessly.
 """
 _TIME = re.compile(r"(^|_)(us|ns|s)(_|$)")
 MAX_INT = 1 << 64
@@ -23,7 +23,7 @@ MAX_TIME = 1e23
 
 
 def extreme(data: bytes) -> str:
-    """Return the path of the first extreme number in a JSON text, e.g. "$.ops[3].count"; "" if there is none or the
+    """Return the path of the first extreme number in a JSON text, e.g. "$.ops[3].count". "" if there is none, or if the
     data is not JSON.
     """
     if _SUSPECT.search(data) is None:

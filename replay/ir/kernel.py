@@ -13,18 +13,19 @@ from opreplay.traces.model import TensorSpec
 Bound = Literal["cube", "vector", "hbm", "core load", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
-"""Best evidence for a prediction of an op: the op was measured on this SoC, or on another SoC; similar kernels (of its
-family) were measured; or the time follows only from the kind of its work.
+"""Best evidence for a prediction of an op. "this SoC", "another SoC": the op was measured there. "its family": similar
+kernels were measured. "its form": nothing similar was measured, so the time follows only from the kind of the op's
+work.
 """
 WorkKind = Literal["product", "streaming", "irregular"]
-"""Kind of an op's work: matrix products, convolutions and attention on the cube cores; reading and writing whole
-tensors in order; or work that depends on tensor contents or on loops of the library (AI CPU, scan, sort, top-k, gather,
-scatter, routing, RoI).
+"""Kind of an op's work. "product": matrix products, convolutions and attention on the cube cores. "streaming": reading
+and writing whole tensors in order. "irregular": work that depends on tensor contents or on loops of the library (AI
+CPU, scan, sort, top-k, gather, scatter, routing, RoI).
 """
 State = Literal["cold", "warm", "network"]
-"""Contents of the caches when a kernel is measured or predicted.
+"""What the caches contain when a kernel is measured or predicted.
 
-"cold": none of the kernel's data, because L2 was cleared; "warm": its data and code, because the same call is repeated;
+"cold": none of the kernel's data, because L2 was cleared. "warm": its data and code, because the same call is repeated.
 "network": data of the ops that ran before it in a network.
 """
 

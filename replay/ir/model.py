@@ -21,9 +21,9 @@ from opreplay.traces.model import TensorMeta
 SCHEMA_VERSION = 5
 """Version of the plan format.
 
-1: first version. 2: `storage` of tensors that share memory, `type` of a recorded kernel. 3: the recorded `sequence`. 4:
-`gradients` of an op. 5: `captured` plans, which have no times: `capture`, `flops`, phases, modules and places of a
-sequence, its `collectives`, and the value of a Python number that an op takes as a tensor.
+1: first version. 2: `storage` of tensors that share memory; `type` of a recorded kernel. 3: the recorded `sequence`. 4:
+`gradients` of an op. 5: `captured` plans, which have no times; they add `capture`, `flops`, the phases, modules and
+places of a sequence, its `collectives`, and the value of a Python number that an op takes as a tensor.
 """
 MAX_CALLS = 100_000
 """Maximum number of calls in a sequence."""
@@ -39,8 +39,8 @@ user named; "equivalent": a portable equivalent; "reference": opreplay's referen
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
-"""Value of an argument. Two levels suffice, because schemas have at most a list of lists, and msgspec decodes no
-recursive alias.
+"""Value of an argument. Lists have at most two levels. This suffices, because schemas have at most a list of lists. A
+recursive type is not possible, because msgspec cannot decode one.
 """
 
 
@@ -102,7 +102,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[str, ...] | None = None
     """Names of the ops directly below one of the calls, in order; None if they were not requested, or are too many."""
     below: tuple[str, ...] | None = None
-    """Names of all ops below the call, each before the ops that it calls; None as for `children`."""
+    """Names of all ops below the call, each one before the ops that it calls. None in the same cases as `children`."""
 
     @property
     def on_device(self) -> bool:
@@ -142,7 +142,7 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     via: str | None = None
     """The op that is actually called if it differs from `name`, e.g. "aten::convolution"."""
     overload: str | None = None
-    """Overload name of the called op; "" for the default overload; None without a schema or if not resolved."""
+    """Overload name of the called op; "" for the default overload. None if the op has no schema or is not resolved."""
     schema: str | None = None
     """Text of the matched schema, only for display; never parsed."""
     args: tuple[ReplayArg, ...] = ()
@@ -154,31 +154,31 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None = None
     """Reason why the op cannot be replayed; if set, `resolved_by` may be None."""
     batch: BatchContext | None = None
-    """Batch (prefill and decode sequences) of the server iteration that made the calls; of several iterations, the one
-    with most time.
+    """Batch (prefill and decode sequences) of the server iteration that made the calls. If several iterations made
+    calls, it is the batch with the most time.
     """
     ranks: int | None = None
     """Number of processes in a collective, if the trace records it; None for any other op."""
     collective: Collective | None = None
     """Description of a collective, in a plan made to run or simulate collectives; None for any other op."""
     gradients: bool = False
-    """Whether the op is called with gradients enabled and with floating-point arguments that require them
-    (`resolve.gradient_mode`).
+    """Whether the op is called with gradients enabled and has floating-point arguments that require gradients. See
+    `resolve.gradient_mode`.
     """
     origin: str | None = None
     """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
     on_host: bool = False
     """Whether the op runs on the host even if the step runs on a device, like an optimizer's step counters."""
     flops: int | None = None
-    """FLOPs of one call: from its sizes for a recorded call, otherwise from torch.utils.flop_counter's formulas; None
-    without a formula, e.g. for elementwise ops.
+    """FLOPs of one call. For a recorded call they are computed from its sizes, otherwise by torch.utils.flop_counter's
+    formulas. None if there is no formula, e.g. for elementwise ops.
     """
     moved_bytes: int | None = None
-    """Bytes moved by one recorded call: arguments and results, each once; None if the recorded sizes do not determine
-    this.
+    """Bytes that one recorded call moves; each argument and result counts once. None if the recorded sizes do not
+    determine this.
     """
     work_dtype: str = ""
-    """Dtype in which a recorded call computes; it is compared with the device's peak for this dtype."""
+    """Dtype in which a recorded call computes. The call is compared with the device's peak for this dtype."""
     work_unknown: str = ""
     """Why `flops` or `moved_bytes` of a recorded call are None."""
     work_assumed: str = ""
@@ -188,14 +188,14 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     refuted: bool = False
     """Whether the planned call would move or compute more than the recorded device can in the recorded time."""
     unfit: bool = False
-    """Whether no known schema accepts the written arguments, so that their names are guesses: the op is not resolved,
+    """Whether no known schema accepts the arguments as written. Their names are then guesses. The op is not resolved,
     and its time can only be predicted.
     """
 
     @property
     def called(self) -> str:
-        """Name of the op that takes the arguments in `args`, "namespace::op"; for an equivalent op, this is the
-        recorded op.
+        """Name, "namespace::op", of the op that takes the arguments in `args`. If the op is replayed by an equivalent,
+        this is the recorded op.
         """
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
@@ -211,9 +211,9 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of a step, which overlaps its calls.
+    """One collective of a step, which runs at the same time as other calls.
 
-    Positions are indices of calls; an index equal to the number of calls means the end.
+    Positions are indices of the step's calls. An index equal to the number of calls stands for the end of the step.
     """
 
     id: str
@@ -223,8 +223,8 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     wait: int
     """Position of the call before which the collective was waited for."""
     how: Literal["recorded", "order", "unknown"]
-    """How `wait` was determined: "recorded"; "order": the first call that began after the collective ended; "unknown":
-    the wait is assumed to follow the request at once.
+    """How `wait` was determined. "recorded": the trace contains the wait. "order": it is the first call that began
+    after the collective ended. "unknown": the wait is assumed to follow the request at once.
     """
     us: float
     """Recorded duration in microseconds, including the wait for other ranks."""
@@ -250,8 +250,8 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     device_us: tuple[float, ...] = ()
     """Recorded device time of each call; empty if the trace has no device."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    """For each call: (memory numbers of its tensor arguments, of its results), without absent tensors; -1 if unknown.
-    Empty if the file does not record memory.
+    """For each call: (memory numbers of its tensor arguments, memory numbers of its results). Absent tensors are left
+    out; a number is -1 if unknown. Empty if the file does not record memory.
     """
     collectives: tuple[CollectiveCall, ...] = ()
     """Collectives that overlap the calls, in the order of their requests, in a plan that was made for several ranks."""
@@ -291,13 +291,13 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_us_total: float
     """Total host time.
 
-    For a trace without device work, it is the time of all outermost events including labels, or of the outermost calls
-    of a phase. Otherwise, and with selection "all" (which counts a call again inside each enclosing call), it is the
-    time of the selected ops.
+    For a trace without device work, it is the time of all outermost events including labels, or, for a phase, the time
+    of the outermost calls in it. Otherwise it is the time of the selected ops. With selection "all", too, it is that of
+    the selected ops, which counts a call again inside each enclosing call.
     """
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
-    """The calls of one step in order; None if they were not requested, or if the file does not contain the order."""
+    """The calls of one step in order. None if they were not requested, or if the file does not contain the order."""
     captured: bool = False
     """Whether the plan was made by `opreplay capture` rather than from a profile: its times are 0 and have no
     meaning.

@@ -1,11 +1,11 @@
 # pyright: strict
 """The notation of calls in reports and on the command line: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
 
-A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. If they differ from the defaults, these follow:
-strides in braces, the offset into its memory after `+`, both in elements, and after `@` the number of a memory that
-several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and integers may be named and computed with `+ -
-* // ^` and parentheses. Lists are written in brackets or parentheses, strings in quotes, dtypes and similar values as
-`torch.bfloat16`. Only this grammar is evaluated, and it does not need torch.
+A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. Properties that differ from the defaults follow:
+strides in braces; after `+`, the offset into its memory, in elements like the strides; and after `@`, the number of a
+memory that several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and integers may be named and
+computed with `+ - * // ^` and parentheses. Lists are written in brackets or parentheses, strings in quotes, dtypes and
+similar values as `torch.bfloat16`. Nothing outside this grammar is evaluated, and it does not need torch.
 """
 
 from __future__ import annotations
@@ -130,9 +130,10 @@ def size_names(text: str) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse name and values of a size to sweep: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
+    """Parse the name and the values of a size to sweep.
 
-    Raises UsageError for any other text, and for more than 10,000 values.
+    Examples are "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8" and "n=128..1024:128" (steps). Raises UsageError for any
+    other text, and for more than 10,000 values.
     """
     name, _, right = text.partition("=")
     if not re.fullmatch(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*", name) or not right.strip():
@@ -427,11 +428,11 @@ def call_text(op: ReplayOp) -> str:
 
 
 _TENSORS = {"aten::mm": 2, "aten::bmm": 2}
-"""Number of tensor arguments of matrix products; compiled code adds the result tensor after them."""
+"""Number of tensor arguments of matrix products. Compiled code passes the result tensor after them."""
 
 
 def recorded_call_text(signature: OpSignature) -> str:
-    """Return a recorded call in the form that `parse_call` reads, with arguments by position; "" if a value is not
+    """Return a recorded call in the form that `parse_call` reads, with all arguments by position. "" if a value is not
     recorded.
     """
     dims, spelled = signature.dims, signature.types
@@ -465,8 +466,8 @@ def recorded_call_text(signature: OpSignature) -> str:
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")
-"""Matches the suffix of an overload name that gives the first release with its schema (`ops.register`). Some calls have
-the suffix, but the same calls in a profile do not.
+"""Matches the part of an overload name that gives the first release with its schema (`ops.register`). Some calls have
+it, but the same calls in a profile do not.
 """
 
 
@@ -478,10 +479,10 @@ def call_identity(op: ReplayOp) -> str:
 
 
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
-    """Map op ids to the arguments that distinguish ops with equal name and inputs: "dim=1 · k=True".
+    """Map op ids to the arguments that tell an op from others with the same name and inputs, e.g. "dim=1 · k=True".
 
-    `ops` are (id, name, inputs, call). The text is "" if no other op has the same name and inputs, or if calls are
-    unknown or do not differ.
+    `ops` are (id, name, inputs, call). The text is "" if no other op has the same name and inputs, or if the calls are
+    unknown or equal.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for id_, name, inputs, call in ops:

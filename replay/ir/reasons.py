@@ -1,8 +1,8 @@
 # pyright: strict
-"""The complete list of reasons why an op is not replayed, with the ops, calls and time of each reason.
+"""The complete list of reasons why an op is not replayed, with the ops, calls and time that each reason concerns.
 
-Defines the kinds of reasons and their meaning; the code that finds an obstacle writes the detail. Independent of torch
-and file formats.
+This module defines the kinds of reasons and their meaning. The code that finds an obstacle writes the detail.
+Independent of torch and file formats.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
 
 class Reason(msgspec.Struct, frozen=True):
     """Why one op is not replayed: a kind from the closed list, and a detail. Raises ValueError for any other kind, or
-    if a required detail is missing.
+    if a detail is required and missing.
     """
 
     kind: ReasonKind
@@ -109,7 +109,7 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Share of the recorded time, from 0 to 1, of the same total as the shares of single ops."""
     details: tuple[DetailTotal, ...] = ()
-    """Totals by detail, those with the most time first; ops without a detail are not included."""
+    """Totals for each detail, those with the most time first. Ops without a detail are not included."""
 
 
 NOT_GIVEN = Reason("failed", "no reason given")
@@ -150,10 +150,10 @@ DETAIL_CHARS = 300
 
 
 def reason_for(error: Exception) -> Reason:
-    """Return the reason for an error: "budget" if memory ran out, otherwise "failed" with the error's type and first
-    line.
+    """Return the reason that describes an error.
 
-    An error in opreplay's own code becomes an "internal error".
+    It is "budget" if memory ran out, and "internal error" for an error in opreplay's own code. Otherwise it is "failed"
+    with the error's type and first line.
     """
     if isinstance(error, InternalError):
         return Reason("internal error", error.problem)
@@ -176,22 +176,23 @@ _LACKS_KERNEL = re.compile(
 
 
 def refuses_arguments(reason: Reason) -> bool:
-    """Check whether a call failed because its arguments do not match each other, so that it would fail on any device.
+    """Check whether a call failed because its arguments do not match each other.
 
-    Return False if the machine lacks a kernel or a library, or if the error does not show the cause.
+    Such a call would fail on any device. False if the machine lacks a kernel or a library, or if the error does not
+    show the cause.
     """
     raised_by = reason.detail.split(":", 1)[0]
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
 IMPOSSIBLE_SHAPE = "a valid shape"
-"""Start of the reason detail for ops with an impossible tensor: with a negative size, or with more elements than 64
-bits can count.
+"""Start of the reason detail for ops with an impossible tensor. Such a tensor has a negative size, or more elements
+than 64 bits can count.
 """
 
 
 class NotReplayable(OpReplayError):
-    """Raised to skip one op, never to end the run; carries the reason that the result shows."""
+    """Raised to skip one op, never to end the run. It carries the reason that the op's result shows."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known about the op.")
@@ -199,5 +200,5 @@ class NotReplayable(OpReplayError):
 
 
 def not_needed(note: str) -> str | None:
-    """Return the registration, "name (file.py:line)", that a note describes as not used; None for other notes."""
+    """Return the registration that a note describes as not used, as "name (file.py:line)"; None for other notes."""
     return note.removesuffix(NOT_NEEDED) if note.endswith(NOT_NEEDED) else None

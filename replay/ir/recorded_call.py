@@ -1,4 +1,4 @@
-"""One recorded call as typed values: what the four metadata columns of a trace contain for each argument.
+"""One recorded call as typed values, read from the four metadata columns that a trace has for arguments.
 
 This module parses spellings, texts and gaps. `schema` handles schemas, and `inference` missing values.
 """
@@ -25,8 +25,8 @@ from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
-"""Kind of an argument according to the trace. "absent": an empty entry (None, a string, a device, or a list too long to
-record); "unknown": types were not recorded.
+"""Kind of an argument according to the trace. "absent": an empty entry, i.e. None, a string, a device, or a list too
+long to record. "unknown": no types were recorded.
 """
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
@@ -71,8 +71,8 @@ class RecordedArg:
     """Plain scalar (complex as text) or tuple of scalars; MISSING if not recorded."""
     strides_recorded: bool = True
     unlike_strided: bool = False
-    """Whether strides were recorded for the call but not for this tensor, because it is sparse or has another layout
-    without strides.
+    """Whether strides were recorded for the call but not for this tensor. The tensor then is sparse or has another
+    layout without strides.
     """
 
     @property
@@ -86,7 +86,7 @@ ABSENT = RecordedArg(kind="absent")
 
 @lru_cache(maxsize=512)  # guesses look at the calls around each op again and again
 def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
-    """Return the arguments of a recorded call, one for each entry of "Input Dims"; () if there are none."""
+    """Return the arguments of a recorded call, one for each entry of "Input Dims". () if none are recorded."""
     if signature.dims is None:
         return ()
     shared = _shared_memories(signature)
@@ -96,8 +96,8 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
 
 
 def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results of a recorded call, with None for a result that is not a typed tensor; None if results were
-    not recorded.
+    """Return the results of a recorded call; an entry is None if the result is not a tensor of known dtype. None if
+    results were not recorded.
     """
     if signature.results is None:
         return None
@@ -136,7 +136,7 @@ def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> Recorde
 
 
 def _at(column: Sequence[Any] | None, i: int) -> Any:
-    """Return a column's entry for an argument; None if it is not recorded or the column is too short."""
+    """Return the entry of a column for an argument; None if the column is not recorded or too short."""
     return column[i] if column is not None and i < len(column) else None
 
 

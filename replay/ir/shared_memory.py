@@ -1,7 +1,8 @@
 # pyright: strict
-"""Groups of tensors of one call that share memory; a group is kept only if the call stays valid.
+"""Finds groups of tensors of one call that share memory.
 
-Manages the numbers in `TensorMeta.storage`; `tensors` allocates, and `recorded` reads the trace.
+A group is kept only if the call stays valid. This module manages the numbers in `TensorMeta.storage`; `tensors`
+allocates memory, and `recorded` reads the trace.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Renumber shared memories from 0, and return a note for each tensor that gets its own memory instead.
 
-    The number of a memory that only one tensor uses is removed. Integers share memory only with tensors of their own
-    dtype: data of another dtype, read as integers, would be out of range.
+    A memory that only one tensor uses loses its number. Integers share memory only with tensors of their own dtype,
+    because data of another dtype, read as integers, would be out of range.
     """
     memories = groups(args)
     if not memories:
@@ -55,10 +56,10 @@ def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...
 
 
 def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
-    """Return the arguments that may be the same tensor, if they are so large that it matters whether one tensor or two
-    are read.
+    """Return the names of large arguments that may be one and the same tensor.
 
-    Return () if the memory of any argument is known, and for calls that write to an argument.
+    Only large ones are returned, because for them it matters whether one tensor or two are read. () if the memory of
+    any argument is known, and for calls that write to an argument.
     """
     args = tuple(args)
     if any(arg.mutated for arg in args) or groups(args):

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Computes from metadata how many bytes an op needs, before anything is allocated. Independent of torch and devices.
+"""Computes from metadata how many bytes an op needs, before anything is allocated.
 
-Sizes are logical: a tensor expanded by stride 0 counts with its full size, because an op that reads it may write it out
-in full (`empty_strided((2**40,), (0,)) + 1` requests 4 TB).
+Sizes are logical: a tensor expanded by stride 0 counts with its full size. The reason is that an op that reads it may
+write it out in full (`empty_strided((2**40,), (0,)) + 1` requests 4 TB). Independent of torch and devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
 FLAG = "--set max_op_memory"
 ABSURD = "sizes larger than any memory"
 """Start of the reason detail for ops with a tensor larger than any memory. These ops cannot be called, so no time is
-predicted.
+predicted for them.
 """
 SIZES_SHOWN = 4
 """Maximum number of dimensions that a message shows."""
@@ -57,7 +57,7 @@ def extent(meta: TensorMeta) -> int:
 
 
 def base_elements(op: ReplayOp) -> int:
-    """Return the number of elements that the first argument's storage must have; 0 if its own metadata is enough.
+    """Return the number of elements that the storage of the first argument must have; 0 if its own metadata tells.
 
     `aten::as_strided` may access any part of a storage, but the profiler records only the shape of one view of it.
     """
@@ -91,9 +91,10 @@ def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
 
 
 def need_of(op: ReplayOp) -> Need:
-    """Return the bytes that one call needs: inputs from metadata, outputs from the plan if known, otherwise estimated.
+    """Return the bytes that one call needs for inputs and outputs.
 
-    The estimate is the maximum of: the largest input, the requested size, and all tensors broadcast together.
+    Inputs are computed from metadata. Outputs are taken from the plan if it contains them. Otherwise they are estimated
+    as the maximum of the largest input, the requested size, and all tensors broadcast together.
     """
     metas = list(tensors_of(op))
     inputs = _input_bytes(metas)
@@ -113,7 +114,7 @@ def need_of(op: ReplayOp) -> Need:
 
 
 def _input_bytes(metas: list[TensorMeta]) -> int:
-    """Return the bytes of all tensors; of tensors that share memory, only the largest counts."""
+    """Return the total number of bytes of all tensors. Of tensors that share memory, only the largest counts."""
     shared: dict[int, int] = {}
     total = 0
     for meta in metas:

@@ -37,8 +37,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     """Time from the completion of the previous step to the completion of this one.
 
-    For a step without a recorded predecessor, it is the host time or the device time, whichever is longer. A trace
-    without marked steps is one step from its first to its last event.
+    If no previous step is recorded, it is the host time or the device time, whichever is longer. A trace without marked
+    steps is one step from its first to its last event.
     """
 
 
@@ -48,11 +48,11 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float | None
     high_us: float | None
-    """Upper end of the 80 % interval of the prediction; None if less than half of the computing is predicted."""
+    """Upper end of the 80 % interval of the prediction. None if less than half of the computing time is predicted."""
     predicted_share: float
     """Share of the recorded device time that has a prediction."""
     host_bound: bool = False
-    """Whether the device waits for the host; host time is copied from the recording and has no interval."""
+    """Whether the device waits for the host. The host time is that of the recording, so it has no interval."""
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     """Number of different modules of this class at this position."""
     depth: int
-    """Nesting depth, 0 for the outermost module. In a list, a module is followed by the modules that it calls, with the
-    next depth.
+    """Nesting depth; 0 for the outermost module. In a list, a module is followed by the modules that it calls, which
+    have the next depth.
     """
     device_us: float
     """Sum of the device task times."""
@@ -77,7 +77,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time between ops on the critical path, spent in one Python function or marked range; in µs."""
+    """Time, in µs, on the critical path between ops that was spent in one Python function or marked range."""
 
     name: str
     """Recorded name: "transformers/image_utils.py(301): resize"."""
@@ -108,7 +108,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     launches: int = 0
     """Number of calls in the marked range that launch kernels."""
     launches_without_kernel: int = 0
-    """Number of launches without a recorded kernel; the time of their kernels therefore counts as idle."""
+    """Number of launches whose kernel is not recorded. The time of these kernels therefore counts as idle."""
     launches_unknown: bool = False
     """Whether no launch of the step's device work is recorded, so that it is unknown whether the device waited for the
     host.
@@ -118,7 +118,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     host_us: float
     """Length of the marked range on its host thread."""
     asked: bool = False
-    """Whether the user requested this step; if not, it is the step of median length among those that launch work."""
+    """Whether the user requested this step. If not, it is the step of median length among those that launch work."""
     all_host_us: tuple[float, float] | None = None
     """(shortest, longest) host range of all marked steps with work."""
     begin_us: float
@@ -137,11 +137,11 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[tuple[str, float], ...]
     """What the host did on the critical path: at most three names with times, longest first."""
     python: tuple[PythonTime, ...] = ()
-    """At most three Python functions with their time between ops on the critical path, longest first; empty if the
+    """At most three Python functions with their time between ops on the critical path, the longest first. Empty if the
     trace names none.
     """
     copied_host_share: float
-    """Share of the critical path that is host time; predictions copy this time from the recording."""
+    """Share of the critical path that is host time. Predictions copy this time from the recording."""
     unknown_wait_us: float
     """Waiting time on the critical path that no recorded event explains."""
     blocked_us: float

@@ -16,7 +16,9 @@ class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Result of calling one op on meta tensors, without computing: shows whether the op accepts the arguments."""
 
     status: MetaStatus
-    """"ok": accepted, and no result differs from a recorded one; "data-dependent": result sizes depend on contents."""
+    """The verdict. "ok": the op accepts the arguments, and no result differs from a recorded one. "data-dependent":
+    sizes or values depend on the contents of tensors.
+    """
     detail: str = ""
     results_compared: int = 0
     """Number of results whose size and dtype the trace records; 0 if it records none."""

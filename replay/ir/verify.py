@@ -1,8 +1,8 @@
 # pyright: strict
-"""Checks that a plan is well-formed. Every pass must keep it well-formed, and a plan file is checked before any op is
-called.
+"""Checks that a plan is well-formed.
 
-Checks form, not policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
+Every pass must keep it well-formed. A plan file is checked before any op is called. This module checks form, not
+policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Runs the stages of a job in order: open, plan, predict, measure; each step is an event."""
+"""Runs the stages of a job in order: open, plan, predict, measure. Each step yields an event."""

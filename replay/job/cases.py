@@ -34,7 +34,7 @@ class Calls:
     """Calls written as text, as the source of a job."""
 
     def __init__(self, written: Sequence[Written], *, skip_invalid: bool = False) -> None:
-        """With `skip_invalid`, invalid texts are skipped; if all are invalid, `make_plan` raises."""
+        """With `skip_invalid`, invalid texts are skipped. If all texts are invalid, `make_plan` raises."""
         self.written = tuple(written)
         self.skip_invalid = skip_invalid
         self.ids: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
     """Predict the calls of a job on its simulated devices; with `measure`, also measure each op on this machine.
 
     A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
-    prediction. A call has no prediction if the user's estimator or tile program for it fails. `faults` collects
+    prediction. If the user's estimator or tile program for a call fails, the call has no prediction. `faults` collects
     internal errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
     """
     calls, plan, devices = job.source, job.plan, job.devices

@@ -19,8 +19,8 @@ Events = Generator[Event, None, None]
 def deliver(events: Events, *consumers: Consumer) -> None:
     """Pass each event to every consumer, in order.
 
-    If a consumer raises, all consumers get an `Ended` with the error, and the error is raised again. A second error,
-    such as a full disk while `Ended` is written, is suppressed.
+    If a consumer raises, all consumers get an `Ended` event with the error, and the error is raised again. A second
+    error, e.g. a full disk while `Ended` is written, is suppressed.
     """
     try:
         while (event := next(events, None)) is not None:
@@ -80,7 +80,7 @@ class _Tee(Generator[Event, None, None]):
 
 
 def tee(events: Events, consumer: Consumer) -> Events:
-    """Return the same events; `consumer`, which must not raise, gets each event before the caller does."""
+    """Return the same events. `consumer` gets each event before the caller does, and must not raise."""
     return _Tee(events, consumer)
 
 

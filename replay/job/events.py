@@ -1,8 +1,9 @@
 # pyright: strict
 """The events of a job, in order.
 
-A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one of `Measured`, `Skipped` and `Failed`,
-then `Ended`. Events of different ops may overlap. Progress bars, result files and tests use the same events.
+A run starts with `Planned` and `Started`. For each op follow `Progress`, `Predicted`, and one of `Measured`, `Skipped`
+and `Failed`. The last event is `Ended`. Events of different ops may overlap. Progress bars, result files and tests use
+the same events.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Predicted:
 
     op: ReplayOp
     simulated: dict[str, Simulated]
-    """Device → prediction, in the order of the devices; empty for an op without recorded arguments."""
+    """Device → prediction, in the order of the devices. Empty for an op without recorded arguments."""
     why: tuple[str, ...] = ()
     """Reasons for missing predictions: one line per device."""
     errors: tuple[CustomOpError | InternalError, ...] = ()

@@ -99,7 +99,7 @@ class Job:
     ) -> Job:
         """Return a job whose devices are loaded from names or device files. Plugins must be loaded before.
 
-        Raises UsageError for an unknown device or an invalid initializer setting, FormatError for an invalid values
+        Raises UsageError for an unknown device or an invalid initializer setting, and FormatError for an invalid values
         file.
         """
         from opreplay.replay.ascend.simulate.devices import load_socs
@@ -112,9 +112,10 @@ class Job:
 
     @cached_property
     def read(self) -> Trace | ReplayPlan:
-        """The trace or plan; in a captured plan, fused kernels replace calls if the settings say so.
+        """The trace or plan. In a captured plan, fused kernels replace calls if the settings say so.
 
-        Raises what `opreplay.replay.plan.inputs.open_input` raises, and UsageError for fused kernels of a trace.
+        Raises what `opreplay.replay.plan.inputs.open_input` raises. Raises UsageError if fused kernels are requested
+        for a trace.
         """
         if isinstance(self.source, MakesPlan):
             return self.plan
@@ -235,9 +236,10 @@ class Job:
         return PlannedStep(self.plan, self.contents)
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
-        """Return the report of the recorded step, as `timeline` does; None if the selection excludes ops.
+        """Return the report of the recorded step, as `timeline` does. None if there is no trace or if the selection
+        excludes ops.
 
-        `timed` is the same trace read with its activity, if this job read it without.
+        If this job read the trace without its activity, `timed` is the same trace read with it.
         """
         from opreplay.replay.ascend.simulate.step_residency import PlannedStep
         from opreplay.replay.timeline.timeline import step_of
@@ -255,8 +257,8 @@ class Job:
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
         """Measure and predict every op; yield events, see `run_events`.
 
-        `engine` replaces the engine from the settings. `beside` means that another job measures on the same device at
-        the same time.
+        If `engine` is given, it replaces the engine from the settings. `beside` says that another job measures on the
+        same device at the same time.
         """
         from opreplay.replay.job.consumers import tee, write_to
         from opreplay.replay.job.measuring import About, no_sums, run_events
@@ -310,8 +312,8 @@ class Job:
 
 
 def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
-    """Return a captured plan with fused kernels in place of its calls; other inputs unchanged. Raises UsageError if
-    fused kernels are requested for a trace.
+    """Return a captured plan with fused kernels in place of its calls. Other inputs are returned unchanged. Raises
+    UsageError if fused kernels are requested for a trace.
     """
     if isinstance(read, ReplayPlan) and read.captured:
         from opreplay.replay.capture.serving.form import as_served
@@ -334,7 +336,7 @@ def planned_step(trace: Trace, devices: Sequence[DeviceProfile]) -> PlannedStep 
 
 
 def is_plain(settings: Settings) -> bool:
-    """Check that the settings use no user code and no plugin is installed; only then may plans be cached."""
+    """Check that the settings use no user code and that no plugin is installed. Only then may plans be cached."""
     from opreplay.initializers import extensions
     from opreplay.initializers.user_code import entry_points
     from opreplay.replay import plugins
@@ -344,9 +346,10 @@ def is_plain(settings: Settings) -> bool:
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:
-    """Return a provider of the expected contents of arguments; it uses the cache if `plan_to_keep` returns a plan.
+    """Return a provider of the expected contents of arguments. If `plan_to_keep` returns a plan, the provider uses the
+    cache.
 
-    Raises UsageError for an invalid initializer module or setting, FormatError for an invalid values file.
+    Raises UsageError for an invalid initializer module or setting, and FormatError for an invalid values file.
     """
 
     def make() -> ExpectedContents:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Run the ops of a plan and yield events.
 
-This module handles the order of events, time budgets and the summary; `execute` runs each op.
+This module handles the order of events, time budgets and the summary. `execute` runs each op.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def run_events(
 ) -> Events:
     """Measure and predict every op of a plan; yield events.
 
-    `engine` replaces the engine from the options. `earlier` has results of an interrupted run to resume. With mode
-    "sequence", the results are of one recorded step, followed by a record of the whole sequence. The last event is
-    always `Ended`; it contains the error if one is raised next. With `stop_on_error`, the run ends after the first
-    failed op.
+    If `engine` is given, it replaces the engine from the options. `earlier` has results of an interrupted run, which is
+    then resumed. With mode "sequence", the results are those of one recorded step, followed by a record of the whole
+    sequence. The last event is always `Ended`; if an error is raised next, `Ended` contains it. With `stop_on_error`,
+    the run ends after the first failed op.
 
     Before the first event, raises UsageError or FormatError for values that fit no op, and UsageError for a sequence
     without recorded order. Before `Started`, raises EnvironmentRefused if the device is missing, and UsageError if
@@ -190,8 +190,8 @@ class _Run:
         return False
 
     def _decide(self, op: ReplayOp) -> Outcome | None:
-        """Return the outcome of an op that is not run because of the plan or the time budget; None to run it. Raises
-        KeyboardInterrupt if requested.
+        """Return the outcome of an op that the plan or the time budget excludes from running; None if the op is to run.
+        Raises KeyboardInterrupt if an interrupt was requested.
         """
         raise_if_asked()
         if op.reason is not None:

@@ -46,9 +46,9 @@ def planned_results(
     checks: Mapping[str, MetaCheck] | None = None,
     over: OverBudget = "shrink",
 ) -> list[OpResult]:
-    """Return one result per op without measuring; status "replayed" means that a run would try the op.
+    """Return one result per op without measuring. The status "replayed" means that a run would try the op.
 
-    `checks` maps op ids to checks on meta tensors.
+    `checks` maps op ids to the results of checks on meta tensors.
     """
     results: list[OpResult] = []
     for op in plan.ops:

@@ -41,7 +41,7 @@ class OpPredictor:
     def __call__(self, op: ReplayOp) -> Predicted:
         """Predict one op on every device.
 
-        Labels, ops without recorded arguments, skipped ops, and ops whose estimator fails have no prediction.
+        There is no prediction for labels, ops without recorded arguments, skipped ops, and ops whose estimator fails.
         """
         if not self.devices or (self.leaves_out is not None and self.leaves_out(op)):
             return no_prediction(op)

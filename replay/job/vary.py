@@ -1,7 +1,7 @@
-"""Capture a step in several sizes and predict each size on devices.
+"""Capture a step in several sizes, and predict each size on devices.
 
-The step is a model from a config file with several batches and contexts, or the result of a user's function that is
-called with the sizes.
+The step is either a model from a config file with several batches and contexts, or what a user's function returns when
+it is called with the sizes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def vary_config(
     """Predict the model of a config file on each device in each size.
 
     `form` converts each captured plan before it is predicted. `shape` has the other fields of `from_config.Shape`.
-    `weights`: quantisation of the weights. The result is per token, or per step for a model that reads no text. Raises
-    UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
+    `weights` is the quantisation of the weights. The results are per token or, for a model that reads no text, per
+    step. Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 
@@ -109,7 +109,7 @@ def vary_file(
     tell: Tell = ignore_progress,
     options: CaptureOptions = DEFAULTS,
 ) -> SizedSteps:
-    """Predict the step of "FILE.py:make" on each device; `make` is called with each combination of sizes.
+    """Predict the step of "FILE.py:make" on each device. `make` is called with each combination of sizes.
 
     Raises UsageError for sizes that the function does not accept, and what `target_of` raises.
     """

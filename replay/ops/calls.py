@@ -1,8 +1,8 @@
 # pyright: strict
 """Find the arguments that a reference implementation reads, and call it with them.
 
-A reference implementation has one parameter per argument that it reads, named as in the schema. If there are many, it
-has a single parameter, a `Call`, and reads the arguments as attributes.
+A reference implementation has one parameter per argument that it reads, named as in the schema. If it reads many, it
+has a single parameter instead, a `Call`, and reads the arguments as its attributes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def call_with(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def by_schema(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
-    """Return a function that takes a schema's positional and keyword arguments and calls `run` with a `Call`.
+    """Return a function that takes the arguments of `schema`, positional or keyword, and calls `run` with a `Call`.
 
-    Functions that do not take a `Call` are returned unchanged.
+    If `run` does not take a `Call`, it is returned unchanged.
     """
     if not takes_call(run):
         return run

@@ -1,9 +1,10 @@
 # pyright: strict
-"""Operator schemas of vendor libraries, all versions, as data; no torch, no implementations.
+"""Operator schemas of vendor libraries, in all known versions, as data; no torch, no implementations.
 
-Reads the text files of `schemas/`, one per namespace; each line holds a date, a tab and a schema. The date is the first
-day on which the library was seen with that schema ("" if no date is public). The implementations of ops are in the
-`reference_*` modules of the families; `register.implemented` lists the implemented ops.
+The schemas are read from the text files in `schemas/`, one file per namespace. Each line holds a date, a tab and a
+schema. The date is the first day on which the library was seen with that schema, or "" if no date is public. The
+implementations of ops are in the `reference_*` modules of the op families; `register.implemented` lists the implemented
+ops.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
 def with_writes(schema: str, names: Collection[str]) -> str:
     """Return `schema` with exactly the arguments `names` marked as written, and with results that alias no argument.
 
-    For libraries that mark all tensors as written, or none. Raises ValueError for a name that the schema does not have.
+    It serves for libraries whose schemas mark all tensors as written, or none. Raises ValueError for a name that the
+    schema does not have.
     """
     if tuple(_WRITTEN.findall(schema.rpartition(" -> ")[0])) == tuple(names):
         return schema
@@ -73,13 +75,14 @@ def stands_for(
     optional: Collection[str] = (),
     **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the reference implementation of the known versions of these ops; see `register.reference`.
+    """Declare a function as the reference implementation of the known versions of the ops `names`; see
+    `register.reference`.
 
-    Versions without an argument that the function requires (and that is not `optional`) are skipped, and so are
-    versions with an argument in `lacking`. `writes` names the arguments that the function writes to, if the vendor's
-    marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's marks.
-    `assumes`, `random`, `bound`: see `reference`. If no version of an op matches, requesting its references raises
-    ValueError.
+    A version is skipped if it lacks an argument that the function requires, unless `optional` names that argument. It
+    is also skipped if it has an argument in `lacking`. `writes` names the arguments that the function writes to, for
+    vendors whose marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's
+    marks. `assumes`, `random` and `bound` are described at `reference`. If no version of an op is left, requesting its
+    references raises ValueError.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +114,10 @@ def stands_for(
 
 
 def declare_like(op: Row) -> None:
-    """Declare the reference implementation of `op.like` for `op`, too; optional arguments that `op` lacks are None.
+    """Declare the reference implementation of `op.like` for `op`, too.
 
-    Raises ValueError if `op.like` has no function of its own, or if a renamed argument is missing in either op.
+    Optional arguments that `op` does not have get the value None. Raises ValueError if `op.like` has no function of its
+    own, or if an argument that is renamed does not exist in one of the two ops.
     """
     target = find(op.like)
     if target is None or target.like or not target.references:

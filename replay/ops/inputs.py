@@ -25,10 +25,9 @@ def built_in() -> Registry:
 
 
 def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
-    """Return a registry of built-in and user initializers (with `plugins`, also of installed packages), with `settings`
-    applied.
+    """Return a registry of built-in and user initializers, with `settings` applied.
 
-    `modules` are .py files or module names; both are executed. Raises UsageError for modules that cannot be loaded, for
-    duplicates and for invalid settings.
+    With `plugins`, it also has the initializers of installed packages. `modules` are .py files or module names; both
+    are executed. Raises UsageError for modules that cannot be loaded, for duplicates and for invalid settings.
     """
     return extend(built_in(), modules, settings, plugins=plugins)

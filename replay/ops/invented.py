@@ -49,9 +49,10 @@ _BY_OP: dict[str, tuple[Invented, ...]] = {
 
 
 def assumed_topk(experts: int) -> int:
-    """Return the assumed number of experts per token.
+    """Return the number of experts per token that is assumed for an MoE layer.
 
-    2 of up to 8 experts (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), 8 of more (Qwen3-MoE, DeepSeek-V3).
+    It is 2 for up to 8 experts (as in Mixtral), 4 for up to 64 (gpt-oss, Qwen-MoE) and 8 for more (Qwen3-MoE,
+    DeepSeek-V3).
     """
     return min(experts, 2 if experts <= 8 else 4 if experts <= 64 else 8)
 
@@ -88,10 +89,10 @@ class ExpertSizes(NamedTuple):
 def expert_sizes(
     hidden: TensorMeta, logits: TensorMeta, op: ReplayOp, words: Mapping[str, OptionValue] | None = None
 ) -> ExpertSizes:
-    """Return the sizes of an MoE layer: the user's in `words`, otherwise assumed ones.
+    """Return the sizes of an MoE layer: those that the user gives in `words`, otherwise assumed ones.
 
-    The assumed intermediate size equals the hidden size, or is smaller if the recorded device could not have read or
-    multiplied that much in the recorded time.
+    The intermediate size is assumed to equal the hidden size. It is smaller if the recorded device could not have read
+    or multiplied that much in the recorded time.
     """
     words = words or {}
     width = max(1, hidden.shape[-1])

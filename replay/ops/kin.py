@@ -1,8 +1,8 @@
 # pyright: strict
-"""Choose, by name, a similar op whose cost rule is used for an op without a rule; for calls that are only predicted.
+"""Choice of a similar op, by name, for an op without a cost rule; for calls that are only predicted.
 
-An op with the same name stem has priority, in any namespace and with any prefix or version. Otherwise, the first line
-of `KIN` whose pattern matches the stem decides.
+The similar op's cost rule is used. An op with the same name stem has priority, whatever its namespace, prefix or
+version. If there is none, the first line of `KIN` whose pattern matches the stem decides.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ def _by_stem() -> dict[str, str]:
 
 
 def _is_preferred(name: str) -> tuple[bool, bool, str]:
-    """Return the sort key for ops with the same stem; the last one in the order is used.
+    """Return the sort key among ops with the same stem; the op that comes last is used.
 
-    torch_npu's ops have priority over torch's, torch's over other libraries'; newer versions over older ones.
+    torch_npu's ops come after torch's, and torch's after those of other libraries. Newer versions come after older
+    ones.
     """
     return name.startswith("npu::"), name.startswith("aten::"), name
 
@@ -119,7 +120,7 @@ def _is_preferred(name: str) -> tuple[bool, bool, str]:
 def kin_of(name: str) -> str | None:
     """Return the op with a cost rule whose name is most similar, or None if no name is similar.
 
-    Only for known namespaces, because the name of a user's own op can mean anything.
+    Names outside the known namespaces give None, because the name of a user's own op can mean anything.
     """
     if name.partition("::")[0] not in (*NAMESPACES, *LIBRARIES):
         return None

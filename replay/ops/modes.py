@@ -1,9 +1,9 @@
 # pyright: strict
 """Arguments that a reference implementation may ignore, and values of unsupported arguments that it rejects.
 
-A reference implementation supports the arguments that it names. Any other text, number, flag or optional argument of
-the schema is either inert (it does not change values or shapes of results), or must have the one value that the
-reference implementation computes.
+A reference implementation supports the arguments that it names. The schema's other texts, numbers, flags and optional
+arguments are of two kinds. Some are inert: they do not change values or shapes of results. All others must have the one
+value that the reference implementation computes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu.stochastic_rounding": (False,),
     "use_deep_gemm_e8m0": (False,),
 }
-"""Unsupported argument → values, besides the default, for which the reference implementation is right; dtypes are the
-codes that schemas use.
+"""Map of unsupported argument to the values, besides the default, for which the reference implementation is right.
+dtypes are given as the codes that schemas use.
 """
 
 
@@ -136,9 +136,9 @@ _ALL_INERT = frozenset(name for names in INERT.values() for name in _names(names
 
 
 def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
-    """Return the schema's arguments that may change a result and that the reference implementation does not support.
+    """Return the schema's arguments that the reference implementation does not support and that may change a result.
 
-    Values other than those in `computed` are rejected, because they would give wrong results.
+    Values of these arguments that are not in `computed` are rejected, because they would give wrong results.
     """
     return tuple(
         argument.name

@@ -137,8 +137,8 @@ class OpView:
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
     def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
-        """Return the first tensor named in `names`, or the tensor at `at`. Raises DoesNotFit if there is none or it has
-        fewer than `rank` dimensions.
+        """Return the first tensor whose name is in `names`, or the tensor at position `at`. Raises DoesNotFit if there
+        is none, or if it has fewer than `rank` dimensions.
         """
         meta = self.meta(*names, at=at)
         if meta is None or len(meta.shape) < rank:
@@ -222,15 +222,15 @@ class OpView:
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:
-        """Return the spec of a tensor for a vector kernel; if the tensor is not dense, a kernel that copies it is
-        added.
+        """Return the spec of a tensor as a vector kernel reads it. If the tensor is not dense, a kernel that copies it
+        is added.
         """
         meta = self.meta(*names, at=at)
         return None if meta is None else self.packed(meta)
 
     def packed(self, meta: TensorMeta, *, row_major: bool = False) -> TensorSpec:
-        """Same as `dense`, for a given tensor; with `row_major`, tensors with permuted dimensions are copied
-        as well.
+        """Return the spec of a given tensor as `dense` does. With `row_major`, tensors with permuted dimensions are
+        copied as well.
         """
         real = without_expanded(meta)
         if real != meta.shape and not row_major:
@@ -255,7 +255,7 @@ class OpView:
         return self.output(spec(shape, promote(wide)))
 
     def assume(self, text: str) -> None:
-        """Add a note that sizes which determine the time were assumed; the op is then marked uncalibrated."""
+        """Add a note that sizes on which the time depends were assumed, and mark the op as uncalibrated."""
         self.assumed = True
         self.note(text)
 
@@ -289,9 +289,9 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
 
 
 def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes; None for other copies.
+    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes.
 
-    Dimensions that are adjacent in memory are merged into one.
+    Returns None if the copy is not such a transpose. Dimensions that are adjacent in memory are merged into one.
     """
     merged: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):

@@ -1,7 +1,8 @@
-"""Declare portable reference implementations of vendor ops; register them with torch if the library is not installed.
+"""Declaration of portable reference implementations of vendor ops, and their registration with torch.
 
-Defines the declaration, the overload names of schema versions, and the rule that real ops are never overridden. The
-implementations are in the `reference_*` modules; `opreplay.replay.resolve.names` decides whether to call a vendor op.
+They are registered if the vendor's library is not installed. This module defines the declaration, the overload names of
+schema versions, and the rule that real ops are never overridden. The implementations are in the `reference_*` modules.
+`opreplay.replay.resolve.names` decides whether to call a vendor op.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def reference(
     """Declare a plain torch function as the reference implementation of `schema` ("ns::op(Tensor x) -> Tensor").
 
     The function receives only the schema's arguments that it reads (`calls.arguments_read`), so one function may serve
-    several versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
-    versions of an op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists what the
-    function assumes for the results because no argument contains it. `fake` describes the outputs of a function whose
-    control flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if
-    the same version is declared twice or the name is malformed.
+    several versions. `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
+    versions of an op: the newest becomes the default overload, an older one becomes overload `since_YYYYMMDD`.
+    `assumes` lists what the function has to assume because no argument contains it. `fake` gives the outputs' shapes
+    and dtypes if the function's control flow depends on tensor contents. `random` says that the function uses torch's
+    random numbers. Raises ValueError if the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
     if not _NAME.fullmatch(qualified):
@@ -75,10 +76,11 @@ def reference(
 
 
 def canonical_name(name: str) -> str:
-    """Return the name under which a recorded op is implemented, resolving aliases and numbered profiling wrappers.
+    """Return the name under which a recorded op is implemented.
 
-    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the name without its
-    number. Any other name is returned unchanged.
+    Aliases are resolved: `_rocm_C::wvSpltK` becomes `_rocm_C::wvSplitK`. Numbered profiling wrappers lose their number:
+    `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` becomes `sglang_profiler::rmsnorm_rmsnorm2d_fwd`. Any other name is
+    returned unchanged.
     """
     wrapper = _WRAPPER.fullmatch(name)
     if wrapper and wrapper[1] in PROFILER_WRAPPERS:
@@ -100,17 +102,17 @@ def implemented() -> dict[str, tuple[str, ...]]:
 def register_namespace(namespace: str) -> tuple[str, ...]:
     """Define and implement every known op of `namespace` that does not exist yet; return the names of the defined ops.
 
-    Idempotent. An op that a library has defined is never changed, even if it has no kernels, so import the library
-    first. The implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Returns () for an
-    unknown namespace.
+    Further calls change nothing. An op that a library has defined is never changed, even if it has no kernels, so
+    import the library first. The implementations run on any device (CompositeExplicitAutograd) and have fake kernels.
+    Returns () for an unknown namespace.
     """
     known = [op.name for op in rows() if op.name.startswith(f"{namespace}::")] if namespace in LIBRARIES else []
     return tuple(name for name in known if register_op(name))
 
 
 def register_op(name: str) -> bool:
-    """Define and implement one op as `register_namespace` does; return whether "namespace::op" runs an implementation
-    of this package.
+    """Define and implement one op as `register_namespace` does. Returns True if "namespace::op" then runs an
+    implementation of this package.
     """
     with loading:
         if name not in _registered and (versions := _versions(name)) and not _exists(name):
@@ -124,9 +126,9 @@ def overloads_defined() -> int:
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:
-    """Return the newest reference implementation of "namespace::op" as a function of the schema's arguments, or None.
+    """Return the newest reference implementation of "namespace::op" as a function of the schema's arguments.
 
-    The dispatcher may use another implementation for the op. Imports torch.
+    Returns None if there is none. The dispatcher may use another implementation for the op. Imports torch.
     """
     versions = _versions(name)
     return _adapt(versions[0][0], parse_schema(versions[0][0].schema)) if versions else None
@@ -186,10 +188,10 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[..., Any]:
-    """Return a kernel that calls the function of a schema version, adding defaults that the dispatcher omits.
+    """Return a kernel that calls the function of a schema version and adds defaults that the dispatcher omits.
 
-    Arguments that the function requires but the schema lacks are None. The kernel raises ValueError for values of
-    unsupported arguments that would change the result. `fake`: return results without values.
+    Arguments that the function requires but the schema does not have are None. The kernel raises ValueError for an
+    unsupported argument whose value would change the result. With `fake`, it returns results without values.
     """
     run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]

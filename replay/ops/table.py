@@ -1,10 +1,10 @@
 # pyright: strict
-"""Everything that opreplay defines for each op, in one table: each row is an op, and a family sets common values of its
+"""Table of everything that opreplay defines for each op: each row is an op, and a family sets common values of its
 rows.
 
-A family's folder has `families`, or modules of cost rules, which need no torch, and modules `reference_*`, which import
-torch and compute what the ops do. Nothing is imported before it is needed. User registrations are not in the table and
-have priority over it.
+A family's folder has `families`, or modules of cost rules, which need no torch. It also has modules `reference_*`,
+which import torch and compute what the ops do. Nothing is imported before it is needed. User registrations are not in
+the table and have priority over it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Reference:
     run: Callable[..., Any]
     """Function that is called with the schema's arguments that it reads; see `calls`."""
     fake: Callable[..., Any] | None
-    """Function that returns output shapes and dtypes; None if nothing is returned or `run` itself works on meta
-    tensors.
+    """Function that returns the shapes and dtypes of the outputs. None if there are no outputs, or if `run` itself
+    works on meta tensors.
     """
     assumes: tuple[str, ...] = ()
     """Assumptions that `run` makes because no argument contains the information."""
@@ -102,8 +102,8 @@ class Reference:
 
     @property
     def takes(self) -> list[str]:
-        """Return the arguments that the function reads, by their names in the schema; a schema may lack some
-        of them.
+        """Return the arguments that the function reads, by their names in the schema. Some of them may not exist in the
+        schema.
         """
         names = [self.renames.get(name, name) for name in arguments_read(self.run) if name not in self.fixed]
         return [*self.into, *(name.partition(".")[0] for name in names)]
@@ -190,13 +190,13 @@ def family(
     inputs: str = "",
     role: str = "",
 ) -> None:
-    """Add ops of one kind: space-separated names; `inputs=` or `role=` on a line overrides the family's setting.
+    """Add ops of one kind; each line of `ops` has space-separated names and settings.
 
-    `like=OP` uses the reference implementation of OP for the ops on that line. With it, `theirs=ours` renames an
-    argument, `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` is a constant, and `into=a,b` lists the
-    arguments that results are written to. `folder` holds the reference implementations; `kernels` makes a line's cost
-    rule from the CANN type in its `kernel=`. Raises ValueError for a setting that an op already has, and for an unknown
-    key.
+    `inputs=` or `role=` on a line overrides the family's setting. `like=OP` uses the reference implementation of OP for
+    the ops on that line. With it, `theirs=ours` renames an argument, `theirs=ours.dtype` uses an attribute of an
+    argument, `theirs=1.5` sets a constant, and `into=a,b` lists the arguments to which results are written. `folder`
+    holds the reference implementations. `kernels` turns the CANN type in a line's `kernel=` into the cost rule. Raises
+    ValueError for a setting that an op already has, and for an unknown key.
     """
     for line in filter(str.strip, ops.splitlines()):
         names, texts = _parsed(line)
@@ -348,10 +348,11 @@ def counter_of(name: str) -> Counter | None:
 
 
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
-    """Return the work that a call's argument values cause, or None for an op whose work depends only on shapes.
+    """Return the work that a call's argument values cause.
 
-    Also returns None if the call lacks the arguments that determine its work. `lengths` are the batch's lengths, for
-    ops whose arguments do not contain them. Raises InternalError if a counter fails. Imports torch.
+    Returns None for an op whose work depends only on shapes, and if the call does not have the arguments that determine
+    its work. `lengths` are the batch's lengths, for ops whose arguments do not contain them. Raises InternalError if a
+    counter fails. Imports torch.
     """
     counter = counter_of(context.op)
     if counter is None:

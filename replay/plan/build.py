@@ -35,13 +35,12 @@ def build_plan(
     in_order: bool = False,
     collectives: Sequence[RequestedCollective] = (),
 ) -> ReplayPlan:
-    """Return a plan with the unique ops of a trace, heaviest first, each resolved for `device` or with the reason why
-    not.
+    """Return a plan with the unique ops of a trace, heaviest first.
 
-    `select`: "owner" (ops with device time; the outermost ops if there are none), "leaf", "top" or "all". `in_order`
-    adds the calls of one recorded step in order, with the given `collectives`. Imports torch, and a vendor library only
-    if `policy` allows it. Raises UsageError for an unknown selection and for a phase without iterations, TooLarge if
-    the filters keep more than `MOST_OPS` ops.
+    Each op is resolved for `device`, or has the reason why it is not. `select`: "owner" (ops with device time; the
+    outermost ops if there are none), "leaf", "top" or "all". `in_order` adds the calls of one recorded step in order,
+    with the given `collectives`. Imports torch; imports a vendor library only if `policy` allows it. Raises UsageError
+    for an unknown selection and for a phase without iterations, TooLarge if the filters keep more than `MOST_OPS` ops.
     """
     recorded = recorded_ops(trace, select=select, filters=filters)
     resolver = Resolver(trace, policy, device)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Opens the inputs of `run`, `plan`, `simulate` and `batch`, recognized by content: a trace, a plan or TraceLens's IR.
+"""Opens the inputs of `run`, `plan`, `simulate` and `batch`: a trace, a plan or TraceLens's IR.
 
-Selects the reader, joins other files of the same run, and makes the plan.
+The kind is recognized by content. This module selects the reader, joins other files of the same run, and makes the
+plan.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
-"""Function that returns a context manager for reading a file. The context manager yields None, or a callback for (bytes
-read, total bytes).
+"""Function that returns a context manager in which a file is read. The context manager yields a callback for (bytes
+read, total bytes), or None if progress is not wanted.
 """
 
 
@@ -95,9 +96,10 @@ def is_plan_folder(path: str) -> bool:
 
 
 def names_several(patterns: Sequence[str]) -> bool:
-    """Check whether the paths name several traces: several paths, a folder, or a glob that matches several files.
+    """Check whether the paths name several traces.
 
-    Raises TraceError for a glob that matches no file.
+    This holds for several paths, a folder of traces, and a glob that matches several files. Raises TraceError for a
+    glob that matches no file.
     """
     if len(patterns) == 1 and os.path.isdir(patterns[0]):
         return not is_plan_folder(patterns[0])
@@ -105,7 +107,8 @@ def names_several(patterns: Sequence[str]) -> bool:
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Return the kind in `PLANS` of a file, or FlashInfer-Trace for its folder; None for anything else.
+    """Return the kind of plan file, one of `PLANS`; FlashInfer-Trace for a folder of that format; None for anything
+    else.
 
     Never raises because of a file's contents; the reader of that kind reports errors.
     """
@@ -200,12 +203,12 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """Open the profile given as a path, a glob or "-", completed as described in `open_input`.
+    """Open the profile given as a path, a glob or "-", and complete it from other files as described in `open_input`.
 
     `activity`: read all timing. `gradients`: read the autograd data that a plan needs, which takes a fifth of the
-    memory of a long trace. Raises the same errors as `open_input`, and for a named table those of
-    `join_kernel_details`. A table found next to the trace is ignored if it does not match; `info.kernel_details` says
-    why.
+    memory of a long trace. Raises the same errors as `open_input`; for a kernel table in `named`, also those of
+    `join_kernel_details`. A kernel table that was found next to the trace is ignored if it does not match;
+    `info.kernel_details` then says why.
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_in_folder
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_in_folder
@@ -233,8 +236,8 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Maximum uncompressed size, in bytes, of a trace whose step timing is read by all commands. Larger traces are read
-without it, in a third of the time, except by `timeline`.
+"""Maximum uncompressed size, in bytes, of a trace whose step timing every command reads. From larger traces, only
+`timeline` reads it. Without step timing, reading takes a third of the time.
 """
 PACKED = 12
 """Rough compression ratio of a .gz trace."""
@@ -284,8 +287,8 @@ def _read(
 
 
 MOST_READERS = 4
-"""Maximum number of processes that read one file: each may use some hundred megabytes, and one process collects the
-tables of all.
+"""Maximum number of processes that read one file. Each may use some hundred megabytes, and a single process collects
+the tables of all.
 """
 
 
@@ -303,8 +306,8 @@ def reading_processes(path: str) -> int:
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """Return notes on data lost when reading a trace, on data that other files added, and on a file that seems to be
-    from another run.
+    """Return notes on how reading and joining went. They are about data lost when reading a trace, data that other
+    files added, and a file that seems to be from another run.
     """
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
@@ -418,7 +421,7 @@ def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     """Return facts about the trace for the header of the results, without its path.
 
-    For a plan, the only facts are the losses when its trace was read.
+    For a plan, the only fact is what was lost when its trace was read.
     """
     from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
@@ -448,11 +451,11 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
 ) -> ReplayPlan:
-    """Return the plan of a trace, or the ops of a given plan that the filters keep.
+    """Return the plan of a trace, or the part of a given plan that the filters keep.
 
-    With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, the plan of a
-    trace read with its activity contains each distinct collective as an op. Raises UsageError like
-    `complete_and_filter`, and with the nearest names if the filters keep no op of a file.
+    With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, it contains
+    each distinct collective as an op; the trace must then have been read with `activity`. Raises UsageError in the same
+    cases as `complete_and_filter`. If the filters keep no op of a file, the error names the nearest ops.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import mark_missing_sizes
@@ -558,9 +561,9 @@ def names_by_time(trace: Trace) -> list[str]:
 
 
 def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """Return a plan with missing overloads and outputs added and the filters applied; the order of ops stays.
+    """Return a plan read from a file with missing overloads and outputs added and the filters applied.
 
-    Raises UsageError like `_part_of`.
+    The order of ops stays the same. Raises UsageError in the same cases as `_part_of`.
     """
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -573,8 +576,8 @@ def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) 
 def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
     """Return the plan with only the ops that the filters keep.
 
-    Raises UsageError if --select differs from the plan's selection, because the plan lacks the other ops, and for a
-    phase without ops in the plan.
+    Raises UsageError if --select differs from the plan's selection, because the plan lacks the other ops. Also raises
+    UsageError for a phase that has no ops in the plan.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists
@@ -597,8 +600,8 @@ def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with the recorded child ops of each op; a plan read from a file keeps the child ops in
-    the file.
+    """Return the plan with the child ops that the trace records for each op. A plan read from a file is returned with
+    the child ops that the file contains.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded_children import with_child_ops

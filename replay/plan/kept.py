@@ -2,8 +2,8 @@
 """Caches plans and argument contents between runs, under a key of everything they depend on.
 
 The key covers all values of the trace or plan, the options, opreplay's source files, the versions of Python, torch and
-packages that torch loads, and environment settings of opreplay and torch. Results that depend on user code or an
-imported library, or that a time limit made incomplete, are not cached.
+packages that torch loads, and environment settings of opreplay and torch. A result is not cached if it depends on user
+code or an imported library, or if a time limit made it incomplete.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
 def cached_plan(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, order: bool, make: Callable[[], ReplayPlan]
 ) -> ReplayPlan:
-    """Return the cached plan of the same input, or make it with `make` and cache it.
+    """Return the cached plan of the same input; if there is none, make it with `make` and cache it.
 
-    Plans for other devices or with imported libraries are not cached, because the key does not say which are available.
+    Plans for devices other than the CPU, or with imported libraries, are not cached, because the key does not say which
+    of these are available.
     """
     key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
     return _load_or_make(key, ReplayPlan, make)

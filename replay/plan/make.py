@@ -23,9 +23,9 @@ def make_plan(
     in_order: bool = False,
     collectives: Sequence[RequestedCollective] = (),
 ) -> ReplayPlan:
-    """Return the plan of the selected ops with their outputs.
+    """Return the plan of the selected ops, with the metadata of their outputs.
 
-    With `in_order`, the plan also contains the calls of one step and the trace's `collectives`.
+    With `in_order`, the plan also contains the calls of one step, in order, and the trace's `collectives`.
     """
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.plan.opaque_layers import with_layers
@@ -58,8 +58,8 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Return the ops that a name, a glob, the start of an id or "#4" (the fourth) selects, heaviest first. Raises
-    UsageError if there are none.
+    """Return the ops that `wanted` selects, heaviest first. It is a name, a glob, the start of an id, or "#4" for the
+    fourth op. Raises UsageError if it selects none.
     """
     from opreplay.replay.plan.select import select_ops
 

@@ -23,8 +23,8 @@ _PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
 
 
 def with_layers(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with assumptions about each layer whose weights are not arguments: recorded facts, and the sizes
-    that follow from them.
+    """Return the plan with assumptions about each layer whose weights are not among its arguments. The assumptions are
+    recorded facts and the weight sizes that follow from them.
     """
     peak = peak_of((plan.device,)) if plan.device is not None else None
     return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
@@ -43,8 +43,8 @@ def _with_evidence(op: ReplayOp, peak: Peak | None) -> ReplayOp:
 
 
 def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
-    """Return what the names and times of an op's kernels reveal about its weights, given the device's peak; unknown
-    facts are None.
+    """Return what the names and times of an op's kernels reveal about its weights. The time is compared with the
+    device's `peak`. Unknown facts are None.
     """
     bits = weight_bits(kernel.name for kernel in op.recorded.kernels)
     time_us = op.recorded.device_us_median
@@ -61,9 +61,9 @@ def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
 
 
 def weight_bits(kernels: Iterable[str]) -> int | None:
-    """Return the bits per weight that the names of matrix product kernels contain; None if they contain none.
+    """Return the number of bits per weight that occurs in the names of matrix product kernels; None if there is none.
 
-    If a name contains the bits of both operands, the narrower operand counts.
+    If a name contains the bits of both operands, the narrower operand is taken to be the weight.
     """
     names = [name for name in kernels if not _READS_NO_WEIGHTS.search(name) or _PRODUCT.search(name)]
     if any(_FOUR_BITS.search(name) for name in names):
@@ -72,8 +72,8 @@ def weight_bits(kernels: Iterable[str]) -> int | None:
 
 
 def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
-    """Return the share of an op's device time spent in kernels that may read weights; 1 if the kernel names do not
-    tell.
+    """Return the fraction of an op's device time that was spent in kernels that may read weights. 1 if the kernel names
+    do not tell.
     """
     total = sum(kernel.total_us for kernel in kernels)
     others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]

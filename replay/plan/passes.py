@@ -19,10 +19,11 @@ Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """Return the function that gives the weight of an op, from which the plan's shares are computed.
+    """Return the function that gives the weight of an op in this plan; shares of the plan are shares of the total
+    weight.
 
-    The weight is recorded device time, or host time if the trace has no device. For a captured plan, it is the number
-    of bytes that an op reads and writes, and 0 for views, which move nothing.
+    The weight is the recorded device time, or the host time if the trace has no device. In a captured plan, it is the
+    number of bytes that an op reads and writes, and 0 for views, which move nothing.
     """
     if plan.captured:
         return moved_bytes
@@ -36,8 +37,8 @@ Clock = Literal["device", "host"]
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
-    """Return the clock of this plan's times; None if no times were recorded (a captured plan, or a plan of an
-    ExecutionTrace).
+    """Return the clock of this plan's times. None if the plan has no recorded times, i.e. it was captured or comes from
+    an ExecutionTrace.
     """
     if plan.captured or not total_of(plan):
         return None
@@ -52,7 +53,7 @@ def total_of(plan: ReplayPlan) -> float:
 
 
 def moved_bytes(op: ReplayOp) -> float:
-    """Return the bytes of arguments and results, summed over all calls of the op; 0 for views."""
+    """Return the number of bytes of an op's arguments and results, summed over all its calls; 0 for views."""
     return 0.0 if op.name in VIEWS else float(need_of(op).total) * op.count
 
 
@@ -69,8 +70,8 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
 def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
     """Merge ops with the same id.
 
-    The merged median is the median of the ops' medians, weighted by calls. So if nine ops have one call each, a slow
-    first op does not determine the median.
+    The merged median is the median of the ops' medians, weighted by their numbers of calls. This matters if, for
+    example, nine ops have one call each: a slow first op then does not determine the median.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Finds ops that, because of a guessed size, would move or compute more than any device could in the recorded time.
+"""Finds ops for which a guessed size must be wrong: with it, they would move or compute more than any device could in
+the recorded time.
 
-Only necessary accesses count: arguments that are read completely, and results, each memory once. For views and ops that
-may read only part of an argument, only results count.
+Only necessary accesses count: arguments that are read completely, and results, with each memory counted once. For views
+and ops that may read only part of an argument, only results count.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FASTEST_FLOPS = 2.5e15
 CACHE_SPEEDUP = 4.0
 """Maximum ratio of last-level cache bandwidth to memory bandwidth."""
 SHORTEST_US = 2.0
-"""Recorded times below this number of µs are launch times; a call's minimum time is then compared with this number
-instead.
+"""Recorded times below this number of µs show only the launch. For such a time, a call's minimum time is compared with
+this number instead.
 """
 
 _READ_IN_PART = names_in(
@@ -53,8 +54,8 @@ _WRITTEN_ONLY = names_in(
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with an assumption on each op that is impossible in its recorded time; needs the results that
-    `with_outputs` adds.
+    """Return the plan with an assumption on each op that is impossible in its recorded time. The ops must already have
+    the results that `with_outputs` adds.
     """
     return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
 
@@ -67,10 +68,10 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
 
 
 def impossible(op: ReplayOp, device: str | None) -> str | None:
-    """Return why an op's call cannot be the recorded one; None if it can. `device`: name of the recorded device.
+    """Return the reason why an op cannot be the recorded call; None if it can be.
 
-    Only ops with recorded device time are checked. For a vendor op, which may read any part of its arguments, only
-    matrix products and results count.
+    Only ops with recorded device time are checked; `device` is the name of the recorded device. A vendor op may read
+    any part of its arguments, so only its matrix products and results count.
     """
     recorded_us = op.recorded.device_us_median
     if op.reason is not None or recorded_us is None:
@@ -103,8 +104,8 @@ def peak_of(device: str | None) -> tuple[float, int]:
 def least_flops(op: ReplayOp) -> float:
     """Return the minimum number of floating-point operations that the op's matrix products require.
 
-    Half of an attention may be masked, small filters may need a quarter of the operations (Winograd), and complex
-    numbers need three real products instead of four.
+    Half of the scores of an attention may be masked. Convolutions with small filters may need only a quarter of the
+    operations (Winograd). Complex numbers need three real products instead of four.
     """
     flops = product_flops(op)
     if any("complex" in meta.dtype for meta in tensors_of(op)):
@@ -119,8 +120,8 @@ def flops_of(device: str | None) -> float:
 
 
 def least_bytes(op: ReplayOp) -> int:
-    """Return the minimum number of bytes that one call accesses: arguments that are read completely, and results that
-    are not views of arguments.
+    """Return the minimum number of bytes that one call accesses. Arguments that are read completely count, and results
+    that are not views of arguments.
     """
     namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the ops that a trace records below each op of a plan; needs the trace and runs only on request."""
+"""Finds the ops that a trace records inside each op of a plan. Needs the trace, and runs only on request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_BELOW = 512
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with `recorded.children` (nested ops) and `recorded.below` from each op's first call.
+    """Return the plan with `recorded.children` (nested ops) and `recorded.below`, both from the first call of each op.
 
-    They are () if no op is nested, and stay None for an op with more than `MAX_BELOW` nested ops.
+    They are () if no op is nested. They stay None for an op with more than `MAX_BELOW` nested ops.
     """
     signature = trace.ops.signature
     used, first = np.unique(signature, return_index=True)

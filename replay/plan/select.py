@@ -86,9 +86,10 @@ def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
 
 
 def select_ops(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
-    """Return the ops that a name, a glob, the start of an id, or "#4" (the fourth) selects, in order.
+    """Return the ops that `wanted` selects, in their order.
 
-    Raises UsageError with the nearest names if there is none.
+    It is a name, a glob, the start of an id, or "#4" for the fourth op. Raises UsageError with the nearest names if it
+    selects none.
     """
     if match := _PLACE.fullmatch(wanted):
         return [_at_place(ops, match[1], wanted)]
@@ -103,8 +104,8 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint with the names closest to the patterns, and the heaviest names; `names` must be sorted, heaviest
-    first.
+    """Return a hint that lists the names closest to the patterns, and the heaviest ones. `names` must be sorted,
+    heaviest first.
     """
     distinct = list(dict.fromkeys(names))
     if not distinct:
@@ -125,8 +126,8 @@ NEAREST = 6
 def nothing_left(
     names: Sequence[str], *, recorded: Sequence[str] = (), include: Sequence[str], select: str, narrows: bool
 ) -> UsageError:
-    """Return the error for a selection that keeps no op; `names` are those before the filters, `recorded` all recorded
-    names.
+    """Return the error for a selection that keeps no op. `names` are the names before the filters were applied,
+    `recorded` all recorded names.
     """
     if include:
         hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
@@ -148,7 +149,7 @@ def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
 
 
 def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
-    """Return a hint that the patterns match recorded ops that are not selected; "" if they match none."""
+    """Return a hint that the patterns match ops that are recorded but not selected; "" if they match no such op."""
     there = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in include))
     if not there:
         return ""
@@ -157,7 +158,7 @@ def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
 
 
 def _one_by_one(option: str, patterns: Sequence[str]) -> str:
-    """Return a hint to repeat the option for each name of a list with commas; "" if no pattern is such a list."""
+    """Return a hint to repeat the option, for patterns that are a list with commas; "" if none is."""
     parts = [part.strip() for pattern in patterns if "," in pattern for part in pattern.split(",") if part.strip()]
     return f"Repeat the option: {' '.join(f'{option} {quote(part)}' for part in parts)}." if parts else ""
 
@@ -176,9 +177,10 @@ def refuse_nothing(plan: ReplayPlan) -> None:
 
 
 def selected_rows(trace: Trace, select: str) -> Rows:
-    """Return the rows of `trace.ops` that a selection keeps, in file order. Raises UsageError for an unknown selection.
+    """Return the rows of `trace.ops` that a selection keeps, in file order.
 
-    "owner" selects the outermost ops if no op has device time, as in traces of a CPU run.
+    If no op has device time, as in traces of a CPU run, "owner" selects the outermost ops. Raises UsageError for an
+    unknown selection.
     """
     if select not in SELECTIONS:
         raise UsageError(f"unknown selection {select!r}", hint=f"Selections are {', '.join(SELECTIONS)}.")

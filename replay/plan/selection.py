@@ -19,7 +19,7 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     min_share: float | None = None
     """Minimum share of the recorded time, from 0 to 1."""
     phase: Phase | None = None
-    """Phase of the iterations whose calls are kept; counts and times cover only these calls."""
+    """Phase of the iterations whose calls are kept. Counts and times cover only these calls."""
     ops: tuple[str, ...] = ()
     """Names, globs, id prefixes, or "#4" for the fourth heaviest, applied after the other filters; empty keeps all."""
 

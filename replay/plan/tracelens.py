@@ -1,9 +1,8 @@
-"""Reads TraceLens's `event_replay_ir.json` into a plan, and writes it; `tracelens_values` converts the arguments'
-values.
+"""Reads TraceLens's `event_replay_ir.json` into a plan, and writes such a file.
 
-The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`, each argument being
-`{"arg_name", "arg_type", "value"}`; an entry may have a `count` of calls. Entries of ops that no pass has changed are
-written back exactly as read, including unknown fields.
+`tracelens_values` converts the arguments' values. The file is a list of `{"op_name", "replay_ir": {"list_pos_args":
+[...], "list_kwargs": [...]}}`. Each argument is `{"arg_name", "arg_type", "value"}`. An entry may have a `count` of
+calls. If no pass has changed an op, its entry is written back exactly as read, including unknown fields.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ _HINT = "Use a file from TraceLens's event replay: a JSON list of objects with o
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
-    """Return a plan with the ops of the file in its order, without recorded times, each with its `count` (default 1).
+    """Return a plan with the ops of the file in its order, each with its `count` (default 1) and without recorded
+    times.
 
-    The file has no overloads: they are matched by argument names afterwards. An entry with an unknown argument type or
-    dtype stays in the plan with a reason. Raises FormatError, which names the entry, for all other errors.
+    The file has no overloads; they are matched by argument names later. An entry with an unknown argument type or dtype
+    stays in the plan with a reason. For all other errors, FormatError is raised, which names the entry.
     """
     entries = _load(Path(path))
     seen: Counter[str] = Counter()
@@ -40,7 +40,7 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
 
 
 def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
-    """Write the ops whose arguments are known; return the number of ops left out because their arguments are not.
+    """Write the ops whose arguments are known; return how many ops were left out because their arguments are unknown.
 
     Raises UsageError if the file exists and `force` is not set, or if it cannot be written.
     """
@@ -130,7 +130,7 @@ def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
 
 
 def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
-    """Return all arguments and None, or () and the reason why an argument is unknown; every argument is checked in
+    """Return all arguments and None; if an argument is unknown, return () and the reason. Every argument is checked in
     either case. Raises Refused.
     """
     args: list[ReplayArg] = []
@@ -152,8 +152,8 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
 
 
 def entry_of(op: ReplayOp) -> dict[str, Any] | None:
-    """Return the entry of an op: the original one if it still matches, otherwise a new one; None if the op cannot be
-    called.
+    """Return the entry of an op for the file; None if the op cannot be called. It is the original entry if that still
+    describes the op, otherwise a new one.
     """
     if op.origin is not None:
         try:

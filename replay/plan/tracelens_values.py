@@ -1,7 +1,7 @@
-"""Converts single arguments between TraceLens's notation and `ReplayArg`. Does not read files or need torch.
+"""Converts single arguments between TraceLens's notation and `ReplayArg`.
 
-A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`; ScalarType, Layout and MemoryFormat are
-the integers that the profiler records.
+A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`. A ScalarType, Layout or MemoryFormat is
+the integer that the profiler records. This module reads no files and does not need torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Unknown(ValueError):
 
 
 def code_of(value: Value) -> Value:
-    """Return the profiler's integer for "torch.float16" and similar constants; other values unchanged."""
+    """Return the profiler's integer for a constant such as "torch.float16"; other values are returned unchanged."""
     return _CODE_OF.get(value, value) if isinstance(value, str) else value
 
 
@@ -142,7 +142,7 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _plain(kind: str, value: Any) -> Value:
-    """Return a value that is not a tensor, checked and safe to write as JSON; lists may be nested once."""
+    """Return a value that is not a tensor, after checking that it can be written as JSON. Lists may be nested once."""
     if not isinstance(value, list):
         return _scalar(kind, value)
     return tuple(

@@ -62,8 +62,8 @@ ELSEWHERE = "outside the selected ops"
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:
-    """Return text like "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; zero shares are
-    omitted.
+    """Return the shares of the time that were predicted by each method, as text. "41.0 % of device time by rules, 52.0
+    % by bytes only, 7.0 % not predicted"; shares of zero are omitted.
     """
     parts = [
         (covered.users, "by your code"),
@@ -96,9 +96,10 @@ def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Map op ids to shares of the recorded time; also return a device's prediction coverage and the total's name.
+    """Return the ops' shares of the recorded time, the coverage of predictions for a device, and the name of the total.
 
-    The total is "recorded time" or, if no time was recorded, "ops"; in this case, each op has an equal share.
+    The shares are given by op id. The total is "recorded time". If no time was recorded, it is "ops", and each op has
+    an equal share.
     """
     timed = any(r.recorded_share > 0 for r in results)
     shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}

@@ -35,7 +35,7 @@ HOLDING: dict[L2State, str] = {
     "warm": "each op predicted alone with warm caches",
     "sequence": "caches as left by earlier ops (--l2 sequence)",
 }
-"""`--l2` state → short text on the cache contents that a prediction assumes.
+"""`--l2` state → short text that says which cache contents a prediction assumes.
 
 `simulate` uses other text, because it follows the calls of a step.
 """

@@ -28,7 +28,9 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     device_us: float
     """Total time of all device work."""
     busy_share: float | None
-    """Share of the time between first and last device work in which the device was busy; None if times are wrong."""
+    """Busy share of the time from the start of the first to the end of the last device work. None if the device times
+    are wrong, or if there is no device work.
+    """
     communication_us: float
     exposed_communication_us: float
     """Communication time during which nothing else ran on the device."""

@@ -90,7 +90,8 @@ _IN_FILES = (
 def view(roofline: Roofline, top: int | None, shown: int) -> View:
     """Return the roofline in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, other formats all.
+    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, and other formats
+    have all rows.
     """
     return View(
         lines=[head_line(roofline)],

@@ -50,8 +50,8 @@ def _function(op: ReplayOp, namespace: str, name: str) -> str:
 def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
     """Return lines that import torch, create the arguments and call the op; "" if the op's arguments are unknown.
 
-    Floating-point tensors are normally distributed, integers are 0 and booleans are true. These values are valid
-    indices, but are not the contents used in a replay.
+    Floating-point tensors are normally distributed, integers are 0 and booleans are true. Zeros are valid as indices. A
+    replay uses other values.
     """
     match = _NAME.fullmatch(op.called)
     if match is None or not op.args or op.resolved_by is None:

@@ -48,9 +48,10 @@ MOST_LINES = 10
 
 
 def head_line(sweep: Cases) -> str:
-    """Return the shortest and longest time of the calls on each device, with the band, and the time measured here.
+    """Return the first line of a sweep: the predicted times of its calls on each device, and the times measured here.
 
-    "1 call: 910b3 would take 24.8 µs (15.5 µs to 39.7 µs); measured 23.6 ms on cpu"
+    Each is given as the shortest and longest time of the calls, predicted times with their band: "1 call: 910b3 would
+    take 24.8 µs (15.5 µs to 39.7 µs); measured 23.6 ms on cpu"
     """
     cases = sweep.cases
     parts = [_predicted_part(soc, [case.result.simulated.get(soc) for case in cases]) for soc in sweep.socs]

@@ -83,14 +83,15 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     form: Literal["", "code", "fold", "name", "paste"] = ""
     """How the text is displayed.
 
-    `code`: names and calls of the trace. `fold`: wraps over several lines. `name`: takes the remaining width of a
-    terminal. `paste`: one unwrapped line of any length, to be copied.
+    `code`: a name or call of the trace, shown as code. `fold`: text that wraps over several lines. `name`: text that
+    takes the remaining width of a terminal. `paste`: one unwrapped line of any length, to be copied.
     """
     chars: int = 0
     """Maximum width, where a `fold` column wraps and another leaves the middle out; 0 for no limit."""
     detail: Callable[[Row], str] | None = None
-    """For a column of ops, which takes the remaining width: arguments, or why the op is not replayed. It follows the
-    name, in `style`, or dim without a style.
+    """Returns the text after the name in a column of ops: the arguments, or why the op is not replayed. A column with
+    `detail` is a column of ops, which takes the remaining width. The text has the column's `style`, or is dim if there
+    is no style.
     """
     short: Callable[[Row], str] | None = None
     """Shorter detail for narrow terminals; None or "" to use `detail`."""
@@ -155,9 +156,9 @@ def of_fields(
 
 
 def readable(table: AnyTable) -> AnyTable:
-    """Return a table made for files in a form that is easier to read.
+    """Return a table made for files in a form that people can read more easily.
 
-    Empty columns are left out, keys replace the titles, and the first text column takes the remaining width.
+    Empty columns are left out. Titles are made from the keys. The first text column takes the remaining width.
     """
     columns = [column for column in table.columns if any(column.value(row) not in (None, "") for row in table.rows)]
     first = next((column for column in columns if column.unit.kind == "text"), None)
@@ -199,9 +200,9 @@ def cut(table: Table[Row], limit: int | None) -> Table[Row]:
 
 
 def rows_that_matter(weights: Sequence[float | None]) -> int:
-    """Return how many of the first rows hold 95 % of the weight, at most 20.
+    """Return how many of the first rows to show: as many as hold 95 % of the total weight, but at most 20.
 
-    Return the number of all rows if only one would be left out.
+    If only one row would be left out, return the number of all rows.
     """
     total, held = sum(weight or 0.0 for weight in weights), 0.0
     for count, weight in enumerate(weights, 1):
@@ -238,12 +239,13 @@ def terminal(
     one_line: bool = False,
     room: int = 0,
 ) -> list[RenderableType]:
-    """Return the first rows of the table in `width` characters, after an empty line; nothing if there are no rows.
+    """Return the first rows of the table in `width` characters, after an empty line; [] if there are no rows.
 
-    Without `all_rows`, only rows that hold 95 % of the weight are shown. Lines below the table list dropped columns and
-    the number of rows not shown; `rest` says where to find these rows. A column of ops takes the remaining width.
-    `one_line` keeps ops to one line, with only the details that distinguish an op from others of the same name. Columns
-    are dropped until `room` characters are left for the column of ops. With `width` 0, no column is dropped.
+    Without `all_rows`, only rows that hold 95 % of the weight are shown. Lines below the table name the dropped columns
+    and give the number of rows not shown; `rest` says where to find these rows. With `width` 0, no column is dropped.
+
+    A column of ops takes the remaining width. Other columns are dropped until it has at least `room` characters. With
+    `one_line`, each op takes one line, with only the details that distinguish it from others of the same name.
     """
     table, share = (table, None) if all_rows else heaviest_rows(table)
     table = cut(table, limit)
@@ -288,7 +290,7 @@ def _width(column: Column[Row], rows: Sequence[Row]) -> int:
 
 
 def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:
-    """Return the cell for a terminal; `space` is the width of columns that take the remaining width."""
+    """Return the cell for a terminal. `space` is the width in characters of a column that takes the remaining width."""
     if column.detail is not None:
         return (op_line if one_line else _op_text)(column, row, space)
     chars = space if column.form == "name" else 0 if column.form == "fold" else column.chars

@@ -34,8 +34,8 @@ __all__ = [
 def safe(text: str) -> str:
     r"""Escape every character of a trace's text that a terminal may interpret or not show.
 
-    Control characters, line ends, bidirectional marks, zero-width characters and lone surrogates become `\x1b` and the
-    like; a backslash stays, so the result is for reading, not for parsing.
+    Control characters, line ends, bidirectional marks, zero-width characters and lone surrogates become escapes such as
+    `\x1b`. Backslashes in the text stay as they are, so the result is for reading, not for parsing.
     """
     if text.isprintable():
         return text
@@ -180,9 +180,9 @@ def coarse_text(unit_us: float) -> str:
 
 
 def fusing(fused: bool | None, unfused: Sequence[str] = ()) -> str:
-    """Return the part of a title that says whether a captured step's kernels are fused, and names the parts not fused.
+    """Return the part of a title that says whether the kernels of a captured step are fused.
 
-    Return "" for a step of the user's own code.
+    If they are, it also names the parts that are not fused. Return "" for a step of the user's own code.
     """
     if fused is None:
         return ""

@@ -158,7 +158,7 @@ def _lines(asked: Sequence[CaseResult]) -> list[RenderableType]:
 
 
 def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
-    """Render tables of the requested cases and exceeded limits.
+    """Render one table of the requested cases and one of exceeded limits.
 
     With `lines`, also render the source lines of the first case on each device.
     """

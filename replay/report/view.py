@@ -1,5 +1,5 @@
 # pyright: strict
-"""A result in all its output formats, each created on request; for commands, prompts and notebooks."""
+"""A result in all its output formats, each created only when requested. Commands, prompts and notebooks use it."""
 
 from __future__ import annotations
 

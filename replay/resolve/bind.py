@@ -1,7 +1,7 @@
 # pyright: strict
 """Binds a recorded call to the named arguments of a matched overload, and notes each value that was filled in.
 
-Defines the forms of values in the IR. `match` chooses the overload, `guess` makes the guesses.
+Defines how values are represented in the IR. `match` chooses the overload, `guess` makes the guesses.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def bind(
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Return the arguments of the matched overload in schema order, and the assumptions made for them.
 
-    Arguments that were added to the schema since the recording are left out, so that their defaults apply. With
-    `empty_lists`, a `Tensor?[]` about which nothing is known is empty. Raises Unbound with reason "metadata missing",
-    "layout not recorded" or "policy".
+    Arguments that were added to the schema after the recording are left out, so that their defaults apply. With
+    `empty_lists`, a `Tensor?[]` about which nothing is known is assumed to be empty. Raises Unbound with reason
+    "metadata missing", "layout not recorded" or "policy".
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
@@ -97,8 +97,8 @@ def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """Raise Unbound if one tensor has no strides but other tensors have: that tensor is sparse, and its number of
-    elements is unknown.
+    """Raise Unbound for a tensor without strides among tensors with strides: it is sparse, and its number of elements
+    is unknown.
 
     Also raises Unbound for a quantized tensor, whose scale is not recorded.
     """
@@ -123,8 +123,8 @@ def _refuse_values(args: Sequence[ReplayArg]) -> None:
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
     """Return the arguments of an unresolved call as arg0, arg1, ..., for reports and simulated devices.
 
-    `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values become
-    None, so that the numbers in the names are the recorded positions.
+    `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values are not
+    left out but become None, so that the numbers in the names are the recorded positions.
     """
     return aliasing.normalize_sharing(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
@@ -143,8 +143,8 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
 
 
 def _plain_type(value: object) -> str:
-    """Return the schema type of a single recorded value; "" for MISSING, nested lists and integers that are
-    too large.
+    """Return the schema type of a single recorded value. It is "" for MISSING, for nested lists, and for integers that
+    are too large.
     """
     if value in ("inf", "-inf", "nan"):
         return "float"
@@ -245,7 +245,7 @@ def decode_enum(kind: str, value: Value) -> Value:
 
 
 def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
-    """Clear a flag that lets an op skip its bounds checks, and add a note; the op does the same work with checks."""
+    """Clear a flag that lets an op skip its bounds checks, and add a note. With checks, the op does the same work."""
     if arg.name != UNSAFE or arg.value is not True:
         return arg
     notes.append(Assumption(argument=UNSAFE, what="False: the recorded True skips bounds checks"))
@@ -286,8 +286,8 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: Call, context: Context
 ) -> tuple[ReplayArg, str | None]:
-    """Return a guess for an argument whose value is not in the trace, and a note on it; raise Unbound if it cannot be
-    guessed.
+    """Return a guess for an argument whose value is not in the trace, and a note on the guess. Raises Unbound if the
+    value cannot be guessed.
     """
     from opreplay.replay.resolve.guess import guess as inference
 

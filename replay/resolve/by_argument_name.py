@@ -1,5 +1,5 @@
 # pyright: strict
-"""Chooses overloads for ops that a file lists with argument names only; `policy` decides what may run.
+"""Chooses overloads for ops whose arguments a file lists by name only; `policy` decides what may run.
 
 TraceLens's files are of this kind. If a trace gives arguments by position, `match` chooses the overload instead.
 """
@@ -37,7 +37,8 @@ _WIDENS = {
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
     """Add an overload for `device`, or a reason why there is none, to each op of a plan that has neither. Other ops
-    stay unchanged, except ops with a user's executor registered in this process and ops whose library is not installed.
+    stay unchanged, with two exceptions: ops for which this process has a user's executor, and ops whose library is not
+    installed.
     """
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)

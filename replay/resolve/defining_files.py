@@ -32,16 +32,17 @@ def defining_file(name: str, overload: str, files: Collection[str]) -> Path | No
 
 
 def definition_of(name: str, overload: str) -> Path | None:
-    """Return the Python file that defined "ns::op", or torch.library's own file if the caller is unknown.
+    """Return the Python file that defined "ns::op".
 
-    Return None if C++ or another file of torch defined it.
+    If the caller of torch.library is unknown, it is torch.library's own file. Returns None if C++ or another file of
+    torch defined the op.
     """
     file = _place(name, overload)
     return None if file is None or (_torch_library().parent in file.parents and file != _torch_library()) else file
 
 
 def _place(name: str, overload: str) -> Path | None:
-    """Return the file that defines an op; a `custom_op` is defined in the file of its function."""
+    """Return the file that defines an op. The file of a `custom_op` is that of its function."""
     defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
     if defined is not None:
         code = getattr(inspect.unwrap(defined._init_fn), "__code__", None)

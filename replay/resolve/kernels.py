@@ -20,9 +20,10 @@ from opreplay.replay.resolve.schema import OpSpec
 def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Candidates:
-    """Return the `overloads` of the op `name`, noting how its overload `spec` runs on `device`, or why it cannot run.
+    """Return the `overloads` of the op `name`, with a note on how its overload `spec` runs on `device`, or why it
+    cannot run.
 
-    `dtypes` are the dtypes of the tensors by name; `values` are the sizes of the tensors, and the values of other
+    `dtypes` are the dtypes of the tensors by name. `values` are the sizes of the tensors and the values of other
     arguments. If this torch build has no kernels for the device at all, single ops cannot be judged, and the overloads
     are returned unchanged.
     """

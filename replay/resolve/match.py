@@ -1,8 +1,8 @@
 # pyright: strict
-"""Finds the overload that fits a recorded call best: the one with the lowest sum of argument costs, not the first
-match.
+"""Finds the overload that fits a recorded call best.
 
-Defines the costs; `bind` determines the argument values for the chosen overload.
+It is the one with the lowest sum of argument costs, not the first that matches. Defines the costs. `bind` determines
+the argument values for the chosen overload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DROPPED_ARGUMENT = 8.0
 _COMPLEX = re.compile(r"[-+0-9.einfa]+j")
 _DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
 _CODES = {**{kind: len(names) for kind, names in CODES.items()}, "bool": 2}
-"""Schema type → number of its codes; an integer is valid for the type if it is below this number."""
+"""Schema type → number of its codes. An integer is valid for the type if it is below this number."""
 _SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
 
@@ -42,17 +42,18 @@ class Match:
     recorded: tuple[RecordedArg, ...]
     """The recorded arguments that belong to the overload, in its order; possibly fewer than it has."""
     skipped: int = 0
-    """Number of recorded entries before the arguments; TorchScript's interpreter records its whole stack, with the
-    arguments last.
+    """Number of recorded entries before the arguments. TorchScript's interpreter records its whole stack, where the
+    arguments come last.
     """
     dropped: int = 0
     """Number of recorded entries after the arguments."""
 
 
 def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
-    """Return the overload that fits best, or None if none fits; on equal cost, the first one in the dispatcher's order.
+    """Return the overload that fits best, or None if none fits.
 
-    `overload` is the overload name if the trace records it (an ExecutionTrace): that overload is returned if it fits.
+    Of overloads with equal cost, it is the first in the dispatcher's order. `overload` is the overload name if the
+    trace records it (an ExecutionTrace). If that overload fits, it is returned.
     """
     best: Match | None = None
     for spec in specs:
@@ -70,8 +71,9 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
     """Return why a recorded number is not a known code of a dtype, layout or memory format; None if the call has no
     unknown code.
 
-    Newer versions of torch have more codes. A call with such a code would fit an overload with a code argument better
-    than `match`, which takes the number as a size or another number.
+    Newer versions of torch have more codes. A call with such a code matches the wrong overload, one that takes the
+    number as a size or another number. An overload with a code argument would fit better than `match` if the code were
+    known.
     """
     for spec in specs:
         codes = [
@@ -91,10 +93,9 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 
 
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
-    """Return an alternative to a match with `out=`: an overload without it that fits the last entries; None if there is
-    none.
+    """Return an alternative to a match with `out=`: an overload without `out=` that fits the last entries.
 
-    TorchScript records its stack, so a tensor below the arguments looks like one more argument.
+    None if there is none. TorchScript records its stack, so a tensor below the arguments looks like one more argument.
     """
     if match.skipped or not match.spec.has_out:
         return None
@@ -103,9 +104,9 @@ def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[Record
 
 
 def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
-    """Return the unrecorded argument that is a string in another overload; None if there is no such overload.
+    """Return the unrecorded argument that is a string in another overload; None if no other overload has such a string.
 
-    None and a string look the same in a trace.
+    The two overloads cannot be told apart, because None and a string look the same in a trace.
     """
     for spec in specs:
         if spec == match.spec or len(spec.args) != len(match.spec.args) or _sum(spec, match.recorded) is None:
@@ -117,7 +118,10 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """Match an overload to the first recorded arguments, or to the last if there are more; None if it does not fit."""
+    """Match an overload to the recorded arguments; None if it does not fit. If fewer arguments were recorded than the
+    overload has, they are its first ones. If more were recorded, the last ones are matched or, if these do not fit and
+    no tensor would be dropped, the first ones.
+    """
     wanted = len(spec.args)
     extra = len(recorded) - wanted
     if extra == 0:
@@ -233,10 +237,10 @@ _ABSENT_COST: dict[str, float] = {
     **dict.fromkeys(("Tensor", "Tensor[]"), 6.0),
     **dict.fromkeys(("int", "float", "bool", "Scalar", "complex"), 12.0),
 }
-"""Schema type that does not accept None → cost of an empty entry.
+"""Schema type that does not accept None → cost of matching it to an empty entry.
 
-Strings, devices and lists of more than 30 elements are never recorded. An undefined tensor looks the same as an empty
-entry; a number should not be empty.
+Strings, devices and lists of more than 30 elements are never recorded, and an undefined tensor looks the same as an
+empty entry. An empty number is unlikely.
 """
 
 

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Finds schemas for a recorded name, and the function to call for a plan's op; the only module that accesses torch.ops.
+"""Finds schemas for a recorded name, and the function to call for a plan's op.
 
-Sources in order: the dispatcher's table, an allow-listed import of the library, a plain function of a module that the
-user named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is used as an
-attribute, and the policy is checked each time, because a plan file is as untrusted as a trace. `match` chooses the
-overload; equivalents are in `ops.aten`.
+This is the only module that accesses torch.ops. Sources in order: the dispatcher's table, an allow-listed import of the
+library, a plain function of a module that the user named, opreplay's reference implementation. A plan file is as
+untrusted as a trace. Therefore a name is looked up in the dispatcher's table before it is used as an attribute, and the
+policy is checked each time. `match` chooses the overload; equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Candidates:
 
 
 def candidates(name: str, policy: Policy) -> Candidates:
-    """Return every overload of a recorded "namespace::op[.overload]", or a substitute; or the reason (e.g. the policy)
-    why there is none.
+    """Return every overload of a recorded "namespace::op[.overload]", or a substitute.
 
-    May import a library that the policy allows, or register references; never raises for any text.
+    If there is none, the result holds the reason, e.g. the policy. May import a library that the policy allows, or
+    register references. Never raises, whatever the text is.
     """
     parts = split_name(name)
     if parts is None:
@@ -117,8 +117,8 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
-    """Return how an overload in the dispatcher's table got there; a library counts as imported no matter what imported
-    it.
+    """Return how an overload got into the dispatcher's table. A library counts as imported no matter what
+    imported it.
     """
     if is_reference(spec.name):
         return "reference"
@@ -202,7 +202,7 @@ def _is_installed(module: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _import_failure(module: str) -> str | None:
-    """Import a module named by the user or by the policy; return the error if the module exists but its
+    """Import a module named by the user or by the policy. Returns the error if the module exists but its
     import fails.
     """
     if not _is_installed(module):
@@ -246,11 +246,11 @@ def _has_kernel(full_name: str, kind: str) -> bool:
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the function to call for an op of a plan; it takes positional arguments in schema order, and the other
-    arguments by name.
+    """Return the function to call for an op of a plan.
 
-    Checks the name, overload and argument values against the dispatcher's table and the policy again. Raises
-    NotReplayable if the op cannot be called.
+    It takes positional arguments in schema order, and the other arguments by name. The name, overload and argument
+    values are checked again, against the dispatcher's table and the policy. Raises NotReplayable if the op cannot be
+    called.
     """
     _stop_for(op.reason)
     for arg in op.args:
@@ -299,8 +299,8 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
-    """Return the overload that a plan's op names, for inspection but not for calls; None if the dispatcher does not
-    have it.
+    """Return the overload that a plan's op names; None if the dispatcher does not have it. It is for inspection, not
+    for calls.
     """
     parts = split_name(op.via or op.name)
     if parts is None:
@@ -313,8 +313,8 @@ def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
 
 
 def _overload(spec: OpSpec) -> Callable[..., Any]:
-    """Return the torch.ops overload of a spec; its names are safe to use because the spec comes from the dispatcher's
-    table.
+    """Return the torch.ops overload of a spec. The spec comes from the dispatcher's table, so its names are safe to use
+    as attributes.
     """
     import torch
 

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Finds the call of a recorded op's own implementation, for comparison with the results of a substitute.
+"""Finds the call of a recorded op's own implementation.
 
-`opreplay.replay.execute.executors.torch.values` does the comparison.
+Its results are compared with those of a substitute. `opreplay.replay.execute.executors.torch.values` does the
+comparison.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
-    """Return the call of an op's own implementation, if a substitute runs the op; otherwise why nothing can be
-    compared. The arguments keep their positions: the n-th of the call is the n-th of `op`.
+    """Return the call of the own implementation of an op that a substitute runs. If nothing can be compared, return a
+    `ValueCheck` that says why. Arguments keep their positions: the n-th of the call is the n-th of `op`.
     """
     verdict = _verdict_before_lookup(op)
     if verdict is not None:

@@ -1,9 +1,9 @@
 # pyright: strict
 """The rules for what a trace may run and import, as tables and pure functions; independent of torch.
 
-The verdict depends on a schema's name and argument types, and is made before anything is looked up as a Python
-attribute or called. `names` does the lookup; budgets are in `ir.sizes`. tests/golden/policy_verdicts.txt holds the
-verdict for every schema of the torch version that the project is tested with.
+The verdict depends on a schema's name and argument types. It is made before anything is looked up as a Python attribute
+or called. `names` does the lookup; budgets are in `ir.sizes`. tests/golden/policy_verdicts.txt holds the verdict for
+every schema of the torch version that the project is tested with.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
 """Names of string arguments allowed for vendor ops; their values come from a table here, never from a trace."""
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
-"""Matches allowed strings: modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control
-characters.
+"""Matches allowed strings: modes, dtypes, devices, numbers and einsum equations. Path separators, quotes and control
+characters are not allowed.
 """
 
 
@@ -155,9 +155,9 @@ Imports = Mapping[str, str | Sequence[str]] | Iterable[str | tuple[str, str]]
 
 
 def named_modules(imports: Imports | None) -> dict[str, str]:
-    """Convert the user's input to `Policy.allow_imports`; modules of a repeated namespace are combined.
+    """Convert the user's input to `Policy.allow_imports`.
 
-    Raises UsageError for input that names no namespace or module.
+    If a namespace is repeated, its modules are combined. Raises UsageError for input that names no namespace or module.
     """
     entries: Any = [imports] if isinstance(imports, str) else imports or ()
     pairs: Iterable[Any] = cast("Mapping[Any, Any]", entries).items() if isinstance(entries, Mapping) else entries
@@ -187,7 +187,7 @@ def _are_names(namespace: Any, modules: Any) -> bool:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's permissions; the default allows the libraries of `MODULE_OF` and no collectives."""
+    """The user's permissions. By default, the libraries of `MODULE_OF` are allowed, and collectives are not."""
 
     allow_imports: dict[str, str] = {}
     """Namespace → module, or several separated by commas, as given by the user (`--allow-import NAMESPACE=MODULE`)."""
@@ -220,9 +220,9 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
 
 
 def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason | None:
-    """Return why the policy forbids a schema with these (argument name, type text) pairs, or None.
+    """Return why the policy forbids a schema with these (argument name, type text) pairs; None if it is allowed.
 
-    `name` is "namespace::op" without the overload; the type text is from the schema object, e.g. "Optional[str]".
+    `name` is "namespace::op" without the overload. The type text is from the schema object, e.g. "Optional[str]".
     """
     namespace = name.partition("::")[0]
     for argument, type_text in arguments:

@@ -25,13 +25,13 @@ MAX_ANCESTORS = 6
 MAX_PLACE = 1024
 """Maximum number of earlier siblings among which calls of the same name are counted."""
 MAX_SAME_NUMBER = 64
-"""Maximum number of calls with one autograd sequence number that are considered; the last ones are kept. Calls that
-record no backward node have the same number as the next call that records one.
+"""Maximum number of calls with one autograd sequence number that are considered; the last ones are kept. Many calls can
+have one number: calls that record no backward node have that of the next call that records one.
 """
 MAX_DISPATCHES = 24
 """Maximum number of rows that are treated as one call; four nested transforms of `torch.func` record up to twelve."""
 MAX_DEPTH = 16
-"""Maximum number of parents considered; a damaged trace may name an op as its own ancestor."""
+"""Maximum number of parents considered. It is needed because a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 _NODE = re.compile(r"(\w+?)Backward\d*")
@@ -74,7 +74,8 @@ class RelativesIndex:
     def gradients(self) -> tuple[OpSignature, ...]:
         """The gradients that one backward pass accumulates, with their shapes, from autograd's labels.
 
-        Every pass accumulates the gradient of each parameter once, so all counts are multiples of the number of passes.
+        A trace may contain several passes. Each accumulates the gradient of every parameter once, so all counts are
+        multiples of the number of passes.
         """
         trace = self._trace
         labels = [i for i, s in enumerate(trace.signatures) if s.name == ACCUMULATE and s.dims and s.dims[0]]
@@ -88,8 +89,8 @@ class RelativesIndex:
     def around(self, row: int) -> Relatives:
         """Return the recorded calls around one row of `Trace.ops`.
 
-        Each transform of `torch.func` dispatches and records a call again. The rows of one call therefore count as one
-        call, with the surroundings of the outermost row and the children of the innermost row.
+        Each transform of `torch.func` dispatches and records a call again, so one call may have several rows. They
+        count as one call, with the surroundings of the outermost row and the children of the innermost row.
         """
         row, innermost = self._dispatches(row)
         above, node = self._above(row), self._node(row)
@@ -162,8 +163,8 @@ class RelativesIndex:
         return [int(r) for r in order[max(low, high - MAX_SAME_NUMBER) : high]]
 
     def _node(self, row: int) -> int | None:
-        """Return the row of a call's backward node, whose first argument has the shape of the call's result; None if
-        unknown. For a composite, this is the backward node of its last call.
+        """Return the row of a call's backward node; None if unknown. The first argument of this node has the shape of
+        the call's result. For a composite, it is the backward node of its last call.
         """
         for _ in range(INNER_DEPTH):
             node = self._node_of_number(row)
@@ -176,8 +177,8 @@ class RelativesIndex:
         return None
 
     def _node_of_number(self, row: int) -> int | None:
-        """Return the row of the backward node with a call's sequence number and op name; None if a later call of this
-        name recorded it.
+        """Return the row of the backward node with a call's sequence number and op name; None if there is none, or if a
+        later call of this name recorded it.
         """
         called = self._signature(row).name
         name = _plain(called.partition("::")[2])
@@ -194,7 +195,7 @@ class RelativesIndex:
     def _forward(self, rows: tuple[int, ...]) -> int | None:
         """Return the row of the forward call that belongs to the innermost backward node among these rows.
 
-        It is the last call with the backward node's sequence number and op name.
+        It is the last call that has the backward node's sequence number and the op name in the node's name.
         """
         for row in rows:
             node = _NODE.fullmatch(self._signature(row).name)
@@ -208,8 +209,8 @@ class RelativesIndex:
         return None
 
     def _above(self, row: int) -> list[int]:
-        """Return the rows that enclose a row, innermost first; if several rows record one call, only the outermost of
-        them.
+        """Return the rows that enclose a row, innermost first. If several rows record one call, only the outermost of
+        them is included.
         """
         ancestors: list[int] = []
         row = int(self._parents[row])

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Resolves one recorded op to a call: user registrations, its overload and arguments, or the reason why it fails.
+"""Resolves one recorded op to a call (its overload and arguments, or user code), or to the reason why it cannot be
+called.
 
 Determines the order of the methods, which are in `names`, `match`, `bind`, `conversions` and `executors`.
 """
@@ -96,8 +97,8 @@ class Resolver:
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
-        """Resolve an op by the user's conversions and executors that override torch, then by built-in methods, then by
-        the user's other conversions and executors.
+        """Resolve an op with users' code taken into account. In order, these are tried: the user's conversions and
+        executors that override torch, the built-in methods, the user's other conversions and executors.
         """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
@@ -289,8 +290,8 @@ class Resolver:
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
     """Return the arguments of a call that cannot run here, for predicting its time.
 
-    The argument names come from a schema that the op's vendor published; if none fits, they are the names that
-    `opreplay op` would use; if there are none, arg0, arg1, ...
+    Their names come from a schema that the op's vendor published. If none fits, they are the names that `opreplay op`
+    would use; if it has none, they are arg0, arg1, ...
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:
@@ -311,7 +312,7 @@ def _records_lists(trace: Trace) -> bool:
 
 
 def _tells_number_lists(trace: Trace) -> bool:
-    """Check whether a list of numbers has a recorded type in the trace; also True for a trace without any types."""
+    """Check whether the trace records lists of numbers with a type. Also True for a trace without any types."""
     typed = [signature.types for signature in trace.signatures if signature.types is not None]
     return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
 
@@ -330,10 +331,10 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
-    """Return the overload that fits best, or `overload` if it fits; if the policy forbids it, another one that fits
-    equally well.
+    """Return the overload that fits best, or `overload` if it fits.
 
-    Raises Unbound if no overload fits, or none that fits is allowed.
+    If the policy forbids it, return another one that fits equally well. Raises Unbound if no overload fits, or if none
+    that fits is allowed.
     """
     match = best_match(specs, recorded, overload)
     if (unknown := unknown_code(match, specs, recorded)) is not None:

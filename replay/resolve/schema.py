@@ -1,7 +1,7 @@
 # pyright: strict
 """Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
 
-Reads the dispatcher's table by name. `policy` decides what may be called, `match` which overload fits.
+Finds schemas by name in the dispatcher's table. `policy` decides what may be called, `match` which overload fits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OpSpec:
     returns_list: bool
     """Whether at least one result is a list of tensors."""
     registered: bool = True
-    """Whether torch's dispatcher has the overload; False if only older versions of torch had it."""
+    """Whether torch's dispatcher has the overload. False means that only older versions of torch had it."""
 
     @property
     def torch_name(self) -> str:
@@ -95,8 +95,8 @@ def specs_of(name: str) -> tuple[OpSpec, ...]:
     """Return all overloads of "namespace::op" in the dispatcher; () if there are none.
 
     Ops that exist only in the TorchScript interpreter (`aten::save`, `aten::manual_seed`, list and string methods) are
-    not in the dispatcher, so they are never found. The result is cached until `forget` is called, except for a name
-    without overloads: the program may define it later.
+    not in the dispatcher, so they are never found. The result is cached until `forget` is called. An empty result is
+    not cached, because the program may define the op later.
     """
     return _specs_of(name) or _specs_of.__wrapped__(name)
 
@@ -164,7 +164,7 @@ def _compile_argument(argument: Any) -> ArgSpec:
 
 
 def _plain(value: Any) -> Value:
-    """Convert a default to a JSON-safe value; values of types that JSON lacks (devices) become text."""
+    """Convert a default to a JSON-safe value. Values of types that JSON lacks, such as devices, become text."""
     if value is None or isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     if isinstance(value, list | tuple):

@@ -23,9 +23,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
     """What the cost rule of the prediction assumes or leaves out."""
     unpredicted: tuple[str, ...] = ()
-    """Why predictions are missing: a user's function or program does not fit the call, or torch rejects the call.
+    """Why predictions are missing: "no prediction for 910b3: UB: 260 KiB needed, ...".
 
-    Example: "no prediction for 910b3: UB: 260 KiB needed, ...".
+    Either a user's function or program does not fit the call, or torch rejects the call.
     """
 
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""A database of the times of many runs, by label and machine: `run` appends to it, `compare` reads it.
+"""A database of the times of many runs, by label and machine; `run` adds to it, and `compare` reads it.
 
-The file may come from an untrusted source, so its tables must be exactly those written here, and the amount read is
-limited.
+The file may come from an untrusted source. Therefore its tables must be exactly those that this module writes, and the
+amount of data read is limited.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_FILE = 1 << 30
 MAX_RUNS = 1000
 """Maximum number of runs that are read, latest first."""
 MAX_TIMES = 250_000
-"""Maximum number of times that are read, latest first; finding changes in this many takes about 10 s."""
+"""Maximum number of times that are read, latest first. Finding changes in this many times takes about 10 s."""
 MAX_TEXT = 1000
 """Maximum length of a text, in characters."""
 LOCKED_S = 30.0
@@ -50,7 +50,7 @@ _UNSOUND = (
     f"{MAX_TEXT} LIMIT 1",
     "SELECT 1 FROM times WHERE typeof(measured_us) != 'real' OR typeof(relative) NOT IN ('real', 'null') LIMIT 1",
 )
-"""Queries for rows that this module would not have written; a join would return such rows many times."""
+"""Queries that find rows that this module would not have written. A join would return such rows many times."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,9 +108,10 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def append_run(path: str, header: Header, results: Sequence[OpResult], label: str = "") -> int:
-    """Add the measured ops of a run, replacing earlier rows of the same run, and return their number.
+    """Add the measured ops of a run to a history, and return their number.
 
-    A missing file is created. Raises UsageError for a file that cannot be written.
+    Earlier rows of the same run are replaced. A missing file is created. Raises UsageError for a file that cannot be
+    written.
     """
     check_history(path)
     machine, machine_name = machine_of(header)
@@ -144,7 +145,7 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
 
 
 def read_history(path: str) -> tuple[Series, ...]:
-    """Return every op on every machine in the latest runs, ordered by first run.
+    """Return the times of every op on every machine in the latest runs; ops are in the order of their first runs.
 
     Raises FormatError if the file is damaged or is not a history.
     """

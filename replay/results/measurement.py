@@ -80,7 +80,7 @@ CacheState = Literal["cold", "warm"]
 RunCache = Literal["cold", "warm", "step"]
 """Cache state of a run; "step": an op's arguments have the same reuse distance in the cache as in the recorded step."""
 MeasuredCache = Literal["cold", "warm", "step", "sequence"]
-"""Cache state of a measurement; "sequence": an op finds what the ops before it left in the caches."""
+"""Cache state in which an op was measured. "sequence": the caches contained what the ops before it left there."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,13 +96,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     ci_high_us: float | None
     """Upper end of the order-statistic 95 % confidence interval of the median.
 
-    None below six samples, even if a value is passed, because the median is between the smallest and the largest of
-    them with less than 95 % confidence.
+    It is None with fewer than six samples, even if a value is passed. The smallest and the largest of so few samples
+    enclose the median with less than 95 % confidence.
     """
     warnings: tuple[MeasureWarning | str, ...] = ()
     """Reasons to trust the measurement less; text in files of schema 1."""
     part: float = 1.0
-    """Share of the op's work that was run; times are the time of that part divided by this share."""
+    """Share of the op's work that was run. The times are those of this part, divided by this share."""
     deciles_us: tuple[float, ...] = ()
     """Quantiles 0, 0.1, ..., 1 of the samples."""
     outliers: int = 0
@@ -118,10 +118,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     The two values are medians over the first and the second half of the samples.
     """
     relative: float | None = None
-    """Median over the samples of the time relative to the gauge readings around it.
+    """Median over the samples of the sample's time relative to the gauge (fixed workload) readings around it.
 
-    A time is divided by a root of the readings' product; see `measure.against_gauge`. Only the ratio to the value of
-    another run is meaningful. None if the device has no gauge.
+    A time is divided by a root of the product of these readings; see `measure.against_gauge`. The value is meaningful
+    only when divided by that of another run. None if the device has no gauge.
     """
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""

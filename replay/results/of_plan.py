@@ -38,9 +38,10 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
 
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
-    """Return the share of the recorded kernel time by class of work, largest first.
+    """Return the share of the op's recorded kernel time that each class of work has, largest first.
 
-    The class comes from the op, or otherwise from the kernel names.
+    The class is that of the op. The kernel's name decides if the op has no class, or if the kernel is for
+    communication.
     """
     kernels = op.recorded.kernels
     return shares(summed((class_of_work(op.name, kernel.name), kernel.total_us) for kernel in kernels))
@@ -67,15 +68,15 @@ def product_of(op: ReplayOp) -> Product | None:
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
-    """Return counts, shares and totals of the results so far; times in microseconds over all calls."""
+    """Return counts, shares and totals of the results so far. Times are in microseconds, over all calls."""
     total_us = sum(recorded_us(plan, op) for op in plan.ops)
     return summary_so_far(results, ops=len(plan.ops), recorded_us=total_us, wall_s=wall_s, interrupted=interrupted)
 
 
 def call_of(op: ReplayOp) -> str:
-    """Return the call in the syntax of `opreplay op`; "" if it cannot be written or is too long to paste.
+    """Return the call in the syntax of `opreplay op`; "" if it cannot be written, or is too long to paste.
 
-    If the op's library is not installed, the call can be predicted, but only if its arguments have names.
+    If the op's library is not installed, the call can only be predicted. Its arguments must then have names.
     """
     is_predicted_alone = op.reason is not None and op.reason.kind == "library missing" and op.resolved_by is None
     if is_predicted_alone:
@@ -96,9 +97,10 @@ def result_of(
     device: str | None = None,
     unpredicted: Sequence[str] = (),
 ) -> OpResult:
-    """Return the result record of one op: its outcome with recorded and predicted times, in microseconds per call.
+    """Return the result record of an op: its outcome, with recorded and predicted times in microseconds per call.
 
-    `device` is the device that the op was measured on, or None. `unpredicted` says why predictions are missing.
+    `device` is the device on which the op was measured, or None. `unpredicted` gives the reasons for missing
+    predictions.
     """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total

@@ -39,9 +39,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     bus_factor: float | None = None
     """Bus factor of the collective, see `opreplay.replay.collectives.model.bus_factor`."""
     measure_s: float | None = None
-    """Wall time of the measuring loop; the op's remaining time was spent on its arguments and on communication.
+    """Wall time of the measuring loop.
 
-    For an op that was stopped when the run's time was over, it is the op's whole time.
+    The rest of the op's time was spent on its arguments and on communication. If an op was stopped because the time of
+    the run was over, this is the op's whole time.
     """
     attempts: int = 1
     """Number of attempts: 2 if the op failed next to other ops, and this is the outcome of a retry without them."""

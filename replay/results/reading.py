@@ -126,9 +126,10 @@ def _opened(path: str | Path) -> BufferedReader:
 
 
 def _complete_lines(path: str | Path) -> Iterator[bytes]:
-    """Yield the complete lines; the first must start like a JSON object. Raises FormatError.
+    """Yield the complete lines of a result file.
 
-    Reads one line at a time, because the text of a large file takes as much memory as its records.
+    It is read line by line, because the text of a large file takes as much memory as its records. Raises FormatError
+    for a file that cannot be read, is too large or compressed, or does not start like a JSON object.
     """
     seen = 0
     try:
@@ -152,9 +153,10 @@ def _complete_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def read_result_file(path: str | Path) -> ResultFile:
-    """Read a result file; if the last line was cut short by a crash, it is dropped, and there is no summary.
+    """Read a result file.
 
-    Raises FormatError for any other fault and for files of a newer version.
+    If a crash cut the last line short, this line is dropped, and there is no summary. Raises FormatError for any other
+    fault, and for files of a newer version.
     """
     lines = _complete_lines(path)
     first = next(lines, None)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""The records of a result file: an append-only JSON Lines file with a versioned schema.
+"""The records of a result file, which is a JSON Lines file with a versioned schema.
 
-`reading` reads such a file; `writing` writes it so that no crash damages it.
+Records are only appended. Module `reading` reads such a file, and `writing` writes it in such a way that no crash
+damages it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from opreplay.replay.results.measurement import Measurement
 from opreplay.traces.joins.matched import Clock, Disagreement, RankSum
 
 SCHEMA_VERSION = 4
-"""Version of the format.
+"""Version of the schema of result files.
 
-History: 1: first version. 2: records "resumed", "trace" and "job", and ops after an interrupted summary. 3: record
+1: first version. 2: new records "resumed", "trace" and "job"; ops may follow an interrupted summary. 3: new record
 "sequence", and measurements in a sequence. 4: `reason` of an op is a structured value instead of text.
 """
 
@@ -35,8 +36,8 @@ By = Literal[
 ]
 """How a prediction was made, in order of precedence.
 
-"invented sizes" is a built-in rule applied to sizes that no argument gives. "nothing" is no prediction: its time is 0,
-and no total includes it.
+"invented sizes": by a built-in rule, but with sizes that no argument gives. "nothing": there is no prediction; the time
+is 0 and not part of any total.
 """
 
 
@@ -56,11 +57,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     time_us: float
     bound: str
-    """What bounds the time.
+    """What bounds the time: "cube", "vector", "hbm", "l2", "launch", "link" or one of the following.
 
-    "cube", "vector", "hbm", "core load" for cores that request less than HBM delivers, "l2", "launch", "link", "aicpu"
-    for control processors, "slow path" for a slow path of the kernel library, "custom" for a user's own estimate, or
-    "none" for a view.
+    "core load": the cores request less data than HBM could deliver. "aicpu": control processors. "slow path": a slow
+    path of the kernel library. "custom": a user's own estimate. "none": nothing, because the op is a view.
     """
     terms_us: dict[str, float]
     kernels: tuple[str, ...]
@@ -84,20 +84,22 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     no_path: str = ""
     """Dtype of a matrix product of the op that no known unit of the device multiplies ("float64"); "" if there is none.
 
-    The time is then that of another dtype, and the device rejects the op or leaves it to its host processor.
+    The predicted time is then that of another dtype. The device itself would reject the op or leave it to its host
+    processor.
     """
     algorithm: str = ""
     """For a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
     taken_for: str = ""
-    """For a user's rule: what its kernels were costed as, e.g. "Axpy as one of the family Elementwise".
+    """What the prediction takes the op for; its meaning depends on how the prediction was made.
 
-    For a user's estimator or properties: facts that they used although the facts are not known for the op. Otherwise:
-    the op with a similar name whose rule was used.
+    For a user's rule: what its kernels were costed as, e.g. "Axpy as one of the family Elementwise". For a user's
+    estimator or properties: facts that they used although these facts are not known for the op. Otherwise: the op with
+    a similar name whose rule was used.
     """
     measured: Literal["", "call", "op", "family"] = ""
     """Closest of the user's own measurements (calls in a device file) on which the time is based.
 
-    "call": this very call; "op": other calls of the op; "family": its kernel family; "": none.
+    "call": measurements of this very call. "op": of other calls of the op. "family": of its kernel family. "": none.
     """
     slow_path: str | msgspec.UnsetType = msgspec.UNSET
     """For a kernel: the slow path of the library that it takes; "" if none is known."""
@@ -124,12 +126,12 @@ class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the arguments were filled; the assumptions about each argument are stored separately."""
+    """How the arguments were filled with values. The assumptions about each argument are stored elsewhere."""
 
     summary: str = ""
     """The initializer's description of the values, such as "5 sequences of 200"."""
     at_random: tuple[str, ...] = ()
-    """Arguments filled with random integers although their names suggest that they determine the work.
+    """Arguments that were filled with random integers although, judging by their names, they determine the work.
 
     These are lengths, tables, offsets and slots of ops without an initializer.
     """
@@ -166,7 +168,7 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     call: str = ""
     """The full call in the syntax of `opreplay op`.
 
-    "" for an op that cannot be called or has very many arguments, and in older files.
+    It is "" for an op that cannot be called, for one with very many arguments, and in older files.
     """
     recorded_device_us: float | None = None
     recorded_host_us: float | None = None
@@ -196,13 +198,14 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     fidelity: Fidelity | None = None
     """How kernels, child ops and times compare with the recorded ones; None if that was not requested."""
     values: ValueCheck | None = None
-    """How results compare with results of the recorded op's own implementation; None if that was not requested."""
+    """How the results compare with those of the op's own (recorded) implementation; None if that was not requested."""
     collective: CollectiveFacts | None = None
     """For a collective: sizes, rates, and how it ran on real ranks; None for other ops."""
     suspicions: tuple[str, ...] = ()
-    """Contradictory times, each with the likeliest cause: 20 times below or 50 times above the recorded time.
+    """Contradictory times, each with its likeliest cause.
 
-    Only reported for ops with more than 1 % of the recorded time.
+    A time is contradictory if it is less than a 20th of, or more than 50 times, the recorded time. Only ops with more
+    than 1 % of the recorded time are checked.
     """
     measure_s: float | None = None
     """Wall time of the measuring loop."""
@@ -227,7 +230,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
     identity: dict[str, str] = {}
     """Facts that must be the same to resume the run: digests of plan and options, versions, device, seed."""
     step: StepReport | None = None
-    """Recorded step that a sequence replays; None without a trace, if ops are excluded, and in older files."""
+    """Recorded step that a sequence replays. None if there is no trace, if ops are excluded, and in older files."""
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):
@@ -246,7 +249,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     source: str
     """File name, with as much of its folder as distinguishes it from the other files."""
     job: str
-    """Name of the job that the trace is a rank of; its own `source` if it belongs to no job."""
+    """Name of the job of which the trace is a rank; the trace's own `source` if it belongs to no job."""
     rank: int | None = None
     world_size: int | None = None
     ops: int
@@ -276,7 +279,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
     inferred: int
     """Number of `matched` that were matched by order or overlap in time, because no sequence number was recorded."""
     skew_us: float
-    """Time between the first and the last rank's start of a collective; median over collectives."""
+    """Median over all collectives of the time from the start on the first rank to the start on the last rank."""
     waiting_us: float
     """Waiting time until the last known member had started, summed over all ranks and collectives."""
     transfer_us: float
@@ -284,7 +287,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[Clock, ...]
     disagreements: int
     disagreeing: tuple[Disagreement, ...]
-    """The first disagreements; their field `collective` is the collective's position in time order."""
+    """The first few disagreements. Their field `collective` is the position of the collective in the order of time."""
     missing: int
     """Largest number of members of one collective whose traces are missing.
 
@@ -316,17 +319,18 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     measured_us: float | None
     """Measured time; None if nothing was measured."""
     slowest_rank_us: float | None
-    """Largest recorded time of one rank; None, like `recorded_us`, if the ranks have no common clock."""
+    """Largest recorded time of any rank. Like `recorded_us`, it is None if the ranks have times on different clocks."""
     simulated_us: dict[str, float] = {}
     collectives: CollectivesResult | None = None
     """Collectives of the ranks; None if the traces share no collective, or if no trace has times of collectives."""
 
 
 class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of a step that overlap its calls, measured on ranks; in microseconds, as medians over passes.
+    """Collectives of a step that overlap its calls, measured on several ranks; times are in microseconds, medians over
+    passes.
 
-    The time of a pass is the time of its slowest rank. Passes with collectives, without them, and with only collectives
-    alternate.
+    The time of a pass is that of its slowest rank. Three kinds of passes alternate: with collectives, without them, and
+    with only collectives.
     """
 
     ranks: int
@@ -350,7 +354,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which a collective was in flight while nothing waited for it."""
     hidden_share_low: float | None = None
     hidden_share_high: float | None = None
-    """Ninth decile, over the passes, of the hidden share of the time in flight.
+    """Ninth decile, over the passes, of the share of the time in flight that was hidden behind calls.
 
     `hidden_share_low` is the first decile. Both are None in older files.
     """
@@ -401,14 +405,15 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     shared: SharedStepResult | None = None
     """Results if the sequence ran on ranks; the times of passes then include the collectives next to the calls."""
     medians_us: float | None = None
-    """Sum over all calls, with the median of its op as the time of each call, as in a table of ops.
+    """Sum over all calls, where the time of each call is the median of its op, as in a table of ops.
 
-    Unlike `sum_us`, it does not include the interruptions and slow calls of a pass.
+    Unlike `sum_us`, it does not include interruptions and slow calls of a pass.
     """
     fresh_bytes: int = 0
-    """Bytes of a pass's results of 128 kB and more, if a CPU was recorded.
+    """Bytes of those results of a pass that have 128 kB or more; counted if a CPU was recorded.
 
-    A program that, unlike a replay, does not keep freed memory pays for the first touch of these pages in every step.
+    A replay keeps the memory of freed results. A program that does not pays for the first touch of these pages in every
+    step.
     """
 
 
@@ -428,9 +433,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     recorded_us: float
     """Recorded time of all calls of all ops in the plan, on the clock that `recorded_share` uses."""
     measured_us: float | None
-    """Measured time of the replayed ops: medians times counts or, for a sequence, the median sum of a pass.
+    """Measured time of the replayed ops; None if nothing was measured.
 
-    None if nothing was measured.
+    It is the sum of the ops' medians times their numbers of calls. For a sequence, it is the median over passes of the
+    sum of a pass.
     """
     simulated_us: dict[str, float]
     unpredicted_share: dict[str, float] = {}

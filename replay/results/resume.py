@@ -1,7 +1,7 @@
 # pyright: strict
-"""Check whether an interrupted run may be resumed: what must be the same for old and new results to be from one run.
+"""Check whether an interrupted run may be resumed: what must be equal, so that old and new results are from one run.
 
-Owns the comparison; `writing` owns the file, and `run` the order of work.
+This module compares the runs. `writing` handles the file, and `run` the order of work.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WORDS = {
 def identity_of(
     plan: ReplayPlan, options: Mapping[str, Any], facts: Mapping[str, object], *, devices: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """Return everything that a run must have in common with the run that it resumes, as text by name.
+    """Return everything that must be the same in a run and in the run that it resumes, as name → text.
 
-    `options` are the options of the run as plain values, `facts` the facts of its device, `devices` the simulated
-    devices.
+    `options` holds the options of the run as plain values, `facts` the facts about its device, and `devices` the names
+    of the simulated devices.
     """
     rest = {key: value for key, value in options.items() if key not in FREE | NAMED}
     identity = {
@@ -70,9 +70,10 @@ def identity_of(
 
 
 def _without_findings(op: ReplayOp) -> ReplayOp:
-    """Return the op as recorded and resolved, without what a separate process found by calling it on meta tensors.
+    """Return the op as recorded and resolved, without what was found by calling it on meta tensors.
 
-    These findings may differ between runs, because the machine may have ended that process.
+    These calls run in a separate process, which the machine may have ended. Therefore the findings may differ between
+    runs.
     """
     reason = None if op.reason is not None and op.reason.kind in FOUND_BY_CALLS else op.reason
     return msgspec.structs.replace(op, outputs=None, reason=reason)
@@ -162,7 +163,7 @@ def _said(value: object) -> str:
 
 
 def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> Summary | None:
-    """Return the summary of a run with nothing left to do; None if it has to continue.
+    """Return the summary of an earlier run that has nothing left to do; None if the run has to be continued.
 
     Raises the errors of `refuse_another`.
     """
@@ -174,9 +175,10 @@ def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] =
 
 
 def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpResult]:
-    """Return the results that need not be repeated.
+    """Return the results of an earlier run that need not be repeated.
 
-    Ops that ran out of time or lost a process are repeated; failed ops, too, if `header` has `stop_on_error` set.
+    Ops that ran out of time or lost their process are repeated. If `header` has `stop_on_error` set, failed ops are
+    repeated, too.
     """
     failures_end = header is not None and bool(header.options.get("stop_on_error"))
     return [
@@ -208,9 +210,9 @@ def ended_by_time(earlier: ResultFile | None) -> frozenset[str]:
 
 
 def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[str]) -> list[ReplayOp]:
-    """Return the ops without a result in `done`, in order, with those in `costly` last.
+    """Return the ops without a result in `done`, in order, but with the ops in `costly` last.
 
-    Costly ops used up the time of one run and would use up the time of every further run.
+    Costly ops have used up the time of one run, and would use up the time of every further run.
     """
     known = {result.id for result in done}
     return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)

@@ -28,10 +28,11 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int) -> tuple[int, int] | None:
-    """Return the ranks, from 0, of the samples that enclose the true median with at least 95 % confidence.
+    """Return the ranks, counted from 0, of two samples that enclose the true median with at least 95 % confidence.
 
-    The number of samples below the median is Binomial(n, 1/2) for any distribution (David & Nagaraja, Order Statistics,
-    2003, §7.1). Return None below six samples, for which even (min, max) has less confidence.
+    For any distribution, the number of samples below the median is Binomial(n, 1/2) (David & Nagaraja, Order
+    Statistics, 2003, §7.1). Return None below six samples, for which even the smallest and the largest give less
+    confidence.
     """
     tail = (1.0 - CONFIDENCE) / 2.0
     if n <= EXACT_UP_TO:
@@ -48,7 +49,7 @@ def median_ranks(n: int) -> tuple[int, int] | None:
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the median of ascending samples; None if there are too few."""
+    """Return the 95 % interval of the median of samples in ascending order; None if there are too few samples."""
     ranks = median_ranks(len(ordered))
     return None if ranks is None else (ordered[ranks[0]], ordered[ranks[1]])
 
@@ -60,18 +61,18 @@ def is_narrow(ordered: Sequence[float], relative: float) -> bool:
 
 
 BATCHES = 8
-"""Number of batches of consecutive samples; the spread of their medians gives the error.
+"""Number of batches of consecutive samples; the spread of the batches' medians gives the error.
 
 Eight batches give seven degrees of freedom, which is enough.
 """
 
 
 def log_error(in_order: Sequence[float]) -> float | None:
-    """Return the standard error of the logarithm of the median of positive samples, given in measured order.
+    """Return the standard error of the logarithm of the median of positive samples; None below 16 samples.
 
-    Uses non-overlapping batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3), because neighbouring
-    samples are correlated: a machine is fast or slow for many samples, which an interval from ranks does not capture.
-    Return None below 16 samples.
+    The samples are given in the order of measurement. Neighbouring samples are correlated, because a machine is fast or
+    slow for many samples at a time; an interval from ranks does not capture this. Therefore non-overlapping batch means
+    are used (Law, Simulation Modeling and Analysis, 2015, section 9.5.3).
     """
     if len(in_order) < 2 * BATCHES:
         return None

@@ -61,9 +61,10 @@ def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
 
 
 def summary_of(file: ResultFile) -> Summary:
-    """Return the file's own summary, or one computed from its ops and marked as interrupted.
+    """Return the summary of a result file.
 
-    The computed summary takes the number and recorded time of all ops from the header, if it has them.
+    If the file has none, it is computed from the ops in the file and marked as interrupted. The number of all ops and
+    their recorded time are then taken from the header, if it has them.
     """
     if file.summary is not None:
         return file.summary

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Find rows with strongly contradictory times: measured or predicted against recorded, with the likeliest cause.
+"""Find rows with strongly contradictory times, and name the likeliest cause.
 
-This guards against unforeseen errors: anything wrong by a factor of twenty or more is named in every report.
+Measured and predicted times are compared with recorded times. This guards against unforeseen errors: every report names
+times that are less than a 20th of, or more than 50 times, the recorded time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def kind_of_device(name: str) -> str:
 def recorded_kind(plan: ReplayPlan) -> str:
     """Return the kind of device that a plan's recorded times are from: "cpu", "gpu", "npu" or "host".
 
-    "cpu" means that no device time was recorded. "host" means that no device work belongs to a recorded op, so that an
-    op's host time is the time to launch it.
+    "cpu": no device time was recorded. "host": device work was recorded, but none of it belongs to a recorded op, so
+    that the time of an op is the host's time to launch it.
     """
     if plan.device_us_total <= 0:
         return "host" if plan.unowned_device_us > 0 else "cpu"
@@ -55,9 +56,9 @@ def suspicions(
 ) -> tuple[str, ...]:
     """Return the contradictions in one row, each with a cause: "910b3 ÷ recorded is 5e-05: ...".
 
-    `share` is the row's share of all recorded time; times are in microseconds per call. `measured_us` is given only if
-    it was measured on the kind of device that was recorded. `refilled` says how a sequence changed values of the op
-    that could not be used.
+    `share` is the row's share of all recorded time. Times are in microseconds per call. `measured_us` is given only if
+    it was measured on the same kind of device as the recorded time. In a sequence, unusable values of the op may have
+    been changed; `refilled` says how.
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
@@ -74,7 +75,8 @@ def suspicions(
 
 
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
-    """Return a note if a few recorded calls dominate the mean, so that the median is more representative; "" otherwise.
+    """Return a note if a few long calls dominate the recorded mean, so that the median is more representative;
+    otherwise "".
 
     If the mean is k times the median, at least one call takes at least k times the median.
     """
@@ -112,9 +114,9 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
 
 
 def _assumed(op: ReplayOp) -> str:
-    """Return the first assumption that can explain a time; "" if there is none.
+    """Return the first assumption about a missing value that can explain a time; "" if there is none.
 
-    A registered function that did not run is not a cause.
+    An assumption about a registered function that did not run cannot explain it.
     """
     for assumption in op.assumptions:
         if not_needed(assumption.what) is None:

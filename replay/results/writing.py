@@ -1,7 +1,8 @@
 # pyright: strict
-"""Write a result file so that a crash can lose only the line being written: each line is complete and synced to disk.
+"""Write a result file in such a way that a crash can lose only the line being written.
 
-Owns the file during a run and reopens it to resume the run; `records` and `reading` own the contents.
+Each line is written completely and synced to disk. This module handles the file during a run, and reopens it to resume
+the run; `records` and `reading` define the contents.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ except ImportError:  # Windows
 class JsonLinesSink:
     """Writes each record as one line, so that a crash loses only the op being measured.
 
-    Each line is written in one piece and synced to disk before `write` returns, so that neither kill -9 nor a power
-    failure removes it. If the disk is full, an incomplete line is removed again. A stream (`close` off) is only
-    flushed.
+    Each line is written in one piece and synced to disk before `write` returns. Therefore neither kill -9 nor a power
+    failure removes it. If the disk is full, an incomplete line is removed again. A stream that this class does not
+    close (`close` off) is only flushed, not synced.
     """
 
     def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
@@ -51,10 +52,10 @@ class JsonLinesSink:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[JsonLinesSink, ResultFile]:
-        """Open the file of an interrupted run to resume it; remove an incomplete last line; return its contents, too.
+        """Open the file of an interrupted run to resume it, and return the sink and the file's contents.
 
-        Raises FormatError if it is not a result file, and UsageError if it cannot be written or another run is writing
-        it.
+        An incomplete last line is removed. Raises FormatError if it is not a result file. Raises UsageError if the file
+        does not exist or cannot be written, or if another run is writing it.
         """
         if not Path(path).is_file():
             raise UsageError(f"cannot resume {path}: the file does not exist")
@@ -147,7 +148,7 @@ def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:
 
 
 def _name_to_disk(path: Path) -> None:
-    """Sync the directory entry of a new file; without this, a power failure could remove the whole file."""
+    """Sync the directory entry of a new file to disk. Without this, a power failure could remove the whole file."""
     with contextlib.suppress(OSError):  # some file systems have no such thing, and some folders may not be opened
         descriptor = os.open(path.absolute().parent, os.O_RDONLY)
         try:

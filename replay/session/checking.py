@@ -22,7 +22,7 @@ from opreplay.traces.model import Trace
 MOST_RECORDED = 8
 """Maximum number of recorded calls that are tried; calls with the most time come first."""
 COPIES = 12
-"""Maximum number of copies of arguments and results that a trial holds at once; float64 copies count twice."""
+"""Maximum number of copies of arguments and results that a trial holds at once. A copy in float64 counts as two."""
 
 
 def check(
@@ -140,7 +140,7 @@ def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]
 
 
 def _opened(trace: Source, name: str, device: str) -> OpenTrace:
-    """Open a trace and select all calls of an op at any nesting level; a plan is opened without a selection."""
+    """Open a trace and select all calls of an op, at any nesting level. A plan is opened without a selection."""
     whole = open_trace(trace, device=device)
     if isinstance(whole.read, ReplayPlan):
         return whole

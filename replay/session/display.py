@@ -29,9 +29,10 @@ ROWS = 40
 
 
 class Shown:
-    """Base class of objects whose repr is a table; a notebook shows a page with figures, or a styled table.
+    """Base class of objects that Python and notebooks display as tables.
 
-    Every text from a trace is escaped.
+    The repr is a table as text. A notebook shows a page with figures or, if there is none, a styled table. Every text
+    from a trace is escaped.
     """
 
     _command: ClassVar[str] = ""
@@ -51,8 +52,8 @@ class Shown:
     def _repr_html_(self) -> str:
         """Return HTML for Jupyter (IPython's display protocol).
 
-        The page is in a sandboxed frame that loads nothing and cannot access the notebook. The table below it is for
-        viewers that remove frames.
+        The page is in a sandboxed frame that loads nothing and cannot access the notebook. Some viewers remove frames;
+        for them, the table is repeated below the frame.
         """
         view, table = self._view(), self._html_table()
         if view.page is None:
@@ -74,7 +75,7 @@ class Shown:
 
 
 def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool = False) -> Console:
-    """Return a console that writes only to `out`; in a notebook, rich would otherwise also display the output."""
+    """Return a console that writes only to `out`. In a notebook, rich would otherwise display the output as well."""
     from rich.console import Console
 
     return Console(
@@ -102,9 +103,10 @@ class Tabular(Shown):
         return tuple(self._tables())
 
     def frame(self, table: str | None = None) -> pandas.DataFrame:
-        """Return a table as a data frame, by default the first table; missing values are represented as in pandas.
+        """Return a table as a data frame, by default the first table.
 
-        Times are in microseconds, shares from 0 to 1. Raises UsageError if there is no table of that name.
+        Times are in microseconds, shares from 0 to 1. Missing values are represented as in pandas. Raises UsageError if
+        there is no table of that name.
         """
         from opreplay.replay.report.formats import frame
 

@@ -117,9 +117,10 @@ def inspect(
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownStep:
-    """Return a trace's step of median length: its duration and what bounds it, recorded and on simulated devices.
+    """Return the step of median length of a trace.
 
-    Raises UsageError for a file without event times, and for an unknown device.
+    The result tells the step's duration and what bounds it, both as recorded and on simulated devices. Raises
+    UsageError for a file without event times, and for an unknown device.
     """
     from opreplay.replay.timeline.timeline import step_of
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Op(Shown):
-    """Op of a trace, an event or a call; it holds only metadata until it is prepared or called."""
+    """Op of a trace, an event or a call. It holds only metadata until it is prepared or called."""
 
     def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
         """Create the op from a plan that contains only this op; the op's share refers to the totals of the plan."""
@@ -71,7 +71,8 @@ class Op(Shown):
     def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
         """Allocate the op's arguments in this process and fill them, using the seed of the options.
 
-        Raises NotReplayable with the reason. An op above `options.max_op_bytes` is not shrunk.
+        Raises NotReplayable, with the reason, if this is impossible. An op that needs more than `options.max_op_bytes`
+        is not shrunk.
         """
         import torch
 
@@ -89,7 +90,7 @@ class Op(Shown):
         """Measure the op as `run` does, but in this process unless the options set `isolation`.
 
         `RunOptions(isolation="process")` protects this process from an op that may crash or hang. An op above the
-        memory budget is shrunk, with a warning. Raises NotReplayable with the reason.
+        memory budget is shrunk, with a warning. Raises NotReplayable, with the reason, if no time can be measured.
         """
         from opreplay.replay.execute.engines import make_runner
         from opreplay.replay.session.registered import refuse_what_workers_lack
@@ -108,10 +109,10 @@ class Op(Shown):
         return outcome.measurement
 
     def simulate(self, soc: str = DEFAULT_SOC, *, l2: L2State = "cold") -> Simulated:
-        """Predict the time of one call on a simulated device, given as a name or a device file.
+        """Predict the time of one call on a simulated device.
 
-        `l2` is the cache state of the op's arguments; the default is "cold", as in `measure`. Raises NotReplayable if
-        no time can be predicted.
+        `soc` is a name or a device file. `l2` is the cache state of the op's arguments; the default is "cold", as in
+        `measure`. Raises NotReplayable if no time can be predicted.
         """
         from opreplay.replay.ops.work.expected import expected_contents
 
@@ -146,8 +147,8 @@ class Op(Shown):
     ) -> Path:
         """Write a folder, or a .zip file, with a script that replays the op and needs only torch.
 
-        Without `keep_names`, it contains no names of the model. Raises NotReplayable for an op that torch alone cannot
-        run, UsageError if the path exists and `force` is not set.
+        Without `keep_names`, the names of the model are left out. Raises NotReplayable for an op that torch alone
+        cannot run, and UsageError if the path exists and `force` is not set.
         """
         from opreplay.replay.export import make_bundle, write_bundle
         from opreplay.replay.host.environment import default_op_bytes

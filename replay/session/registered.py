@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     """Raise UsageError if an op of the plan would run differently in a worker process than in this one.
 
-    Ops of torch.library, executors and initializers registered by a notebook or a script exist only in that process. A
-    worker loads only what is installed and what the options name, and would therefore measure something different.
+    A notebook or a script may have registered ops of torch.library, executors and initializers, which exist only in
+    this process. A worker loads only what is installed and what the options name, and would therefore measure something
+    different.
     """
     lacking = None if options.isolation == "none" else next(_missing_in_workers(plan.ops, options), None)
     if lacking is not None:
@@ -54,8 +55,8 @@ def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterato
 
 
 def _defined_here(op: ReplayOp) -> Path | None:
-    """Return the Python file that defined the op in torch; None if it belongs to torch or to a library known to
-    opreplay.
+    """Return the Python file that defined the op in torch. Returns None for an op of torch or of a library that
+    opreplay knows.
     """
     if op.reason is not None or op.resolved_by != "torch.ops":
         return None

@@ -34,7 +34,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The user's files and modules that were run when the trace was opened."""
 
     def of_run(self, options: RunOptions | None) -> RunOptions:
-        """Return the options with this device, and with these imports and plugins added.
+        """Return the options with this setting's device, and with its imports and plugins added.
 
         Raises UsageError if the options name another device.
         """

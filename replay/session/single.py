@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNED_BYTES = 512
-"""Alignment of memory by torch's allocators, in bytes; a tensor's offset is counted from such a boundary."""
+"""Alignment of memory by torch's allocators, in bytes. A tensor's offset is counted from such a boundary."""
 
 
 def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: Imports | None = None) -> Op:
     """Return the op that an entry of a Kineto trace's `traceEvents` records, as if it were read from the file.
 
-    Gaps cannot be filled from other parts of a trace: neighbouring events, kernels and the iteration. Raises Malformed
-    for an event that is not an op. An op that cannot be replayed has a `reason`.
+    Missing information cannot be filled in from other parts of the trace, such as neighbouring events, kernels and the
+    iteration. An op that cannot be replayed has a `reason`. Raises Malformed for an event that is not an op.
     """
     from opreplay.traces.one_event import trace_of_event
 
@@ -44,13 +44,14 @@ def op(
     plugins: Sequence[str] = (),
     **sizes: int,
 ) -> Op:
-    """Return the op of a call in the notation of reports: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
+    """Return the op of a call that is written as in reports: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
 
-    `allow_imports` and `plugins` are the same as in `open`. A call that cannot run here, such as one of torch_npu, has
-    a `reason` and can be simulated; calling or measuring it raises NotReplayable.
+    `sizes` are the values of names in the text. `allow_imports` and `plugins` are the same as in `open`. A call that
+    cannot run here, such as one of torch_npu, has a `reason`. It can be simulated, but calling or measuring it raises
+    NotReplayable.
 
-    Raises UsageError for a text that is not a call, shapes that do not fit together, and names that are probably
-    misspelt.
+    Raises UsageError for a text that is not a call, for shapes that do not fit together, and for names that are
+    probably misspelt.
     """
     from opreplay.replay.ir.notation import size_names
     from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls, refuse_unknown_sizes
@@ -74,11 +75,11 @@ def _whole(name: str, value: object) -> int:
 
 
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
-    """Return the op "namespace::op" or "namespace::op.overload" called with these arguments, which may be meta tensors.
+    """Return the op of a call with these arguments; `name` is "namespace::op" or "namespace::op.overload".
 
-    Shapes, dtypes, strides and shared memory are copied. The values of tensors are generated, as for an op of a trace.
-    `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As with `op`, a call that
-    cannot run here has a `reason` and can be simulated.
+    Tensors may be meta tensors. Their shapes, dtypes, strides and shared memory are copied; their values are generated,
+    as for an op of a trace. `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As
+    with `op`, a call that cannot run here has a `reason` and can be simulated.
 
     Raises UsageError for anything that is not a call of an op, and for names that are probably misspelt.
     """
@@ -122,7 +123,7 @@ def _value(value: Any, metas: _Metas) -> CallValue:
 
 
 class _Metas:
-    """Collects metadata of tensors among arguments; tensors whose memory overlaps get the same storage."""
+    """Collects the metadata of tensors among arguments. Tensors whose memory overlaps get the same storage number."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         listed = tensors_in(values)
@@ -156,7 +157,8 @@ def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return (storage, first byte, end byte) of a tensor; the bytes are offsets in the storage.
+    """Return the span of memory of a tensor: (storage, first byte, end byte), counted in bytes from the storage's
+    start.
 
     Raises UsageError if the tensor is not dense.
     """

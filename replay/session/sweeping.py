@@ -45,8 +45,9 @@ def sweep(
     soc: str | Sequence[str] = DEFAULT_SOC,
     options: RunOptions | None = None,
 ) -> Sweep:
-    """Predict, and with `options` also measure, calls such as "aten::mm(bf16[64,n], bf16[n,32])" over all combinations
-    of their sizes.
+    """Predict calls such as "aten::mm(bf16[64,n], bf16[n,32])" for all combinations of their sizes.
+
+    With `options`, the calls are also measured.
 
     Args:
         calls: calls in the form that `opreplay op` accepts.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Path = str | os.PathLike[str]
 Source = Path | Sequence[Path] | Trace | ReplayPlan
-"""A file, a glob or a folder; several of them; or a trace or plan that was already read."""
+"""A file, glob or folder, or several of these; or a trace or plan that was already read."""
 
 
 class Files(NamedTuple):
@@ -65,10 +65,11 @@ class OpenTrace(Tabular):
         return self.job(RunOptions(device=self.setting.device)).plan
 
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
-        """Return the job that replays these ops with the options of a run and `more` settings, on simulated devices.
+        """Return the job that replays these ops, and predicts them on the simulated devices `soc`.
 
-        A plan stored by an earlier process is used only while torch is not loaded, because a program that has loaded
-        torch may have registered ops with it.
+        `options` are options of a run, `more` further fields of `Settings`. A plan stored by an earlier process is used
+        only if torch is not loaded in this one, because a program that has loaded torch may have registered ops with
+        it.
         """
         settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
         if not isinstance(self.read, Files):
@@ -91,18 +92,18 @@ class OpenTrace(Tabular):
         return (single_op(self.plan, op, self.setting) for op in self.plan.ops)
 
     def __getitem__(self, wanted: str | int) -> Op:
-        """Return the op with most time that matches a name, glob ("aten::*mm*"), start of an id, or rank ("#4").
+        """Return an op by name, glob ("aten::*mm*"), start of its id, rank ("#4"), or index from 0 (an int).
 
-        An integer is an index from 0. Raises UsageError if no op matches, IndexError for an index that is too large.
-        `find` returns all matches.
+        If several ops match, the one with the most time is returned; `find` returns all. Raises UsageError if no op
+        matches, IndexError for an index that is too large.
         """
         op = self.plan.ops[wanted] if isinstance(wanted, int) else find_ops(self.plan, wanted)[0]
         return single_op(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
-        """Return all ops that match a name, glob, beginning of an id or rank, those with most time first.
+        """Return all ops that match a name, a glob, the start of an id, or a rank.
 
-        Raises UsageError if no op matches.
+        The ops with the most time come first. Raises UsageError if no op matches.
         """
         return tuple(single_op(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
@@ -117,8 +118,8 @@ class OpenTrace(Tabular):
     def _recorded(self) -> AnyTable:
         """Return the recorded ops as a table.
 
-        Ops of one trace or plan are not resolved, because that needs torch; ops of several traces are merged, which
-        resolves them.
+        Ops of one trace or plan are not resolved, because that needs torch. Ops of several traces are merged, and
+        merging resolves them.
         """
         from opreplay.replay.plan.inputs import recorded_plan_of
         from opreplay.replay.report.views.recorded import table
@@ -223,7 +224,7 @@ def _read(
 ) -> Trace | ReplayPlan | Files:
     """Read a single file; for several files, return their paths without reading them.
 
-    `timed`: with all times unless the file is large.
+    With `timed`, all event times are read, unless the file is large.
     """
     if isinstance(source, (Trace, ReplayPlan)):
         return source
@@ -261,10 +262,10 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
 
 
 def open_if_needed(source: Source | OpenTrace, *, timed: bool = False, **selecting: Unpack[Selecting]) -> OpenTrace:
-    """Return the opened trace; a source that is not open yet is opened with these options.
+    """Return an opened trace, opening the source with these options if it is not open yet.
 
-    `timed`: a single file is read with all its times, so that it need not be read again for them. Raises UsageError for
-    options given with a trace that is already open.
+    With `timed`, a single file is read with all its event times, so that it need not be read again for them. Raises
+    UsageError for options given with a trace that is already open.
     """
     if not isinstance(source, OpenTrace):
         if timed and not isinstance(source, (Trace, ReplayPlan)) and not names_several(paths_of(source)):
@@ -282,9 +283,9 @@ def open_if_needed(source: Source | OpenTrace, *, timed: bool = False, **selecti
 
 
 def plan(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> ReplayPlan:
-    """Return each unique op of a trace with its arguments by name, or the reason why it cannot be replayed.
+    """Return the plan of a trace: each unique op with its arguments by name, or the reason why it cannot be replayed.
 
-    Runs nothing. Takes the options of `opreplay.open`, and raises the same errors.
+    Nothing is run. Takes the options of `opreplay.open`, and raises the same errors.
     """
     return open_if_needed(source, **selecting).plan
 
@@ -297,9 +298,9 @@ def recorded_trace(
     capture: str | None = None,
     limits: Limits | None = None,
 ) -> Trace:
-    """Return one trace with all its event times; the file is read again if it was opened without them.
+    """Return one trace with all its event times.
 
-    Raises UsageError for a plan, and for several traces.
+    If it was opened without them, the file is read again. Raises UsageError for a plan, and for several traces.
     """
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, ReplayPlan):

@@ -53,7 +53,8 @@ _BATCH_KEYS = {
 def extract_batch_context(annotation: str | Mapping[str, Any]) -> dict[str, int] | None:
     """Parse the batch of an iteration from its annotation, given as a name or an event.
 
-    Keys: `n_prefill`, `prefill_tokens`, `n_decode`, `decode_tokens`. Return None for any other text.
+    The result has the keys `n_prefill`, `prefill_tokens`, `n_decode` and `decode_tokens`. It is None if the name does
+    not describe a batch.
     """
     name = annotation if isinstance(annotation, str) else str(annotation.get("name", ""))
     batch = batch_context(name)
@@ -101,9 +102,9 @@ class EventReplayer:
     """
 
     _custom_init_registry: ClassVar[list[Any]] = []
-    """Initializers, instances or classes, in the order of registration.
+    """Registered initializers, as instances or classes, in the order of registration.
 
-    The first one that lists the op fills its tensors. Another list may be assigned.
+    The first one that lists the op fills its tensors. A program may assign another list.
     """
 
     _namespaces: ClassVar[dict[str, str]] = {}
@@ -111,9 +112,9 @@ class EventReplayer:
 
     @classmethod
     def register_custom_init(cls, init: Any) -> Any:
-        """Register an initializer, a class or an instance, for all later replayers, and return it.
+        """Register an initializer for all later replayers, and return it.
 
-        Raises UsageError for an initializer without `op_patterns` or `initialize`.
+        `init` is a class or an instance. Raises UsageError for an initializer without `op_patterns` or `initialize`.
         """
         found = init() if isinstance(init, type) else init
         if not _patterns(found) or not callable(getattr(found, "initialize", None)):
@@ -132,9 +133,10 @@ class EventReplayer:
 
     @classmethod
     def register_namespace(cls, namespace: str, modules: str | Sequence[str] | None = None) -> None:
-        """Allow modules to be imported for the ops of a namespace; by default the module of that name.
+        """Allow modules to be imported for the ops of a namespace.
 
-        Raises UsageError for a text that is not a module name.
+        By default this is the module with the name of the namespace. Raises UsageError for a text that is not a module
+        name.
         """
         cls._namespaces.update(named_modules({namespace: modules or namespace}))
 
@@ -305,9 +307,10 @@ class Timing(Measurement, frozen=True, kw_only=True):
 
 
 def benchmark_func(func: Callable[[], Any], device: str = "cuda", warmup: int = 50, avg_steps: int = 100) -> Timing:
-    """Time a callable without arguments, such as `EventReplayer.replay`; `median_us` holds microseconds per call.
+    """Time a callable without arguments, such as `EventReplayer.replay`.
 
-    `warmup` calls come first. At least `avg_steps` samples are taken if the time limit allows it.
+    The callable is first called `warmup` times. Then at least `avg_steps` samples are taken if the time limit allows
+    it. `median_us` of the result is in microseconds per call.
     """
     options = RunOptions(
         device=device, warmup_calls=warmup, min_samples=avg_steps, max_samples=max(avg_steps, 400), cache="warm"

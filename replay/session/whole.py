@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 LOSERS = 10
-"""Maximum number of listed ops that are predicted slower than recorded; the largest loss comes first."""
+"""Maximum number of ops listed as predicted slower than recorded; those with the largest loss come first."""
 
 
 class Results(Tabular):
@@ -104,8 +104,8 @@ def run(
         on_progress: called before each op.
         selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
-    Raises UsageError if worker processes lack what this program registered and for another output format,
-    EnvironmentRefused if the device is missing.
+    Raises UsageError for an `output` that is not named .jsonl or .ndjson. Also raises it if this program registered
+    something that the ops need but worker processes do not have. Raises EnvironmentRefused if the device is missing.
     """
     require_torch()
     from opreplay.replay.execute.processes.lanes import lane_devices
@@ -154,7 +154,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 
 
 class Simulation(Tabular):
-    """Prediction of a step on one or several simulated devices; times are in microseconds, summed over all calls."""
+    """Prediction of a step on one or several simulated devices. Times are in microseconds, summed over all calls."""
 
     _command = "opreplay.simulate"
 
@@ -207,8 +207,8 @@ def simulate(
     Args:
         trace: as for `run`.
         soc: names of simulated devices, or device files.
-        fused: whether a captured plan's calls are replaced by the fused kernels of inference servers, "ascend" or
-            "none"; by default they are replaced in an inference step of a model captured from its config.
+        fused: "ascend" replaces calls of a captured plan by the fused kernels of inference servers, "none" does not.
+            By default they are replaced in an inference step of a model captured from its config.
         selecting: options of `open`, for a trace that is not open yet.
 
     Raises UsageError for an unknown device, and if no device is given.
@@ -238,9 +238,10 @@ def simulate(
 
 
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
-    """Return, for `simulate`, where a job's trace spends its time, and its step report with idle gaps and devices.
+    """Return where a job's trace spends its time, and its step report with idle gaps and devices; used by `simulate`.
 
-    A trace that the caller opened without activity is read again. A large trace, or several traces, have no step.
+    If the caller opened the trace without event times, it is read again for them. A large trace, or several traces,
+    have no step report.
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of

@@ -1,7 +1,7 @@
 # pyright: strict
 """Assertions for a project's tests: ops can be replayed, are not slower than before, and are correct.
 
-Each method raises an AssertionError that shows what a developer needs to see. Independent of the test runner.
+Each method raises an AssertionError whose message shows what a developer needs to see. They work with any test runner.
 """
 
 from __future__ import annotations

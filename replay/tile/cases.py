@@ -92,9 +92,9 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 
 
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
-    """Return the cases of each text, one for each combination of values of the sizes that it names.
+    """Return the cases of each text: one for each combination of values of the sizes in the text.
 
-    `shapes` holds the values, e.g. "n=1,47,128". Raises UsageError for sizes that no case names, and for too many
+    `shapes` holds the values, e.g. "n=1,47,128". Raises UsageError for a size that no text names, and for too many
     cases.
     """
     swept: dict[str, tuple[int, ...]] = {}
@@ -153,10 +153,12 @@ def base_cases(program: Program) -> tuple[Case, ...]:
 
 
 def default_set(program: Program, base: Case) -> tuple[Case, ...]:
-    """Return cases for checking values: the program's checks, or the base case with small and odd sizes, in each dtype.
+    """Return the cases for checking values, in each dtype of the program: its `checks` or, without them, generated
+    cases.
 
-    Sizes that are equal in the base case stay equal, and 1 stays 1. Sizes just larger than each block size in the
-    settings are added in the base dtype.
+    Generated cases are the base case with small and odd sizes. Sizes that are equal in the base case stay equal, and 1
+    stays 1. In addition, cases in the base dtype have sizes one larger than the block sizes in the settings (the two
+    largest).
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
@@ -183,9 +185,9 @@ def _float_dtype(metas: Sequence[TensorMeta]) -> str | None:
 
 
 def smaller(case: Case, fits: Callable[[Case], bool], keeps: Callable[[Case], bool] | None = None) -> Case | None:
-    """Return the case with its largest size repeatedly halved until it fits; None if it never fits.
+    """Return a smaller case: the case's largest size is halved repeatedly until `fits` accepts the case.
 
-    A size is not halved if `keeps` rejects the result.
+    A size is not halved if `keeps` rejects the result. Return None if no such case fits.
     """
     sizes = {n: n for meta in _tensors(case) for n in meta.shape}
     open_sizes, candidate = set(sizes), case
@@ -233,9 +235,10 @@ MOST_TRIED = 300
 
 
 def to_tune(case: Case) -> tuple[Case, ...]:
-    """Return a case per combination of settings: the program's choices, or 1/4 to 4 times each integer.
+    """Return one case for each combination of settings to try.
 
-    Returns at most `MOST_TRIED` cases: if there are more combinations, the last settings keep their defaults.
+    The values of a setting are the program's choices; if the program has no choices, 1/4 to 4 times each integer. At
+    most `MOST_TRIED` cases are returned: if there are more combinations, the last settings keep their defaults.
     """
     values: dict[str, list[Any]] = {}
     count = 1

@@ -27,11 +27,11 @@ TOLERANCE = {
     "float8_e4m3fn": 0.07,
     "float8_e5m2": 0.13,
 }
-"""Largest allowed difference from the reference, by dtype; results of other dtypes must be equal.
+"""Dtype → largest allowed difference from the reference; results of other dtypes must be equal.
 
-For floating-point dtypes, the difference is divided by |reference element| + min(largest |reference element|, 1). This
-allows sums in a different order and, for 2-byte types, a few units in the last place. Quantised int8 results may be
-rounded to the neighbouring value.
+For floating-point dtypes, the difference is divided by |reference element| + min(largest |reference element|, 1). The
+values allow sums in a different order and, for 2-byte types, errors of a few units in the last place. Quantised int8
+results may be rounded to the neighbouring value.
 """
 
 MOST_ELEMENTS = 1 << 24
@@ -101,25 +101,26 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "many equal": lambda t: t.clamp(-2, 2).round(),
     NAN: lambda t: t.index_fill(0, t.new_tensor([t.numel() // 2]).long(), float("nan")),
 }
-"""Name → function that changes flattened normal random numbers into another kind of floating-point input.
+"""Name → function that turns flattened normal random numbers into floating-point inputs of another kind.
 
-Correct programs give correct results for all of these inputs.
+A correct program gives correct results for inputs of all kinds.
 """
 MOST_DRAWN = 1 << 16
 """Cases with up to this many elements in all tensors together are run with every kind of `DRAWS`."""
 SCALED = {"up to 1e4", "about 0.01"}
 SCALED_TOLERANCE = 1e-2
-"""Tolerance relative to the largest element of a result, for inputs that are not of order 1.
+"""Tolerance for inputs that are not of order 1, relative to the largest element of a result.
 
-With these inputs, sums may cancel and small values may be subnormal.
+With such inputs, sums may cancel, and small values may be subnormal.
 """
 
 
 def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
     """Return random inputs for a case; the same seed gives the same inputs.
 
-    Floating-point inputs are normal random numbers, changed by the function `DRAWS[kind]`; integer dtypes get small
-    integers. Raises UsageError if the program's `inputs=` returns anything but matching tensors.
+    Floating-point inputs are normal random numbers, changed by the function `DRAWS[kind]`. Integer dtypes get small
+    integers. The program's `inputs=` function may replace inputs; raises UsageError if it returns anything but matching
+    tensors.
     """
     import torch
 
@@ -227,7 +228,7 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
 
 
 def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:
-    """Compare another implementation's results for a program's arguments with the program's reference.
+    """Compare the results of another implementation with the program's reference, for the same arguments.
 
     Raises TileError if they differ by more than the tolerance.
     """

@@ -88,7 +88,7 @@ class TileTime:
     notes: tuple[str, ...]
     confidence: Confidence = "uncalibrated"
     factor: float = 1.0
-    """Calibration factor from measured times of the program; the times of this class already include it."""
+    """Calibration factor, from measured times of the program. The times of this class are already multiplied by it."""
     outside: str = ""
     """How the case differs from the measured cases if it is far from all of them; "" otherwise."""
     lines: tuple[LineTime, ...] = ()
@@ -136,8 +136,8 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
 def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
     """Raise TileError if all cores together store fewer elements than a result has.
 
-    An element that is stored twice can hide a missing element here; `check.unwritten`, which has values, also detects
-    that.
+    A missing element is not noticed here if another element is stored twice. `check.unwritten`, which has the values,
+    detects that, too.
     """
     if any(recording.position_dependent for _, recording in runs.classes):
         return  # What was left out may have stored more.
@@ -166,10 +166,10 @@ def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
 
 
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
-    """Return the share of a kernel's bytes that is in L2 at its start.
+    """Return the share of a kernel's bytes that is in L2 when the kernel starts.
 
-    It is 0 for state "cold". For "network", it is the share inside a network; after a run of the same kernel, at least
-    that share.
+    For state "cold", it is 0. For "network", it is the share to expect inside a network. For "warm", where the same
+    kernel ran just before, it is at least that share.
     """
     if state == "cold":
         return 0.0
@@ -207,9 +207,9 @@ def estimate(
 ) -> TileTime:
     """Return the time of a program on a device, in microseconds.
 
-    Raises TileError if the program exceeds a limit, or stores fewer elements than a result has. `state` is the cache
-    state at the start, and `keep` is the number of the busiest core's instructions that the result lists. With `every`,
-    all loop iterations are run, including repetitive ones.
+    `state` is the cache state at the start. `keep` is the number of instructions of the busiest core that the result
+    lists. With `every`, all loop iterations are run, including repetitive ones. Raises TileError if the program exceeds
+    a limit, or stores fewer elements than a result has.
     """
     runs = run_times(bound, device, cores, every=every)
     demand = _demand(bound, runs, device, state)

@@ -101,9 +101,10 @@ def kernel(
 
 
 def _role(p: inspect.Parameter) -> str:
-    """Return the role of an argument: "out", "inout" or "sum" from its annotation, else "scalar" or "in" (a tensor).
+    """Return the role of an argument: "out", "inout", "sum", "scalar" or "in" (a tensor).
 
-    Arguments with a default, or annotated as numbers or `str`, are scalars.
+    The first three are given by the annotation. Other arguments are scalars if they have a default or are annotated as
+    numbers or `str`.
     """
     annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
     scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")

@@ -53,7 +53,7 @@ OUTLYING = 2.5
 T_80 = (1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 """90 % quantiles of Student's t for 2, 3, ... degrees of freedom; the last one is used for all higher degrees.
 
-They give an 80 % band if the spread itself is estimated from a few cases.
+They give an 80 % band if the spread itself is only estimated from a few cases.
 """
 
 
@@ -117,7 +117,7 @@ class Calibration:
 def read_times(path: Path) -> tuple[Row, ...]:
     """Read the rows of a table of measured times.
 
-    Raises UsageError for a file that cannot be read, Malformed with the line for an invalid table, and TooLarge.
+    Raises UsageError for a file that cannot be read, Malformed for an invalid table (with the line), and TooLarge.
     """
     try:
         with TextIOWrapper(open_regular(path, MAX_FILE_BYTES), encoding="utf-8-sig", newline="") as file:
@@ -198,9 +198,9 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
 def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> Calibration:
     """Calibrate a program on a device with the rows of a table; rows of other programs and devices are ignored.
 
-    The factor is the geometric mean of measured / predicted, with outliers clipped. The band comes from leaving out one
-    case at a time. Raises UsageError for an unknown device and, with the line of the table, for a case that does not
-    fit the program.
+    The factor is the geometric mean of measured / predicted time, with outliers clipped. The band is estimated by
+    leaving out one case at a time. Raises UsageError for an unknown device and for a case that does not fit the
+    program; the latter error gives the line of the table.
     """
     matches = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
@@ -360,10 +360,10 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
 def with_measured(
     time: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
 ) -> TileTime:
-    """Return a prediction calibrated by measured times of its program on the device: scaled times, and a new band.
+    """Return a prediction calibrated by measured times of its program on the device, with scaled times and a new band.
 
-    Far outside the measured cases, the prediction stays uncalibrated, with a band wide enough to include the times with
-    and without the calibration factor.
+    If the case is far outside the measured cases, the prediction counts as uncalibrated. Its band is then wide enough
+    to include both the scaled and the unscaled time.
     """
     if known is None or known.refused:
         return time
@@ -405,9 +405,10 @@ _known: dict[tuple[object, str, str], Calibration] = {}
 
 
 def calibration_of(program: Program, device: DeviceProfile) -> Calibration | None:
-    """Return the calibration for a device from the table of a program's decorator, read once; None without a table.
+    """Return a program's calibration for a device; None if its decorator names no table of measured times.
 
-    Raises UsageError for a table without rows for the program; raises the errors of `read_times` and `calibrate`.
+    The table is read once. Raises UsageError for a table without rows for the program, and the errors of `read_times`
+    and `calibrate`.
     """
     if program.measured is None:
         return None

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The schedule of a core's pipes.
+"""The schedule of a core's pipes (units that work in parallel).
 
-Each pipe runs in order, data dependencies connect the pipes, and repetitions are extrapolated.
+Each pipe runs its instructions in order. Data dependencies connect the pipes. Repetitions are extrapolated.
 """
 
 from __future__ import annotations
@@ -238,9 +238,10 @@ class _State:
             self.spans.append(Span(step, start, end))
 
     def _start(self, step: _Scheduled) -> float:
-        """Return the earliest start of an instruction.
+        """Return the earliest time at which an instruction can start.
 
-        It must be issued, its pipe must be free, its inputs written, and its output buffers no longer read.
+        It must have been issued, its pipe must be free, its inputs must be written, and nothing may still read or write
+        its output buffers.
         """
         pipe, start = step.pipe, self.issued[step.unit]
         if self.free[pipe] > start:
@@ -343,7 +344,7 @@ class _State:
 
 
 def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """Return the common change of all values that changed; None if they changed by different amounts."""
+    """Return the amount by which all changed values changed; None if they changed by different amounts."""
     if len(before) != len(after):
         return None
     shift: float | None = None
@@ -365,9 +366,9 @@ class Scheduler:
         self._numbers = _Numbers(device, traffic)
 
     def schedule(self, steps: Sequence[Step], *, keep: int = 0) -> Schedule:
-        """Return the schedule of a core's steps; `keep` is the number of instructions kept with their times.
+        """Return the schedule of a core's steps, with times in cycles of `device.freq_hz`.
 
-        The clock starts at the first instruction. Times are in cycles of `device.freq_hz`.
+        The clock starts at the first instruction. `keep` is the number of instructions whose times are kept.
         """
         before = dict(self._numbers.turns)
         self._numbers.count_turns(steps)
@@ -386,7 +387,7 @@ def _sums(
     amount: Callable[[Instruction], tuple[Total, float] | None],
     known: dict[int, list[dict[Total, float]]],
 ) -> dict[Total, float]:
-    """Sum the amounts of all instructions by key, including repetitions; `known` caches the sums of blocks."""
+    """Sum the amounts of all instructions by key, including those of repetitions. `known` caches the sums of blocks."""
 
     def add(out: dict[Total, float], other: Mapping[Total, float], times: float) -> None:
         for key, value in other.items():
@@ -451,7 +452,8 @@ def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffi
 
 
 def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
-    """Check whether a core does everything that another core does in each block, in the same order, plus more.
+    """Check whether a core does at least the work of another core: in each block the same work in the same order, and
+    more.
 
     Such a core finishes later than the other one.
     """

@@ -90,7 +90,7 @@ class Program:
         return tuple(p for p in self.parameters if p.role in ("out", "sum", "inout"))
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        """Run the program on torch tensors, on the CPU; return the result, or a tuple if there are several results."""
+        """Run the program on torch tensors, on the CPU. Return the result, or a tuple if there are several results."""
         assert self.runner is not None
         results = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
         return results[0] if len(results) == 1 else results
@@ -112,9 +112,9 @@ class Bound:
 
 
 def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
-    """Bind arguments and settings to a program by name, and check them; results not given are derived from the inputs.
+    """Bind arguments and settings to a program by name, and check them.
 
-    Raises UsageError for unknown and for missing names.
+    Results that are not given are derived from the inputs. Raises UsageError for unknown and for missing names.
     """
     names = [p.name for p in program.parameters]
     chosen = dict(settings or {})
@@ -188,9 +188,9 @@ def _results(
 
 
 def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Call a function of meta tensors so that tensors that it creates, such as masks, are meta tensors too.
+    """Call a function of meta tensors in such a way that tensors that it creates, such as masks, are meta tensors, too.
 
-    If this fails, create such tensors on the default device, because the function may read their values.
+    If this fails, call it again with new tensors on the default device, because the function may read their values.
     """
     import torch
 
@@ -206,9 +206,9 @@ def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def reference_of(program: Program) -> Callable[..., Any] | None:
-    """Return the reference for a program's values: its own, the op itself, or the op's reference implementation.
+    """Return the function that gives the reference values of a program; None if there is none.
 
-    Return None if there is none.
+    It is the program's own reference, the op itself, or the op's reference implementation.
     """
     if program.reference is not None:
         return program.reference

@@ -39,9 +39,9 @@ def forget_programs() -> None:
 
 
 def register_program(program: Program) -> None:
-    """Register a program as the cost of its op, and as its executor if nothing else can run the op.
+    """Register a program as the cost of its op, and as the op's executor if nothing else can run the op.
 
-    Raises UsageError if another program, or another function of the user, is registered for the op.
+    Raises UsageError if another program or another user function is registered for the op.
     """
     _refuse_unknown_overload(program)
     coster = functools.wraps(program.function)(functools.partial(_cost, program))
@@ -81,8 +81,8 @@ def _open_signature() -> Any:
 def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     """Return a program bound to the arguments of a recorded call; None if its `when` rejects the call.
 
-    Arguments are matched by name if the call has all names; otherwise tensors are matched in order, and numbers in
-    order. Raises CustomOpError.
+    If the call names all required arguments, they are matched by name. Otherwise, tensors are matched in order, and so
+    are numbers. Raises CustomOpError if the program does not fit the call.
     """
     info = OpInvokeInfo(op)
     if program.when is not None and not _call_user_function(program, program.when, op, info):
@@ -155,9 +155,10 @@ def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) 
 
 
 def _check_numbers_used(program: Program, op: ReplayOp) -> None:
-    """Raise CustomOpError if the call has a non-default number for which the program has no argument.
+    """Raise CustomOpError if the call has a number that is not the default and for which the program has no argument.
 
-    Only for calls whose schema is known here, and programs without `when`: that function checks all arguments itself.
+    This is checked only for calls whose schema is known here. It is meant for programs without `when`, because `when`
+    checks all arguments itself.
     """
     spec = next((spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")), None)
     if spec is None:
@@ -203,9 +204,9 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
 
 
 def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
-    """Return `estimate` calibrated by measured times of the program, cached for equal calls.
+    """Return the result of `estimate`, calibrated by measured times of the program; equal calls use a cached result.
 
-    Raises CustomOpError instead of TileError, and UsageError for measured times that cannot be read.
+    Raises CustomOpError where `estimate` raises TileError, and UsageError if the measured times cannot be read.
     """
     key = (
         bound.program.function,
@@ -270,9 +271,9 @@ def schema_of(program: Program) -> str:
 
 
 def _make_library_op(program: Program) -> None:
-    """Define a torch op with the program's name.
+    """Define a torch op that has the program's name.
 
-    The op runs the program on the CPU; the op's fake kernel returns shapes and dtypes.
+    It runs the program on the CPU. Its fake kernel (for meta tensors) returns the results' shapes and dtypes.
     """
     import torch
 

@@ -74,7 +74,7 @@ def _uncollected() -> Generator[None, None, None]:
 
 @_uncollected()
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
-    """Run a program without values on one core of each kind of work. Raises TileError.
+    """Run a program without values, once for each group of cores that do the same work. Raises TileError.
 
     With `every`, all loop iterations are run, including those that repeat others.
     """
@@ -130,9 +130,10 @@ def _blocks_dealt(recording: Recording) -> int:
 
 
 def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
-    """Return the number of blocks by dimension of each loop distributed to cores, then the iterations of other loops.
+    """Return how many blocks or iterations each loop of a program has. Raises TileError.
 
-    Raises TileError.
+    First come the loops that are distributed to cores, each with its number of blocks by dimension; then the numbers of
+    iterations of the other loops.
     """
     recording = _run_one(bound, device, 0, None, "vector").recording
     dealt = [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals]
@@ -140,9 +141,10 @@ def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]
 
 
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
-    """Return the number of cores for a run with values, at least two. Raises TileError.
+    """Return the number of cores for a run with values; it is at least two. Raises TileError.
 
-    If there are four or more blocks, each core gets at least two, to test values carried from one block to the next.
+    If there are at least four blocks, each core gets at least two of them. This tests values that are carried from one
+    block to the next.
     """
     core = _run_one(bound, device, 0, None, "vector")
     dealt = _blocks_dealt(core.recording)

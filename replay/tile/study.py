@@ -140,9 +140,10 @@ def study(
     wanted: Wanted,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Study:
-    """Evaluate cases on devices: the requested cases, or each program's own, and the default set for values.
+    """Evaluate cases on devices, and check the values of each program at its default shapes.
 
-    Limits that a case exceeds are part of its result. Raises UsageError for invalid cases, sizes or settings.
+    The cases are the requested ones or, if there are none, each program's own. If a case exceeds a limit, its result
+    says so. Raises UsageError for invalid cases, sizes or settings.
     """
     rows = read_times(wanted.measured) if wanted.measured is not None else ()
     wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
@@ -178,9 +179,10 @@ def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) ->
 
 
 def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mapping[str, Any]) -> tuple[Case, ...]:
-    """Return the cases with the given tensors; without cases, one for each program that takes all of these tensors.
+    """Return the cases with the given tensors as arguments.
 
-    Raises UsageError if there is no such program.
+    Without cases, return one for each program that takes all of these tensors. Raises UsageError if there is no such
+    program.
     """
     metas = {name: as_meta(tensor) for name, tensor in inputs.items()}
     programs = [p for p in known if p.required <= metas.keys() <= {i.name for i in p.inputs}]
@@ -220,9 +222,9 @@ def _look_at_defaults(
     wanted: Wanted,
     on_step: Callable[[str], None],
 ) -> list[CaseResult | None]:
-    """Evaluate each program's default set on the first device to check values.
+    """Check the values of each program with its default set of cases, on the first device.
 
-    The result is None for a case that the reference rejects.
+    If the reference rejects a case, its result is None.
     """
     name, device = next(iter(devices.items()))
     bases: dict[int, Case] = {}
@@ -336,7 +338,7 @@ def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted
 
 
 def _best_first(looked: list[CaseResult], asked: Sequence[Case]) -> list[CaseResult]:
-    """Sort by case and device, then by time, shortest first; cases that exceed a limit come last."""
+    """Sort results by case, then by device, then by time, shortest first. Cases that exceed a limit come last."""
     order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
     return sorted(
         looked,
@@ -351,9 +353,10 @@ def _best_first(looked: list[CaseResult], asked: Sequence[Case]) -> list[CaseRes
 def _with_best_values(
     looked: list[CaseResult], devices: Mapping[str, DeviceProfile], wanted: Wanted
 ) -> list[CaseResult]:
-    """Return the results with the values of each case's best settings checked; settings with wrong values are excluded.
+    """Check the values of the best settings of each case, and return the results.
 
-    Large cases are checked at the largest sizes that can be run, and at the default shapes.
+    Settings with wrong values are excluded, and the next best ones are checked. A large case is checked at the largest
+    sizes that can be run, and at the default shapes.
     """
     out: list[CaseResult] = []
     done: set[tuple[str, str, str]] = set()
@@ -380,10 +383,10 @@ def _with_best_values(
 def _values_or_nearest(
     case: Case, device: DeviceProfile, wanted: Wanted, parts: Sequence[int] = (1,)
 ) -> Checked | Broken | str:
-    """Return the result of `_values`; for a case that is too large, the result of the same settings at smaller sizes.
+    """Return the result of `_values`; if the case is too large, the result of the same settings at smaller sizes.
 
-    If the smaller case exceeds no limit, a note gives its sizes: the largest sizes within the limit divided by one of
-    `parts`. It is the first of `parts` for which every loop with several iterations still has several.
+    If the smaller case exceeds no limit, return a note with its sizes. These are the largest sizes within the limits
+    divided by one of `parts`, namely the first for which each loop with several iterations still has several.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
@@ -413,10 +416,11 @@ def _values_or_nearest(
 
 
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:
-    """Return the first error in the values of a program's cases; cases that are too large are run at smaller sizes.
+    """Return the first error in the values of a program's cases; None if there is no error, or nothing can be run.
 
-    Without `every`, only the limits in `OF_ANY_SIZE` count as errors. Return None if there is no error, or if nothing
-    can be run. Raises UsageError if the first case does not fit its program.
+    Cases that are too large are run at smaller sizes. Without `every`, only the limits in `OF_ANY_SIZE` count as
+    errors: if they are violated at small sizes, they are also violated at large ones. Raises UsageError if the first
+    case does not fit its program.
     """
     for number, case in enumerate(cases):
         try:
@@ -456,7 +460,7 @@ def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
 
 
 def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:
-    """Return the first limit that a case's settings exceed at the default shapes; None if they exceed none."""
+    """Return the first limit that the settings of a case exceed at the default shapes; None if they exceed none."""
     for variant in default_set(case.program, case):
         try:
             broken = _values(variant, device, wanted)
@@ -468,8 +472,8 @@ def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broke
 
 
 def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> float | None:
-    """Return the predicted microseconds of the vendor's kernels for the program's op, in cache state `state`; None if
-    unknown.
+    """Return the time of the vendor's kernels for the program's op, as predicted, in microseconds; None if unknown.
+    `state` is the cache state when the kernels start.
     """
     program = bound.program
     if program.op.startswith("tile::"):
@@ -483,9 +487,9 @@ def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> f
 
 
 def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> float | None:
-    """Return the predicted microseconds of the kernels of a call such as "aten::mm(f16[64,32], f16[32,8])".
+    """Return the predicted time of the kernels of a call such as "aten::mm(f16[64,32], f16[32,8])", in microseconds.
 
-    Registered programs are ignored. Return None if no rule covers the op or the call is invalid.
+    Registered programs are ignored. Return None if no rule covers the op, or if the call is invalid.
     """
     try:
         plan, _ = plan_of_calls([Written(text=call)])

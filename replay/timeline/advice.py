@@ -1,8 +1,9 @@
 # pyright: strict
-"""Recommend optimisations of a step: try usual changes by rescheduling the step's graph, and rank them by gain.
+"""Recommend optimisations of a step: try usual changes of the step's graph, reschedule it, and rank the changes by
+gain.
 
-A candidate is an edit of the graph, as `--what-if` makes it. Further edits describe a worse and a better result of the
-same change. Each gain is that of one change alone; gains overlap, so they are never added up.
+A candidate is an edit of the graph, as `--what-if` makes it. It can have further edits for a worse and a better outcome
+of the same change. Each gain is that of one change alone. Gains overlap, so they are never added up.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ LEAST_GAIN = 0.01
 GOOD, LOW, BEST = 0.8, 0.6, 1.0
 """Assumed shares of roofline performance of an optimised op: GOOD for the gain, LOW and BEST for its range."""
 LEAST_KERNEL_US = 5.0
-"""Minimum time of an optimised call in µs; the roofline does not limit kernels that are shorter."""
+"""Minimum time, in µs, of a call after optimisation. The roofline does not limit shorter kernels."""
 MOST_OPS = 8
 """Maximum number of op shapes to try; those with the most time above their roofline limit come first."""
 MOST_TENSORS = 3
-"""Maximum number of tensors listed per call; the `opreplay op` command contains all of them."""
+"""Maximum number of tensors that the text about a call lists. The call's `opreplay op` command contains all of them."""
 FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
-"""Slow calls of a kernel are tried if it has at least FEW_CALLS calls and at most the share MOST_SLOW of them is slow.
+"""A kernel's slow calls are tried if it has at least FEW_CALLS calls, and at most the share MOST_SLOW of them is slow.
 
-Slow calls take more than SLOW times the median; the other calls take at most EVEN times the median.
+A call is slow if it takes more than SLOW times the median, which counts as at least LEAST_KERNEL_US. All calls except
+the share MOST_SLOW must take at most EVEN times the median.
 """
 WIDE = 0.5
 """A gain is less certain if its range is wider than this share of the gain."""
@@ -173,8 +175,9 @@ def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
 
 
 def _error(study: Study) -> float:
-    """Return the relative error of the graph's step time: the larger of the error on this step and, if tested, the
-    median error on other steps.
+    """Return the relative error of the step time that the graph gives. It is the larger of two errors: the error on
+    this step, and the median error on other steps. If no other steps were tested, the second is the error with median
+    latencies (`structure_error_typical`).
     """
     other = study.timeline.other_steps
     own = max(abs(study.timeline.structure_error), abs(study.timeline.structure_error_typical))
@@ -191,8 +194,8 @@ def _certainty(study: Study, best: Certainty, wide: bool) -> Certainty:
 def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: float) -> Iterator[_Candidate]:
     """Yield the changes to try.
 
-    Changes of the host alone do not reduce the busy time of the device: nothing recorded shows whether its streams
-    would overlap more across steps.
+    A change of host work alone never makes the step shorter than the device's busy time. Nothing recorded shows whether
+    the device's streams would then overlap more across steps.
     """
     device = "the device" if step.accelerator == "device" else f"the {step.accelerator}"
     for candidate in _of_host_work(names, graph, device, least_us):
@@ -260,9 +263,10 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
 
 
 def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    """Yield a change in which collectives fully overlap with computing; the step takes at least the collectives' time.
+    """Yield the change that overlaps all collectives with computing.
 
-    The worse result is the what-if `overlap comm`, in which collectives begin at their recorded times.
+    The step then still takes at least the collectives' time. The worse outcome is the what-if `overlap comm`, in which
+    collectives begin at their recorded times.
     """
     where_they_are = _tried(names, graph, "overlap comm")
     if where_they_are is None:

@@ -297,9 +297,10 @@ WORK = {
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:
-    """Return what limits a step: "host", "compute", "communication", "kernel launches" or "host and ...".
+    """Return what limits a step: "host", "compute", "communication", "kernel launches", or the name of a memory bound.
 
-    A step limited by memory has the bound with the most time: "hbm", "core load" or "l2".
+    A step limited by memory gets the bound with the most time: "hbm", "core load" or "l2". If host and device both
+    limit the step, "host and " precedes the device's limit.
     """
     if times.bound == "host":
         return "host"
@@ -313,7 +314,7 @@ def limit_of(times: CapturedTimes, step: Step) -> str:
 
 
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
-    """Return the device times of all calls at the lower and upper end of the step's band.
+    """Return the device times of all calls, first for the lower and then for the upper end of the step's error band.
 
     All calls are scaled by one factor, because errors of similar kernels are correlated.
     """

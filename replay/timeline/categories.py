@@ -14,10 +14,10 @@ from opreplay.replay.timeline.graph.schedule import Schedule
 
 
 class Categories(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a step by category, in µs: computing + communication_not_overlapped + copies + idle is the step.
+    """Time of a step by category, in µs. Computing, communication_not_overlapped, copies and idle add up to the step.
 
-    Defined as in step_trace_time.csv of msprof-analyze. For a step without device work, computing is time in ops on any
-    host thread and idle is the rest.
+    The categories are those of step_trace_time.csv of msprof-analyze. In a step without device work, computing is the
+    time in ops on any host thread, and idle is the rest.
     """
 
     computing: float
@@ -35,7 +35,7 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_launch_latency: float = 0.0
     """Idle because the device took time to start the next task after its launch.
 
-    If the host never waited for the device, only the increase over the previous task's latency counts, because a
+    If the host did not wait for the device meanwhile, only the increase over the previous task's latency counts. A
     latency that consecutive launches share delays all tasks equally.
     """
     idle_gaps_between_tasks: float = 0.0
@@ -154,7 +154,7 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
-    """Return idle time by cause; the cause is what the task after each idle interval had waited for."""
+    """Return the idle time by cause. The cause of an idle interval is what the task after it had waited for."""
     out = {
         "idle_before_first_task": 0.0,
         "idle_waiting_for_host": 0.0,
@@ -188,7 +188,7 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats
 
 
 def _latency(schedule: Schedule, task: int) -> float | None:
-    """Return the time from a task's launch to its start if it waited for nothing after the launch; otherwise None."""
+    """Return the time from a task's launch to its start; None if the task waited for anything else after its launch."""
     launched_by = int(schedule.cause[task])
     if launched_by < 0 or schedule.cause_kind[task] != LAUNCH:
         return None

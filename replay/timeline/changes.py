@@ -63,7 +63,7 @@ LEAST_GAPS, FEW_GAPS = 0.1, 10
 of gaps.
 """
 MOST_CALL_US = 2.0
-"""Maximum overhead of a call from Python; if all gaps before ops are longer, the rest is other work."""
+"""Maximum overhead, in µs, of a call from Python. If all gaps before ops are longer, the excess is other work."""
 GRAPH_GAP_US = 1.0
 """Gap in µs between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
 WORTH = 0.01
@@ -82,8 +82,8 @@ class Edited:
     slices_us: Floats
     """Host time of each slice. A change scales the result of earlier changes, so factors on one call multiply."""
     inside_us: Floats
-    """Like `slices_us`, but only for slices inside offloaded ops: recorded times until a change scales them; used for
-    shares of an op's time.
+    """Like `slices_us`, but used only for slices inside offloaded ops, to compute their shares of the op's time. The
+    times are the recorded ones until a change scales them.
     """
     left_out: Bools
     """Mask of slices between ops that were already shortened because a removed call needs no Python time."""
@@ -318,7 +318,9 @@ def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -
 
 
 def parsed_value(value: str) -> tuple[float, bool]:
-    """Return (number, whether it is a factor such as "0.5x"); other numbers, also a plain 0, are in µs."""
+    """Return (number, whether it is a factor such as "0.5x"). A number that is not a factor is a time in µs; so is a
+    plain 0.
+    """
     match = _FACTOR.match(value)
     if not match or (match[2] is None and float(match[1]) != 0.0):
         raise TraceError(f"{value!r} is neither a factor such as 0.5x nor a time such as 120us", hint=_HINT)
@@ -371,7 +373,7 @@ def _of_class(names: Names, graph: StepGraph, device: Ints, kind: str) -> tuple[
 
 
 def _class_meant(names: Names, pattern: str) -> str | None:
-    """Return the class of work that a pattern names; None for the name of an op or kernel of the trace."""
+    """Return the class of work that a pattern names; None if it is the name of an op or kernel in the trace."""
     is_name = pattern in names.trace.kernel_names or any(s.name == pattern for s in names.trace.signatures)
     return None if is_name else class_named(pattern)
 
@@ -389,8 +391,8 @@ def _classes(names: Names, graph: StepGraph) -> list[str]:
 def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
-    """Scale the tasks of offloaded ops by the share of recorded time of matching ops inside them; return a mask of the
-    matching ops outside offloaded ops.
+    """Scale the tasks of offloaded ops inside which matching ops ran; return a mask of the matching ops elsewhere. A
+    task is scaled only by the share that matching ops have in the recorded time of its op.
     """
     if not len(tasks) or not ops.any():
         return ops
@@ -431,8 +433,8 @@ def _or_above(names: Names, marked: Bools) -> Bools:
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
-    """Scale the host slices of the ops. An absolute time applies per call of the outermost op; its slices keep their
-    proportions.
+    """Scale the host slices of the ops by a factor, or set them to an absolute time. An absolute time applies to each
+    call of an outermost op. The slices of the call keep their proportions.
     """
     graph, slices = out.graph, out.graph.slices
     base = out.slices_us
@@ -649,8 +651,8 @@ def _captured(names: Names, out: Edited) -> None:
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
     """Return the schedule with collectives on a separate stream, for which only the end of the step waits.
 
-    Fewer waits cannot lengthen a step: if this schedule is longer, because the host no longer runs ahead of a busy
-    device, return the schedule without overlap.
+    This schedule can be longer than the one without overlap, because the host no longer runs ahead of a busy device.
+    Then return the schedule without overlap: fewer waits cannot lengthen a step.
     """
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
@@ -666,10 +668,10 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """Return (durations of all nodes, number of calls changed) for host times given by op row; NaN keeps an op
-    unchanged.
+    """Return (durations of all nodes, number of changed calls) after setting host times of ops.
 
-    If nested ops have times, the outermost one counts; its slices keep their proportions.
+    `us_by_row` has the time of each op row; NaN keeps an op unchanged. If nested ops have times, the outermost one
+    counts. The slices of an op keep their proportions.
     """
     scaled, calls = slices_with_op_times(names, graph, us_by_row)
     if not calls:

@@ -84,8 +84,8 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Check whether the change is larger than the variation between steps; True if there are too few
-        steps to tell.
+        """Check whether the change is larger than the variation between steps. Also True if there are too few steps to
+        tell, or if all paired steps count as equal (`LEAST_CHANGE`).
         """
         if self.paired == "number":
             logs = [math.log(ratio) for ratio in self.pair_ratios]
@@ -116,7 +116,7 @@ def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepCha
 
 
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:
-    """Compare the steps of two traces; pass None for a side that is not a trace with its activity."""
+    """Compare the steps of two traces. Pass None for a side that is not a trace or was read without its activity."""
     traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}
     chosen = None if before is None or after is None else _chosen(before, after)
     if before is None or after is None or chosen is None:

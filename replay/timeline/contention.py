@@ -1,7 +1,7 @@
 # pyright: strict
 """Slowdown by concurrent collectives: their HBM traffic slows compute, and shared links slow other collectives.
 
-Contains neither schedules nor predictions.
+This module makes neither schedules nor predictions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ROUNDS = 2
 WORTH = 1e-3
 """Minimum slowdown that is reported, as a share of the time."""
 TOUCHES = {"hcom_allReduce_": 4.0, "hcom_reduceScatter_": 2.0, "hcom_broadcast_": 1.0, "hcom_send_": 1.0}
-"""Bytes read from or written to HBM per byte of a collective's message; 2.0 (read once, write once) if not listed.
+"""Bytes that a collective reads from or writes to HBM per byte of its message. Collectives that are not listed have
+2.0: they read once and write once.
 
 An all-reduce reads and writes in each of its two halves.
 """
@@ -73,8 +74,9 @@ def contended(
     """Return the durations of a step in which compute and collectives share HBM bandwidth, and collectives share links.
 
     Let h be the share of a task's time that is bound by HBM. If collectives use the share r of the bandwidth during the
-    share o of the task's time, the task takes 1 + o h r / (1 - r) times as long. Concurrent collectives on links of one
-    kind share them evenly: each takes longer by the time of the overlap. Returns None without significant overlap.
+    share o of the task's time, the task takes 1 + o h r / (1 - r) times as long. Concurrent collectives share links of
+    the same kind evenly, so each takes longer by the time for which they overlap. Returns None if there is no
+    significant overlap.
     """
     if wants is None or not wants.rates.any():
         return None

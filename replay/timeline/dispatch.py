@@ -122,8 +122,8 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
 
 
 def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
-    """Return a mask of a thread's intervals in which other threads launch kernels; the thread is assumed to wait for
-    them, as the caller of a backward pass does.
+    """Return a mask of a thread's intervals in which other threads launch kernels. The thread is assumed to wait for
+    those threads, as the caller of a backward pass does.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]
@@ -139,9 +139,9 @@ def _begins_thread(lanes: Ints, first: Bools) -> Bools:
 
 
 def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
-    """Return, for each task, the first task of its sequence of elementwise kernels; -1 for host nodes.
+    """Return, for each task, the first task of its sequence of elementwise kernels.
 
-    For tasks outside any sequence, return the task itself. The kernels of a sequence follow each other on a stream
+    A task outside any sequence gets itself, and a host node -1. The kernels of a sequence follow each other on a stream
     without waiting for another stream, and the host does not wait between them. If recorded, their largest tensors have
     the same number of elements.
     """

@@ -1,8 +1,9 @@
 # pyright: strict
 """Convert a step's graph and schedule to the nodes of a Chakra trace: activities, dependencies and latencies.
 
-A Chakra dependency has no lag. If a node started after its last dependency had ended, a node with the length of that
-gap is inserted. If it started before a dependency had ended, it depends on what that dependency depends on instead.
+A Chakra dependency has no lag. If a node started some time after its last dependency had ended, a node as long as that
+gap is inserted between them. If a node started before a dependency had ended, it depends instead on what that
+dependency depends on.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _ROUNDING_US = 1e-6
 
 
 def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -> ChakraTrace:
-    """Return the step as a Chakra trace, with recorded times or the times of the simulated device named by `clock`.
+    """Return the step as a Chakra trace.
 
-    A replay of the trace by its dependencies and durations takes `beyond_us` longer than the step (see `Attributes`).
+    `clock` selects the times: "recorded", or the name of a simulated device. A replay that uses only the dependencies
+    and durations of the trace takes `beyond_us` longer than the step (see `Attributes`).
     """
     on = study.simulated.get(clock)
     step = study if on is None else on

@@ -50,7 +50,7 @@ class HostWork:
     name: str
     """Name of the function or range; "" for a gap without a name in the trace."""
     within: str
-    """Outermost enclosing function that launches nothing; for a gap, the ops before and after it."""
+    """Outermost function that encloses the work and launches nothing. For a gap: the ops before and after it."""
     is_loader: bool
     lane: int
     begin: Ints

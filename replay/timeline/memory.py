@@ -1,7 +1,7 @@
 # pyright: strict
 """Memory use over a step: the peak, live bytes at the peak by op, and the devices with enough memory.
 
-The numbers are recorded by the profiler, or inferred from the sizes and lifetimes of results in the step.
+The numbers are recorded by the profiler, or inferred from the sizes and lifetimes of the step's results.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["recorded", "inferred"] = "recorded"
     """Source of the numbers: "recorded" or "inferred".
 
-    Recorded: allocations on the busiest device (`profile_memory=True`). Inferred: results live from their call to their
-    last use, parameters and inputs all the time; workspaces and the framework's cache are not counted.
+    Recorded numbers are the allocations on the busiest device (`profile_memory=True`). For inferred numbers, results
+    live from their call to their last use, and parameters and inputs all the time. Workspaces and the framework's cache
+    are not counted.
     """
     on_device: bool
     """Whether the numbers are memory of a device; False if the trace has only allocations on the host."""
@@ -66,11 +67,12 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     low_bytes: int | None = None
     """Lowest estimate of an inferred peak.
 
-    Parameters that may be the same tensor count once, and other external tensors (not made by any call) live only
-    during their uses. `peak_bytes` counts each use of an external tensor as a separate tensor that is always alive.
+    External tensors are those that no call makes. Parameters that may be the same tensor count once; other external
+    tensors live only during their uses. In contrast, `peak_bytes` counts each use of an external tensor as a separate
+    tensor that is always alive.
     """
     high_bytes: int | None = None
-    """Highest estimate of an inferred peak: nothing that the step makes is freed before it ends.
+    """Highest estimate of an inferred peak. It assumes that nothing that the step makes is freed before the step ends.
 
     This covers results that Python keeps: KV caches, outputs, and saved activations that no recorded call reads.
     """
@@ -83,8 +85,8 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     at_peak_by_op: dict[str, int]
     """Live bytes at the peak by the op that allocated them, largest first."""
     fits: dict[str, bool | None]
-    """Simulated device → whether the peak fits its memory, without the framework's reserve; None if no result size is
-    known.
+    """Simulated device → whether the peak fits its memory; None if no result size is known. The framework's reserve is
+    not included.
     """
     verdicts: dict[str, str] = {}
     """Simulated device → verdict as text, with its condition, e.g. only part of the range fits, or all but the KV
@@ -136,8 +138,8 @@ def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
 
 
 def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
-    """Return (rows of the step in time order, bytes in use after each) for the busiest device, or for the host if no
-    device has any.
+    """Return (rows of the step in time order, bytes in use after each) for the busiest device. If no device has rows,
+    those of the host are returned.
     """
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
     on_device = bool((inside & table.on_device).any())
@@ -215,7 +217,8 @@ def _live_over(
 ) -> _Live:
     """Return the live bytes of results over the calls of a step.
 
-    `results` [op][output] and `passing` [number of an external activation] are in bytes.
+    `results` [op][output] has the bytes of each result; `passing` [number of an external activation] has the bytes of
+    each external activation.
     """
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
@@ -262,8 +265,8 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Return the numbers of external tensors that are KV caches of a serving engine, which are divided into blocks,
-    unlike the tables of a model.
+    """Return the numbers of external tensors that are KV caches of a serving engine. Such caches are divided into
+    blocks; a model's tables are not.
     """
     return {
         number
@@ -293,9 +296,9 @@ def _block(meta: TensorMeta | None) -> int:
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
-    """Return the bytes, by number, of external tensors that look like activations whose producer was not found.
+    """Return, by number, the bytes of external tensors that look like activations whose producer was not found.
 
-    Their argument does not have a parameter's name, and their op does not write them.
+    Such a tensor is passed as an argument without a parameter's name, and its op does not write it.
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
@@ -307,12 +310,13 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
 
 
 def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
-    """Return the least bytes of external tensors: tensors of the same shape and dtype count as the same tensor where
-    possible.
+    """Return the least number of bytes that external tensors can take: tensors of the same shape and dtype count as one
+    where possible.
 
-    A shape counts as often as the calls of one op use it: a layer's weight is used in forward, backward and the
-    optimizer, but layers of the same size have separate weights. With `repeated`, if the number of uses of every weight
-    is a multiple of n, the step counts as n passes through one model, e.g. a step that decodes several tokens.
+    A shape counts as often as the calls of one op use it. A layer's weight is used in forward, backward and the
+    optimizer, but layers of the same size have separate weights. With `repeated`, the step can be n passes through one
+    model, e.g. a step that decodes several tokens; this is assumed if the number of uses of every weight is a multiple
+    of n.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}

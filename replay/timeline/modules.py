@@ -18,9 +18,9 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
-    """Return the modules of the step's ops, outer before inner, those with the most device time first.
+    """Return the modules of the step's ops, outer before inner; those with the most device time come first.
 
-    `path_us` is the time on the critical path by op row. The result is empty if the trace names no modules.
+    `path_us` has the time on the critical path by op row. The result is empty if the trace names no modules.
     """
     labels, parents, of_op = names.module_calls()
     if not len(of_op):
@@ -56,8 +56,8 @@ def unnumbered(module: str) -> str:
 def as_tree(
     times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
 ) -> tuple[ModuleTime, ...]:
-    """Return modules by path as a sorted tree, outer before inner; `times` has (device time, time on the critical
-    path), `modules` the names.
+    """Return modules by path as a sorted tree, outer before inner. `times` has (device time, time on the critical path)
+    of each path; `modules` has the module names of each path.
     """
 
     def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
@@ -77,8 +77,8 @@ def as_tree(
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
-    """Return the names of the module calls that enclose a call, ending with that call; a module that calls itself
-    counts once.
+    """Return the names of the module calls that enclose a call, and last the name of that call. A module that calls
+    itself counts once.
     """
     chain: list[str] = []
     while call >= 0:

@@ -41,7 +41,7 @@ class Names:
         return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
-        """Return the name of a device task: the name of the op that owns it; if no op does, the name of its kernel."""
+        """Return the name of a device task: that of the op that owns it or, if no op does, that of its kernel."""
         owner = int(self.graph.nodes.owner[node])
         return self.op(owner) if owner >= 0 else self.kernel(node)
 

@@ -1,8 +1,7 @@
 # pyright: strict
-"""Convert a step recorded on the CPU as if a device had run its ops: each op becomes a launch, and a task on one
-stream.
+"""Convert a step recorded on the CPU as if a device had run its ops. Each op becomes a launch and a task on one stream.
 
-This module decides which ops are offloaded and what stays on the host; `simulated` predicts the times of the tasks.
+This module decides which ops are offloaded and what stays on the host. `simulated` predicts the times of the tasks.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ quartiles are 11 and 42 µs.
 DISPATCH_BAND = 2.5
 """Factor of the 80 % band of `DISPATCH_US`, chosen so that the upper end is the third quartile of the same profile."""
 HOST_RATIO = 2.1
-"""Ratio of host times of ops without device work (views, empty tensors): NPU hosts to hosts of five public H100 traces.
+"""Ratio of host times of NPU hosts to those of the hosts of five public H100 traces, for ops without device work
+(views, empty tensors).
 
 The ratio is the median over seven ops that occur both in these traces and in the torch_npu profile of `DISPATCH_US`.
-For another torch_npu profile it is 7.6.
+For another torch_npu profile, it is 7.6.
 """
 BLOCKING = (
     "aten::_local_scalar_dense",
@@ -59,11 +59,11 @@ def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
 
 
 def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]:
-    """Return (the trace with a task for each outermost call of an op with NPU kernels, host µs by op row).
+    """Return (trace, host µs by op row); the trace gets a task for each outermost call of an op with NPU kernels.
 
-    `ops` maps ids to a plan's ops. Host µs are `DISPATCH_US` for offloaded ops, and NaN for all others, which keep
-    their time (views, Python). A task's recorded time is the time of its op. The trace must have been read with its
-    activity and have no device work.
+    `ops` maps ids to a plan's ops. The host µs are `DISPATCH_US` for offloaded ops. They are NaN for all other work
+    (views, Python), which keeps its time. A task's recorded time is the time of its op. The trace must have been read
+    with its activity and have no device work.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 

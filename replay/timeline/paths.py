@@ -25,8 +25,8 @@ class PathPart(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """"device", "host" or "wait" (latencies and gaps in which neither device nor host works)."""
     times: int
-    """Number of calls on the path; for device work the number of tasks; for waits and Python between ops the number of
-    intervals.
+    """Number of calls on the path. For device work, it is the number of tasks; for waits and Python between ops, the
+    number of intervals.
     """
 
 
@@ -41,7 +41,8 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """Return (parts of the path by op, longest first; µs on the path by op row, by -1 for no op, or by kind of wait).
+    """Return (parts of the path by op, longest first; µs on the path by key). A key is an op row, -1 for no op, or a
+    kind of wait.
 
     Host time counts for the op that runs in it. If the length of a host interval was changed, all its ops are scaled by
     the same factor.

@@ -18,7 +18,7 @@ _LIBRARY = ("torch/", "<built-in", MODULE)
 
 
 class Places:
-    """Finds the modules and functions that contain the ops of one step; computed at the first request."""
+    """Finds the modules and functions that contain the ops of one step. They are computed at the first request."""
 
     def __init__(self, names: Names, graph: StepGraph) -> None:
         self.names, self.graph = names, graph

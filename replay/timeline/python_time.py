@@ -1,5 +1,5 @@
 # pyright: strict
-"""Python time between ops: time of a host thread outside ops, by called function or marked range.
+"""Python time between ops: the time that a host thread spends outside ops, by called function or marked range.
 
 A trace names functions if stacks were recorded (`with_stack=True`). Otherwise `record_function` ranges are used, e.g.
 those of the DataLoader.
@@ -35,7 +35,8 @@ LEAST_NAMED = 0.3
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
 ) -> tuple[PythonTime, ...]:
-    """Return time between ops on the critical path by function or range, longest first; some time may be missing.
+    """Return the time between ops on the critical path by function or range, longest first. The times may not cover all
+    of it.
 
     The result is empty if the trace names no function or range.
     """
@@ -128,8 +129,8 @@ def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: fl
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by function: the time of functions called in an interval; the rest counts for the enclosing function,
-    or for "" if there is none.
+    """Return µs by function for the given intervals. The time of functions called in an interval counts for them. The
+    rest counts for the function that encloses the interval; for "" if there is none.
     """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)

@@ -14,7 +14,8 @@ from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline, 
 from opreplay.replay.timeline.offload import HOST_RATIO
 
 SERVER_MS = 5.0 * HOST_RATIO
-"""Host time of a server between two decode steps, in ms; the device waits for scheduling, inputs, sampling, outputs.
+"""Time, in ms, that a server's host needs between two decode steps for scheduling, inputs, sampling and outputs; the
+device waits meanwhile.
 
 In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this work takes 29 % of the time and the GPU 38
 %; with a GPU step of 8 ms, the work takes 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer
@@ -51,7 +52,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
     fused: bool | None = None
-    """Whether fused kernels, as inference servers use them, were predicted; None for a user's own code."""
+    """Whether fused kernels, such as inference servers use, were predicted; None for a user's own code."""
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     limit: str = ""
@@ -89,7 +90,7 @@ def served(
 ) -> list[ServedStep]:
     """Return performance and memory of a captured step; `steps` are its predictions by device.
 
-    A token passes through the pipeline `stages` in sequence; each of the `replicas` ranks has its own sequences. Raises
+    A token passes through the pipeline `stages` in sequence. Each of the `replicas` ranks has its own sequences. Raises
     UsageError for a plan that was not captured.
     """
     called, graphs = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Predict a recorded step on a simulated device: predicted kernels, that device's latencies, and recorded host time,
-with an error band.
+"""Predict a recorded step on a simulated device, with an error band.
 
-This module decides which prediction a task gets, and handles tasks without one; `ascend` computes the predictions.
+Kernel times are predicted, latencies are those of the device, and host time is recorded. This module decides which
+prediction a task gets, and handles tasks without one; `ascend` computes the predictions.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ The value is the median of the public AlexNet profile on a 910B2 (MindStudio Ins
 recorded latencies.
 """
 TASK_GAP_US = 1.0
-"""Gap between two tasks of a stream if the second was already launched.
+"""Gap, in µs, between two tasks of a stream if the second was already launched.
 
 `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the first quartile and 1.1 µs at the median.
 """
 ASSUMED = "launch latency"
-"""First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`; the note is the same for every step."""
+"""First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`. This note is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """Assumed factor of the 80 % band for tasks without a prediction; their time is scaled like the predicted tasks."""
 MIN_BAND_SHARE = 0.01
@@ -93,13 +93,13 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float | None
     """Upper end of the 80 % band; None if less than half of the computing time is predicted.
 
-    Errors within a kernel family are taken as correlated, errors of different families as independent. The band is at
-    least as wide as the error of the graph.
+    Errors within a kernel family are treated as correlated, errors of different families as independent. The band is at
+    least as wide as the error of the step time that the graph gives.
     """
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     by_family_us: dict[str, float]
-    """Time of predicted tasks by kernel family, largest first; the times do not add up to the step."""
+    """Time of predicted tasks by kernel family, largest first. The times do not add up to the step time."""
     predicted_share: float
     """Share of the recorded device time in tasks that have a prediction."""
     computing_predicted_share: float
@@ -107,8 +107,8 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     uncalibrated_share: float
     """Share of the predicted time in kernel families that were not checked on any SoC."""
     invented_share: float
-    """Share of the recorded device time predicted with assumed sizes: no argument gives the size, or the recorded time
-    contradicts it.
+    """Share of the recorded device time that was predicted with assumed sizes. A size is assumed if no argument gives
+    it, or if the recorded time contradicts it.
     """
     scaled_us: float
     """Time of tasks without a prediction: their recorded time × predicted ÷ recorded time of the predicted tasks."""
@@ -127,11 +127,11 @@ class Predicted:
     durations_us: Floats
     lags_us: Floats
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Kernel family → µs of each node; the sum over families is the duration of a predicted node."""
+    """Kernel family → µs of each node. The duration of a predicted node is the sum over the families."""
     longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
     shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band; `longer_us` has the µs by
-    which it is longer at the upper end.
+    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band. `longer_us` does the same for
+    the upper end.
     """
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
     """(confidence, predicted time in µs) of each prediction."""
@@ -149,7 +149,7 @@ class Predicted:
     latencies_assumed: bool = False
     """Whether launch latencies and gaps are assumed instead of recorded."""
     dispatch_us: Floats | None = None
-    """Host time of each node for dispatch of ops that ran on the CPU; None if they ran on a device."""
+    """Host time of each node for dispatching ops that ran on the CPU in the recording. None if they ran on a device."""
     slices_us: Floats | None = None
     """Host time of each slice of the step; None if as recorded."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
@@ -159,7 +159,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Host times of a step predicted on a device; an attribute that is None means as recorded."""
+    """Host times of a step predicted on a device. Where an attribute is None, the recorded times apply."""
 
     scale: float = 1.0
     """Factor on all host times."""
@@ -187,8 +187,8 @@ def predict(
 ) -> Predicted:
     """Return the durations of all nodes on `device`.
 
-    `ops` maps ids to the plan's ops; `resident` has what caches hold when each op starts. Raises NothingRan for a step
-    without device work.
+    `ops` maps ids to the plan's ops. `resident` has the data that the caches hold when each op starts. Raises
+    NothingRan for a step without device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
@@ -237,8 +237,8 @@ def step_on(
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
-    """Return (the step with the durations from `predict`, its schedule); `structure_error` is the relative error of the
-    graph.
+    """Return (the step with the durations from `predict`, its schedule). `structure_error` is the relative error of the
+    step time that the graph gives.
     """
     slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
@@ -317,7 +317,7 @@ def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int],
 def _collectives(
     trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
 ) -> None:
-    """Predict collectives of known size with the link model; unlike recorded times, the predictions include no waiting
+    """Predict collectives of known size with the link model. Unlike recorded times, the predictions include no waiting
     for other ranks.
     """
     assert trace.activity is not None
@@ -432,10 +432,10 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Predict tasks by the op that owns them; the op's time is divided among its tasks in proportion to their recorded
-    times.
+    """Predict tasks through the op that owns them. The op's time is divided among its tasks in proportion to their
+    recorded times.
 
-    If the op is predicted with more kernels than were recorded, the gaps of the additional kernels are added.
+    If more kernels are predicted for the op than were recorded, the gaps of the additional kernels are added.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -531,8 +531,8 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Set the times of tasks without a prediction: copies as recorded, others scaled by predicted ÷ recorded time of
-    the predicted compute tasks.
+    """Set the times of tasks without a prediction. Copies keep their recorded times. Other tasks are scaled by the
+    ratio of predicted to recorded time of the predicted compute tasks.
     """
     nodes = graph.nodes
     rest = tasks[~done[tasks]]
@@ -561,7 +561,7 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
 
 
 def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
-    """Set launch latencies and gaps of the simulated device; an NPU's own recording already has them."""
+    """Set launch latencies and gaps to those of the simulated device. A recording of an NPU keeps its own."""
     if trace.info.dialect == "ascend":
         return
     out.latencies_assumed = True
@@ -580,8 +580,9 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
-    """Return the 80 % band (low, high) of the step: the error of each kernel family is propagated through the graph,
-    and the effects add in quadrature.
+    """Return the 80 % band (low, high) of the step time. The error of each kernel family is propagated through the
+    graph, and so are those of assumed dispatch times and latencies. The resulting changes of the step time add in
+    quadrature.
     """
     order = sorted(on.longer_us, key=lambda name: -float(on.longer_us[name].sum()))
     groups = [[name] for name in order[:MOST_FAMILIES]]

@@ -40,7 +40,7 @@ from opreplay.traces.times.doubts import clock_offset_us
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 MOST_OTHER_STEPS = 4
-"""Maximum number of other steps on which a graph is tested; each test takes as long as analysing a step."""
+"""Maximum number of other steps on which a graph is tested. Each test takes as long as the analysis of a step."""
 LITTLE_GAIN = 0.5
 """If the step gains less than this share of the time removed from the changed work, the reason is reported."""
 
@@ -94,8 +94,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     structure_error: float
     """Error of the graph: `retimed_step_us` ÷ recorded length − 1."""
     structure_error_typical: float
-    """Like `structure_error`, but with the median latency of each kind instead of recorded latencies: what the graph
-    alone explains.
+    """Like `structure_error`, but with the median latency of each kind instead of recorded latencies. It shows how well
+    the graph alone explains the step time.
     """
     other_steps: OtherSteps | None = None
     """Test of the graph on other steps; None if no other step launches work, or if it was not tested."""
@@ -103,8 +103,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
     critical_path_python_us: dict[str, float] = {}
-    """Critical path's time between ops, by called Python function or, without stacks, by marked range; empty if the
-    trace names neither.
+    """Time between ops on the critical path, by called Python function. Without stacks, it is by marked range. Empty if
+    the trace names neither.
     """
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
@@ -133,7 +133,7 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     step: SocStep
     graph: StepGraph
-    """The recorded graph; for a step that ran on the host, a graph with the ops as device tasks."""
+    """The recorded graph. For a step that ran on the host, a graph in which the ops are device tasks."""
     names: Names
     made: Predicted
     schedule: Schedule
@@ -249,7 +249,7 @@ def step_of(
     devices: Sequence[DeviceProfile] = (),
     planned: PlannedStep | None = None,
 ) -> StepReport | None:
-    """Return the common step report for the step with the median length; None if the trace has no times.
+    """Return the report that all commands share, for the step with the median length; None if the trace has no times.
 
     In a merged trace, the step is one of the busiest process.
     """
@@ -354,8 +354,8 @@ def _what_if(
 def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """Return the gains of a change under several assumptions.
 
-    The first is the default; others assume different unknown waits and dependencies, or a different loss of speed
-    during collectives.
+    The first gain is the default. The others assume different unknown waits and dependencies, or a different loss of
+    kernel speed during collectives.
     """
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
@@ -393,7 +393,7 @@ def _all_edits(
 ) -> tuple[Edited | None, list[str]]:
     """Return (the graph after all applicable changes, hints for the changes that match nothing).
 
-    The changes are applied to the `predicted` times, if given. The graph is None if no change applies.
+    If `predicted` is given, the changes are applied to its times. The graph is None if no change applies.
     """
     total: Edited | None = None
     lacking: list[str] = []
@@ -453,7 +453,7 @@ def edge_counts(graph: StepGraph) -> dict[str, EdgeCount]:
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:
-    """Return the recorded times as a schedule; each node's last dependency comes from rescheduling."""
+    """Return the recorded times as a schedule. Only the last dependency of each node comes from rescheduling."""
     nodes = graph.nodes
     again = retimed(graph)
     return Schedule(
@@ -467,7 +467,7 @@ def recorded_schedule(graph: StepGraph) -> Schedule:
 
 
 def typical_lags(graph: StepGraph) -> Floats:
-    """Return the lags with launch latencies and stream gaps replaced by their medians; other lags stay as recorded."""
+    """Return the lags with launch latencies and stream gaps replaced by their medians. Other lags stay as recorded."""
     edges = graph.edges
     lags = edges.lag_us.copy()
     launch, stream = edges.kind == LAUNCH, (edges.kind == STREAM) & (edges.lag_us >= 0)

@@ -150,4 +150,4 @@ _AS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("in_split", "out_split"), _split),
     "asynchronous": lambda value: {"true": True, "false": False}.get(str(value).lower()),
 }
-"""Field of a `Collective` → function that converts the recorded value; most values are numbers."""
+"""Function that converts a recorded value, by the field of `Collective` that takes it; most values are numbers."""

@@ -13,9 +13,10 @@ import numpy.typing as npt
 CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
 """Kinds of host calls.
 
-"runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is an
-enqueue into an NPU task queue, on the thread of the op, or a dequeue, on the thread that launches. "python" is any
-other Python frame of at least `LONG_FRAME_US`; shorter frames explain no idle time, and there may be millions of them.
+"runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is a call
+that enters work into an NPU task queue (on the thread of the op) or takes work out of it (on the thread that launches).
+"python" is any other Python frame of at least `LONG_FRAME_US`. Shorter frames are dropped: they explain no idle time,
+and there may be millions of them.
 """
 
 LONG_FRAME_US = 100
@@ -35,7 +36,7 @@ def no_rows(table: type[Table]) -> Table:
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The recorded facts about one collective on the device; None for facts that were not recorded."""
+    """The recorded facts about one collective on the device; a fact that was not recorded is None."""
 
     name: str = ""
     """Name as recorded, in lower case: "allreduce", "_allgather_base", ..., "hcom_allReduce_"; "" if none was
@@ -117,7 +118,7 @@ class WaitTable:
     stream: npt.NDArray[np.int64]
     """Stream that waits; a negative or huge number means the whole device."""
     waits_for_stream: npt.NDArray[np.int64]
-    """Stream waited for; -1 if the wait is not between two streams, or if it was not recorded."""
+    """Stream waited for; -1 if the wait is not between two streams, or if the stream was not recorded."""
     record_correlation: npt.NDArray[np.int64]
     """Correlation id of the call that recorded the event; -1 if unknown."""
 

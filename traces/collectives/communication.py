@@ -1,9 +1,9 @@
 # pyright: strict
-"""Recognise kernels and ops that exchange data with other devices by their names; this is the only list of such names.
+"""Recognise by name which kernels and ops exchange data with other devices.
 
-The names come from the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, NIXL, DeepEP, mori, pplx-kernels, DeepGEMM,
-TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's symmetric memory, and from profiles of
-CANN.
+This is the project's only list of such names. They come from the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, NIXL,
+DeepEP, mori, pplx-kernels, DeepGEMM, TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's
+symmetric memory, and from profiles of CANN.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ _COMPUTES = re.compile(
     r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
     r"|^triton_(?:poi|red|per|tem|for|mm|bmm|spl|unk)_"
 )
-"""Names of kernels that compute, whatever other words the names contain.
+"""Names of kernels that count as computation even if they also contain a word such as "all_reduce".
 
-These are products fused with communication that the product hides; reductions within a block; kernels of libraries that
-stay on one device; and kernels that Inductor names after the ops before and after a collective.
+There are four groups: matrix products fused with communication, which runs hidden behind the product; reductions within
+a block; kernels of libraries that stay on one device; and kernels that Inductor names after the ops before and after a
+collective.
 """
 
 _LAYERS_ACROSS_DEVICES = re.compile(
@@ -103,11 +104,11 @@ _MANGLED_PART = re.compile(r"(\d+)")
 
 @lru_cache(maxsize=65536)
 def is_communication(kernel: str) -> bool:
-    """Check whether a device task exchanges data with other devices, or waits for them, judging by its name.
+    """Check by its name whether a device task exchanges data with other devices, or waits for them.
 
     The name may be mangled, or demangled with its return type, templates and parameters. A matrix product fused with
-    communication ("AllGatherMatmul") counts as computation; a mixture-of-experts layer across devices in one kernel
-    ("MegaMoe") counts as communication.
+    communication ("AllGatherMatmul") counts as computation. A kernel that runs a mixture-of-experts layer across
+    devices ("MegaMoe") counts as communication.
     """
     text = kernel[:_MOST_CHARACTERS]
     if _NPU_TASKS.fullmatch(text.strip().lower()) or _MARKS.match(text.lower()):

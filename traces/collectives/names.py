@@ -1,5 +1,5 @@
 # pyright: strict
-"""Map recorded names of collectives to operations; names such as "wait" and "init" are not operations."""
+"""Map the recorded names of collectives to operations. Names such as "wait" and "init" map to none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _NOT_ONE = re.compile(
 def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
     """Return the operation that a recorded name stands for; None if it moves no data.
 
-    "send_recv" stands for the kernel that all sending operations share. Recognised names are, for example,
+    The result "send_recv" means the kernel that all operations that send data share. Recognised names are, for example,
     "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce", "hcom_allReduce__868_0_1" and
     "all_to_allv".
     """

@@ -40,8 +40,8 @@ def dtype_named(recorded: str) -> str | None:
 
 
 def tensors_of(signature: OpSignature) -> list[list[tuple[int, str]]]:
-    """Return (elements, dtype) of each tensor, for each argument that is a tensor or tensor list; "" for an unknown
-    dtype.
+    """Return a list of (number of elements, dtype) for each argument that is a tensor or tensor list. The dtype is ""
+    if it is unknown.
     """
     return [[(prod(shape), name) for shape, name in entry] for entry in _shapes_of(signature)]
 
@@ -91,7 +91,7 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
 def _of_form(kind: Kind, name: str, dtype: str, parts: Sequence[tuple[int, ...]]) -> Sizes | None:
     """Return the sizes of a collective; the op's name determines which tensors are inputs and outputs.
 
-    `parts` lists, for each argument, the elements of its tensors.
+    `parts` lists, for each argument, the number of elements of each of its tensors.
     """
     totals = list(map(sum, parts))
     if name.endswith(_OUT_FIRST) or name.startswith(_LISTS_OUT_FIRST):
@@ -123,9 +123,10 @@ def is_turned(inner: int, second: Sequence[int]) -> bool:
 
 
 def _of_product(signature: OpSignature) -> Sizes | None:
-    """Return the sizes of what an op with a matrix product sends: its first operand or its result.
+    """Return the sizes of the tensor that an op with a matrix product communicates.
 
-    The product is (..., K) times (K, N) or (N, K).
+    It is the first operand if the op communicates before it multiplies, otherwise the product. The op multiplies (...,
+    K) by (K, N) or (N, K).
     """
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) > 1]
     if len(shapes) < 2 or not shapes[0][1]:

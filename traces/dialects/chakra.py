@@ -26,7 +26,7 @@ BLOCK_BYTES = 1 << 20
 NODES_TOGETHER = 1000
 NO_PARENT = -1
 KERNEL_IDS = 1 << 64
-"""First node id that no file uses; kernels that are created from nodes get this id or a higher one."""
+"""First node id that no file uses; kernels that this module creates from nodes get ids from here on."""
 _VERSION_TEXT = re.compile(rb"[\w.+-]{1,40}")
 SOURCE = "opreplay"
 """Value of the metadata key `source` in files that `replay.export.chakra` wrote."""
@@ -69,15 +69,16 @@ _VALUES: dict[int, tuple[type, Callable[[Any], Any]]] = {
     3: (int, double), 5: (int, single), 7: (int, signed), 9: (int, signed), 11: (int, int), 13: (int, int),
     27: (int, bool), 29: (bytes, lambda text: text.decode(errors="replace")),
 }  # fmt: skip
-"""Field number of a value in `AttributeProto` → (type on the wire, decoder): double, float, int32, int64, uint32,
-uint64, bool and string.
+"""Wire type and decoder of a value in `AttributeProto`, by its field number. The types, in order of the fields, are
+double, float, int32, int64, uint32, uint64, bool and string.
 """
 
 
 def is_chakra(head: bytes) -> bool:
     """Check whether a file begins with a length-prefixed `GlobalMetadata`; JSON and other text never does.
 
-    Chakra's test generator writes only a version, Chakra's converters only attributes.
+    The metadata may consist of a version alone (as Chakra's test generator writes it) or of attributes alone (as
+    Chakra's converters write it).
     """
     try:
         length, at = read_varint(head[:10], 0)
@@ -130,7 +131,7 @@ class ChakraStream:
         self._held = b""
 
     def __iter__(self) -> Iterator[list[Node]]:
-        """Yield lists of nodes; nodes that cannot be read are counted and skipped. Raises TooLarge."""
+        """Yield lists of nodes; a node that cannot be read is skipped and counted as lost. Raises TooLarge."""
         nodes: list[Node] = []
         for number, message in enumerate(self._messages()):
             try:
@@ -206,10 +207,11 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
 
 
 def _nodes(message: bytes, *, ours: bool) -> list[Node]:
-    """Return the nodes for one message; a call that ran on a device becomes an op and its kernel. Raises Malformed.
+    """Return the nodes that one message describes. Raises Malformed.
 
-    `ours` means that opreplay wrote the file. Chakra's converter writes one node for the op and one for each of its
-    kernels; the kernel nodes repeat the op's arguments.
+    A message for a call that ran on a device gives two nodes: the op and its kernel. `ours` means that opreplay wrote
+    the file. Chakra's converter instead writes one message for the op and one for each of its kernels; the kernel nodes
+    repeat the op's arguments.
     """
     node, attrs = _decoded(message)
     inputs: dict[str, Any] = dict(node.inputs or ())
@@ -285,7 +287,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Return the name and value of an `AttributeProto`; the value is None unless it is a number or a string."""
+    """Return the name and value of an `AttributeProto`; a value that is neither a number nor a string becomes None."""
     name, attribute = "", None
     for number, _, value in fields(message):
         if number == 1 and isinstance(value, bytes):

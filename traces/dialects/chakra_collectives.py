@@ -19,8 +19,8 @@ _NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduc
 def listed_collective(node: Node, row: int) -> ListedCollective | None:
     """Return the collective that a node describes; None if it describes none or its values are invalid.
 
-    A node gives the size in bytes only. Reductions count as float32 if the size is divisible by 4, everything else as
-    uint8.
+    A node gives only the size in bytes, so the dtype is assumed: float32 for a reduction whose size is divisible by 4,
+    uint8 for everything else.
     """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))

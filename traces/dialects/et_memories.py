@@ -1,5 +1,5 @@
-"""Record which memory holds each tensor of each ExecutionTrace node; `et_signature` handles the arguments
-themselves.
+"""Record which memory holds each tensor of each ExecutionTrace node. The arguments themselves are handled by
+`et_signature`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class MemoryColumn:
         self._bounds.append(len(self._ids))
 
     def _number(self, value: Any) -> int:
-        """Return a number that identifies the storage and offset of [tensor, storage, offset, numel, itemsize, device].
+        """Return a number that identifies where a tensor begins: its storage, offset and device.
 
-        The offset is included because query, key and value in one packed projection share a storage but are three
-        tensors.
+        `value` is [tensor, storage, offset, numel, itemsize, device]. The offset is included because query, key and
+        value in one packed projection share a storage but are three tensors.
         """
         if not isinstance(value, list) or len(value) < 5 or type(value[1]) is not int or value[1] <= 0:
             return UNKNOWN

@@ -84,7 +84,7 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True, kw_only=True)
 class NodeStream:
-    """Iterate over lists of nodes; `header`, `losses` and `repairs` are complete after the iteration."""
+    """Iterator over the lists of nodes of an ExecutionTrace; `header`, `losses` and `repairs` are complete after it."""
 
     source: Source
     header: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -261,9 +261,9 @@ def _array_end(rest: bytes) -> int | None:
 
 
 def _separator(text: bytes) -> re.Pattern[bytes] | None:
-    """Return the pattern of the text between two nodes: "}", then "{" with the first key, and the second key if needed.
+    """Return the pattern of the text between two nodes; None until the text contains the beginning of the first node.
 
-    Return None until the text contains the beginning of the first node.
+    The pattern is "}", then "{" with the first key of a node, followed by the second key if that is needed.
     """
     first = _FIRST_KEY.match(text)
     if first is None:

@@ -16,8 +16,8 @@ _SCALARS = frozenset({"Int", "Double", "Bool", "SymInt", "SymFloat", "SymBool", 
 _UNDEFINED = "nullptr (uninitialized)"
 _OVERLOAD = re.compile(r"[\w:]{1,500}?(?:\.(\w{1,200}))?\(")
 _ALIGNMENT_BYTES = 512
-"""Alignment of CUDA's caching allocator in bytes; the offset of a view modulo this alignment decides how kernels can
-load it.
+"""Alignment in bytes of the memory that CUDA's caching allocator returns. How a kernel can load a view depends on the
+view's offset modulo this alignment.
 """
 
 
@@ -38,8 +38,8 @@ class _Tensor:
 
     @property
     def extent(self) -> int:
-        """Return the number of elements from the first to the last one, including gaps between strides; 0 for an empty
-        tensor.
+        """Return the number of elements from the first to the last one, including the gaps that the strides leave. An
+        empty tensor has extent 0.
         """
         if 0 in self.shape:
             return 0
@@ -75,10 +75,10 @@ class _Arguments:
 
 
 def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
-    """Return the signature of a node; raises BrokenArguments if its argument lists do not match.
+    """Return the signature of a node. Raises BrokenArguments if the node's lists of arguments do not match.
 
-    Types are spelled as in Kineto. Unlike Kineto, an ExecutionTrace also gives the values of strings, lists longer than
-    30, the tensors of a `Tensor?[]` (here a "TensorList") with their types, and which tensors share storage.
+    Types are spelled as in Kineto. Unlike Kineto, an ExecutionTrace also records the values of strings, lists longer
+    than 30, the tensors of a `Tensor?[]` (here a "TensorList") with their types, and which tensors share storage.
     """
     values, shapes, types, strides = _columns(node)
     if not types:  # as in Kineto, where nothing is recorded of an op without arguments
@@ -136,8 +136,8 @@ def overload_of(op_schema: object) -> str | None:
 
 
 def _columns(node: Node) -> tuple[list[Any], list[Any], list[Any], list[Any] | None]:
-    """Return the values, shapes, types and strides in either schema generation, after checking that they are lists of
-    equal length.
+    """Return the values, shapes, types and strides of a node's arguments, from either generation of the schema. Raises
+    BrokenArguments unless they are lists of equal length.
     """
     if isinstance(node.inputs, dict):
         get = node.inputs.get
@@ -280,9 +280,10 @@ def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[
 
 
 def _shared_parts(tensors: list[_Tensor]) -> dict[int, int]:
-    """Map each tensor's `id` to the first byte of the storage range that it shares with overlapping tensors.
+    """Return, by the `id` of each tensor, the first byte of the part of its storage that overlapping tensors share.
 
-    Views that do not overlap are independent even in one storage, so a replay does not need the memory between them.
+    Views that do not overlap count as independent even in one storage, so a replay does not need the memory between
+    them.
     """
     parts: dict[int, int] = {}
     key, begin, end = None, 0, 0

@@ -63,9 +63,9 @@ _PHASE = re.compile(r"([^()]{1,500})\((\d{1,4})\)")
 def _read(stream: Nodes) -> Trace:
     """Build the trace from the nodes of a file.
 
-    Ops are in file order (children before parents) with `OpTable.parent` set; start and duration are 0 unless the file
-    was linked with times. User scopes become annotations. Raises UnknownDialect for JSON without ExecutionTrace nodes,
-    Malformed for a file that is not JSON, TooLarge if a limit is exceeded.
+    Ops are in file order (children before parents), and `OpTable.parent` gives their parents. Start and duration are 0
+    unless the file was linked with times. User scopes become annotations. Raises UnknownDialect for JSON without
+    ExecutionTrace nodes, Malformed for a file that is not JSON, and TooLarge if a limit is exceeded.
     """
     builder = _Builder(limits=stream.source.limits, has_phases=isinstance(stream, ChakraStream))
     for nodes in stream:
@@ -254,7 +254,7 @@ class _Builder:
         return self.tracks.setdefault(str(tid)[:100], len(self.tracks))
 
     def _devices(self, node: Node) -> bool:
-        """Collect the device kinds of the node's tensors; return whether one of them is an accelerator."""
+        """Add the device kinds of the node's tensors to `devices`; return whether one of them is an accelerator."""
         accelerated = False
         values = node.inputs.get("values") if isinstance(node.inputs, dict) else node.inputs
         for value in values if isinstance(values, list) else ():
@@ -339,16 +339,16 @@ class _Builder:
         return -1
 
     def _launcher(self, parent: int, takes: list[int]) -> int:
-        """Return the row of the op that launched a kernel: its parent, otherwise an op whose result it uses; -1 if
-        there is none.
+        """Return the row of the op that launched a kernel; -1 if there is none. It is the nearest op above the kernel.
+        If there is none, it is the first op whose result the kernel uses.
         """
         row = self._owner(parent)
         return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
 
     def _own_transfers(self) -> None:
-        """Create an op for each communication node on a device that was not launched by a communication op.
+        """Create an op for each communication node on a device that no communication op launched.
 
-        An op that only provides the node's data did not launch it.
+        An op that only provides data to the node does not count as its launcher.
         """
         listed = {collective.row for collective in self.collectives if collective.row >= 0}
         kinds = [class_of_op(signature.name) for signature in self.signatures]

@@ -56,9 +56,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "count": ("Count", "Counts"),
     "held_out": ("HeldOut", "Held Out"),
 }
-"""Field → names of its column in kernel_details.csv, op_summary.csv and tables of mean times; the first match counts.
+"""Possible names of a field's column in kernel_details.csv, op_summary.csv and tables of mean times.
 
-Case, spaces and underscores are ignored, and the unit of a time is read from the column's name.
+The first name that the table has counts. Case, spaces and underscores are ignored, and the unit of a time is read from
+the column's name.
 """
 
 UNITS: dict[str, int] = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -107,9 +108,9 @@ DTYPES: dict[str, str] = {
     "INT4": "int8",
     "FLOAT4_E2M1": "int8",
 }
-"""Data type as spelled by CANN, its tools or torch, without "DT_" or "torch." → torch dtype name.
+"""torch dtype name, by the data type as CANN, its tools or torch spell it, without "DT_" or "torch.".
 
-A four-bit type maps to the type of the byte that holds two elements.
+A four-bit type maps to the type of the byte that holds two of its elements.
 """
 
 FORMATS: dict[str, str] = {"NZ": "FRACTAL_NZ", "FZ": "FRACTAL_Z", "5HD": "NC1HWC0"}
@@ -174,10 +175,10 @@ class TableRows:
 
 @contextmanager
 def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Generator[TableRows, None, None]:
-    """Open a table and yield its rows.
+    """Open a table and yield an object that iterates over its rows.
 
-    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, and TooLarge for too many rows,
-    both here and during the iteration.
+    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, and TooLarge if it has too many
+    rows. The iteration can raise the same errors.
     """
     try:
         with open(path, "rb") as binary, _as_text(binary, path) as file:
@@ -221,10 +222,10 @@ def dtype_of(text: str) -> str | None:
 
 
 def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
-    """Return the tensors described by the three columns: shapes, types and formats.
+    """Return the tensors that the texts of three columns describe: shapes, types and formats.
 
-    The lists may differ in length: the last type or format applies to the remaining tensors. Raises ValueError for
-    invalid sizes.
+    The three lists may differ in length; the last type or format then applies to the remaining tensors. Raises
+    ValueError for invalid sizes.
     """
     if len(shapes or "") + len(types or "") + len(formats or "") > _CACHED_CHARS:
         return _tensors_of.__wrapped__(shapes, types, formats)
@@ -280,9 +281,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _nanoseconds(text: str | None, unit: int) -> int | None:
-    """Convert a time from text to whole nanoseconds, exactly; `unit` is its unit in nanoseconds.
+    """Convert a time from text to whole nanoseconds, without rounding on the way; `unit` is its unit in nanoseconds.
 
-    Return None for an invalid time, because the rest of the row is still useful.
+    Return None for an invalid time, so that the rest of the row can still be used.
     """
     try:
         value = Decimal((text or "").strip()[:64])
@@ -326,7 +327,7 @@ def _plain(name: str) -> str:
 
 
 def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return (column index by field of `COLUMNS`, unit of each time in nanoseconds).
+    """Return (column index by field of `COLUMNS`, unit in nanoseconds by field that is a time).
 
     If a column occurs twice, the first one counts.
     """

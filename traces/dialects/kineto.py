@@ -72,7 +72,7 @@ _UNNAMED = {
     ((9, 4), 304, 192): "AMD Instinct MI300X by its properties",
     ((9, 4), 304, 256): "AMD Instinct MI325X by its properties",
 }
-"""(compute capability, compute units, memory in GiB) → name, for devices that ROCm left unnamed.
+"""Names of devices that ROCm left unnamed, by (compute capability, compute units, memory in GiB).
 
 The properties come from data sheets and from traces in which ROCm does name the device.
 """

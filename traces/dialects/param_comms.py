@@ -32,10 +32,10 @@ class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTrace:
-    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; sizes are in
-    elements.
+    """Read a communication trace: a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size,
+    ...}.
 
-    Raises Malformed for any other content, TooLarge if a limit is exceeded.
+    Sizes are in elements. Raises Malformed for any other content and TooLarge if a limit is exceeded.
     """
     entries = _entries(path, min(MAX_ENTRIES, (limits or Limits()).events))
     groups = _groups(entries)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Build a linked `Trace` from Kineto trace events of any vendor; this module calls the stages of the work in order.
+"""Build a linked `Trace` from Kineto trace events of any vendor.
 
-If torch_npu recorded a launch as an op, the launched kernels are assigned to the op around it.
+This module calls the stages of that work in order. torch_npu sometimes records a launch as an op; the kernels launched
+by it are then assigned to the op around it.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ _NOT_AN_OP = ("autograd::", "torch::")
 def owners_above_launches(
     owner: npt.NDArray[np.int64], ops: OpTable, signatures: Sequence[OpSignature]
 ) -> npt.NDArray[np.int64]:
-    """Replace owners that are CANN launches ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
+    """Replace each owner that is a CANN launch ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
 
-    Inside `aten::mm`, torch_npu records the call into CANN as another op. That op has no shapes and cannot be replayed.
+    The reason is that torch_npu records the call into CANN inside `aten::mm` as another op, which has no shapes and
+    cannot be replayed.
     """
     if not (owner >= 0).any():
         return owner
@@ -259,8 +261,8 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Reorder values indexed by old track so that they are indexed by new track; -1 for tracks that were
-    added later.
+    """Reorder values that are indexed by old track, so that they are indexed by new track. Tracks that were added later
+    get -1.
     """
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):

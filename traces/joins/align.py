@@ -1,9 +1,10 @@
 # pyright: strict
-"""Align two sequences of op names, one of which partly repeats the other. Names are given as numbers (tokens); shapes
-are not used.
+"""Align two sequences of op names, one of which partly repeats the other.
 
-A profile often contains many iterations, its ExecutionTrace only one. So each run (part of the long sequence) is looked
-up in the short one: the longest match wins, and it continues the last run if possible. Ambiguous matches are marked.
+Names are given as numbers (tokens); shapes are not used. A profile often contains many iterations, but its
+ExecutionTrace only one. So each part of the long sequence is looked up in the short one. The longest match wins, and if
+possible it begins in the short sequence where the previous match ended. Such a match is called a run. Ambiguous matches
+are marked.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Run:
 
 
 class Aligner:
-    """Finds runs: parts of a long sequence that occur in one short sequence.
+    """Finds runs: parts of a long sequence that also occur in one short sequence.
 
-    Parts of the short sequence must be separated by tokens that occur nowhere else.
+    If the short sequence is put together from several, tokens that occur nowhere else must separate them.
     """
 
     def __init__(self, short: Tokens) -> None:

@@ -65,7 +65,7 @@ def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]
 
 
 def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
-    """Return a number for the name of each row; equal names have equal numbers in both traces."""
+    """Return the token of each row of the trace and of the donor; tokens are numbers that are equal for equal names."""
     numbers: dict[str, int] = {}
     out = []
     for side in (trace, donor):
@@ -98,8 +98,8 @@ def _preorder(parent: Rows) -> Rows:
 
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Fill the rest of `match` by runs of equal names, then by neighbours; return a mask of the rows matched in each of
-    these ways.
+    """Match the remaining ops by runs of equal names, then by the names of their neighbours; write the rows into
+    `match`. Return two masks: the rows matched by runs, and the rows matched by neighbours.
     """
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
@@ -236,10 +236,11 @@ class _Joiner:
 
 
 def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
-    """Complete our signature with metadata that only the donor has; None if the two signatures contradict each other.
+    """Return our signature completed with metadata that only the donor has; None if the two signatures contradict each
+    other.
 
-    If Kineto leaves an argument blank and records only its type (`Tensor?[]`, a string, a list of more than 30
-    tensors), the whole argument is copied from the donor.
+    Kineto leaves some arguments blank and records only their type: a `Tensor?[]`, a string, or a list of more than 30
+    tensors. Such an argument is copied from the donor as a whole.
     """
     blank = _left_blank(ours, other)
     if blank is None:

@@ -180,10 +180,10 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     """Return the trace with the ops of each replayed graph added as calls at the time of the graph's launch.
 
     These calls take no host time, because one launch starts the whole graph. A launch is matched to a capture by its
-    kernels: by their names in order if the capture has names (ROCm), otherwise by their number, their kinds and the
-    names of generated kernels. If several captures match equally well, the one for the smallest batch that holds the
-    iteration's tokens is used; if several captures with different ops remain, none is used. `info.graphs` says how many
-    launches were matched.
+    kernels. If the capture has kernel names (ROCm), the same names must occur in both, in any order. Otherwise the
+    kinds of work must agree in order, and the names of generated kernels must fit. If several captures match equally
+    well, the one for the smallest batch that holds the iteration's tokens is used. If several captures with different
+    ops still remain, none is used. `info.graphs` says how many launches were matched.
     """
     graphs = trace.graphs
     if graphs is None:
@@ -217,8 +217,8 @@ def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, 
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
-    """Return the capture that each launch replays or None, the number of launches matched by name, and the number of
-    ambiguous launches.
+    """Return (for each launch, the capture that it replays or None; number matched by kernel names; number
+    ambiguous).
     """
     known = _Known(captures)
     tokens = _tokens_at(trace, graphs.start_ns)
@@ -260,10 +260,11 @@ class _Known:
         return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
 
     def meant_by(self, fits: Sequence[int], last: int) -> int | None:
-        """Return which of the matching captures is replayed, given the previous one, `last`; None if that is ambiguous.
+        """Return which of the matching captures a launch replays; None if that is ambiguous.
 
-        Captures with equal ops are interchangeable. Otherwise, if all captures are for one known batch size, the one
-        captured after `last` is chosen, because the graphs of a model's parts run in the order of their capture.
+        Captures with equal ops are interchangeable. Otherwise all captures must be for one known batch size. The graphs
+        of a model's parts run in the order of their capture, so the choice is the one captured after `last`, the
+        previous choice.
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
         if len(ops) <= 1:
@@ -290,9 +291,9 @@ def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
 
 
 def _plausible(capture: Capture, names: Sequence[str]) -> bool:
-    """Check whether kernels, in order, may be those of a capture whose launches have no recorded kernel names.
+    """Check whether these kernels can come from a capture that has no recorded kernel names; the order must agree.
 
-    The name of a generated kernel contains the name of its op.
+    The evidence is generated kernels: their names contain the name of their op.
     """
     for signature, name in zip(capture.ops(), names, strict=True):
         op = "" if signature is None else signature.name
@@ -509,9 +510,9 @@ def capture_candidates(trace: Trace) -> list[Path]:
 
 
 def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
-    """Return the trace joined with the captures in these files.
+    """Return the trace joined with the graph captures that these files contain.
 
-    Raises UsageError if no graph ran, TraceError for a file that cannot be read.
+    Raises UsageError if no captured graph ran in the trace, and TraceError for a file that cannot be read.
     """
     if trace.graphs is None:
         raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Remove --set capture.")

@@ -1,8 +1,8 @@
 # pyright: strict
 """Join torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
 
-Decides which row describes which task, and where a table may lie. `kernel_table` reads the table; the trace determines
-which op owns a task. This module never opens a path that the trace contains.
+This module decides which row describes which task, and where a table may lie. `kernel_table` reads the table, and the
+trace determines which op owns a task. A path that the trace contains is never opened.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SUMMARIES = "op_summary*.csv"
 MAX_ENTRIES = 10_000
 """Maximum number of entries of the trace's folder that are examined."""
 SAME_START_NS = 1_000
-"""Maximum difference of start times that count as equal, because two writers round differently; two launches of one
-kernel never start this close together.
+"""Maximum difference between two start times that count as equal. The two writers round differently. Two launches of
+one kernel never start this close together.
 """
 SAME_OFFSET_NS = 1_000_000
 """Maximum change of the offset between two clocks during one profile."""
@@ -53,10 +53,10 @@ def _summaries(folder: Path) -> list[str]:
 
 
 def table_in_folder(path: str) -> str | None:
-    """Return the table in the folder of a trace: kernel_details.csv, or the only op_summary*.csv; None if there is
-    none.
+    """Return the table in the folder of a trace: kernel_details.csv, otherwise the only op_summary*.csv.
 
-    Raises UsageError for several op_summary*.csv files, because they belong to different devices or runs.
+    Return None if there is neither. Raises UsageError for several op_summary*.csv files, because they belong to
+    different devices or runs.
     """
     if path == "-" or not os.path.isfile(path):
         return None
@@ -89,9 +89,9 @@ def with_table_in_folder(trace: Trace) -> Trace:
 
 
 def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:
-    """Return the trace with the types, shapes, formats, waiting times and durations that the table gives for its tasks.
+    """Return the trace with what the table says about its tasks: types, shapes, formats, waiting times and durations.
 
-    Raises UsageError for a trace without NPU tasks, TraceError for a file in another format or from another run.
+    Raises UsageError for a trace without NPU tasks, and TraceError for a file in another format or from another run.
     """
     if trace.info.dialect != "ascend":
         raise UsageError("kernel tables are only for traces of torch_npu", hint="Leave it out.")
@@ -151,7 +151,7 @@ def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
 
 
 class _Rows:
-    """The few numbers of each table row that the join needs; stored only for kernels that occur in the trace."""
+    """The few facts that the join needs about each table row, stored only for kernels that occur in the trace."""
 
     def __init__(self) -> None:
         self.count = self.communication = 0
@@ -176,10 +176,11 @@ class _Rows:
         self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
 
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
-        """Return two lists of (row, task) pairs: pairs with equal starts, and pairs matched by order.
+        """Return two lists of (row, task) pairs: those with equal starts, and those matched by order.
 
-        Order is used for names with equal numbers of remaining rows and tasks. Rows with a start are matched by order
-        only if all of them are shifted by the same time, as between two clocks.
+        Order is used for a name if equally many rows and tasks of that name remain. Rows that give a start are matched
+        by order only if all of them differ from their tasks by the same time, as if by two clocks, and if no pair has
+        equal starts.
         """
         timed: list[Pair] = []
         ordered: list[Pair] = []
@@ -214,8 +215,8 @@ class _Rows:
 
 
 def join_text(joined: DetailsJoin) -> str:
-    """Return one line: which table was joined, how many rows matched and by what, what did not match, and whose
-    durations are used.
+    """Return one line that describes how a table was joined. It says which table it was, how many rows were matched and
+    by what, what was not matched, and how many durations come from the table.
     """
     where = "next to the trace" if joined.discovered else "as named"
     if joined.problem is not None:

@@ -19,11 +19,10 @@ SMALL = 64 << 20
 
 
 def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = None) -> Trace:
-    """Return the trace with launch grids if it has mixture-of-experts layers, because only the grids show the sizes of
-    these layers.
+    """Return the trace with launch grids added to its kernels, if it has mixture-of-experts layers.
 
-    The trace is returned unchanged if it has no such layer, if its file cannot be read again, or if the file is larger
-    than `most_bytes`.
+    Only the grids show the sizes of these layers. The trace is returned unchanged if it has no such layer, if its file
+    cannot be read again, or if the file is larger than `most_bytes`.
     """
     path, kernels = Path(trace.info.path), trace.kernels
     layers = [at for at, call in enumerate(trace.signatures) if "::" in call.name and is_layer_of_experts(call.name)]

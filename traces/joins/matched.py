@@ -23,7 +23,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     by: int
     """Number of collectives shared with the reference rank."""
     spread_us: float
-    """Median remaining difference between the ends of the shared collectives; 0 if there are none."""
+    """Median difference that remains between the ends of the shared collectives; 0 if no collectives are shared."""
     against: int | None = None
     """Reference rank; None for the first rank of each set of ranks that share collectives."""
 
@@ -53,8 +53,8 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
     """Input elements of the first known member."""
     dtype: str | None
     how: How
-    """How the members were matched: by recorded sequence number, by their "order" within the group, or by "overlap" in
-    time; the last two are inferred.
+    """How the members were matched: by recorded sequence number, by "order" within the group, or by "overlap" in time.
+    Matches by order and by overlap are inferred.
     """
     members: tuple[Member, ...]
 
@@ -86,7 +86,7 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> int:
-        """Return how many members of the group have no trace here; the last member to start may be one of them."""
+        """Return how many members of the group have no trace here. One of them may be the member that started last."""
         return max(0, (self.group_size or 0) - len(self.members))
 
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Match the collectives of several ranks of one job: align clocks, find which rank waits for which, and list
-disagreements.
+"""Match the collectives of several ranks of one job.
 
-Takes the calls of each rank and returns matches; it reads no files.
+This aligns the clocks, finds which rank waits for which, and lists disagreements. The module takes the calls of each
+rank and returns matches; it reads no files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SAME_IN = frozenset(("all_reduce", "broadcast", "reduce", "all_gather", "gather"
 """Kinds of collectives whose members all have the same input size."""
 SAME_OUT = frozenset(("all_reduce", "reduce_scatter", "broadcast"))
 TOGETHER = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
-"""Kinds of collectives that no member finishes before the last member has begun; so their ends show differences between
-clocks.
+"""Kinds of collectives that no member finishes before the last member has begun. The members therefore end almost
+together, so differences between their recorded ends show differences between clocks.
 """
 ENOUGH = 3
 """Minimum number of shared collectives needed to estimate the clock difference of two devices."""
@@ -57,9 +57,9 @@ _Group = tuple[str | None, str | None, int]
 def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """Match the collectives of several ranks. Raises ValueError if two traces have the same rank.
 
-    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order; because
-    recordings begin and end at different calls, one rank's calls are shifted so that the ends are closest. If kinds or
-    sizes then differ, only calls that overlap in time are matched.
+    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order. Because
+    recordings begin and end at different calls, one rank's list of calls is first shifted so that the ends of the
+    matched calls are closest in time. If kinds or sizes then differ, only calls that overlap in time are matched.
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
@@ -106,10 +106,10 @@ def _is_unnamed(call: RankCall) -> bool:
 
 
 def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
-    """Return group → rank → indices of the rank's calls in that group, in order of request.
+    """Return the calls by group and rank, as indices in order of request.
 
-    An unnamed group is identified by the device stream if all ranks use the same streams; host threads do not identify
-    a group.
+    An unnamed group is identified by the device stream if all ranks use the same streams. A host thread does not
+    identify a group.
     """
     streams = {frozenset(call.stream for call in calls if _is_unnamed(call)) for calls in known.values()}
     same = len(streams - {frozenset()}) <= 1
@@ -165,7 +165,7 @@ def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by sequence number; coalesced calls, which share a number, are matched by order."""
+    """Match calls by sequence number. Coalesced calls share one number; they are matched by their order within it."""
     by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
         seen: defaultdict[int, int] = defaultdict(int)
@@ -198,12 +198,13 @@ def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
-    """Return by how many positions to shift one rank's calls so that all kinds agree and the ends are closest.
+    """Return by how many positions to shift one rank's list of calls so that all kinds agree and the ends are closest.
 
-    Nearly all calls must overlap after the clocks are aligned by the median, otherwise calls are missing in between. Of
-    the shifts at which nearly all known sizes agree, prefer one at which the profiler's steps agree, then the one with
-    the smallest median distance of ends: clocks of machines differ by milliseconds at most, and steps take longer.
-    Return None if sizes agree at no shift, which means that the calls are different.
+    At a possible shift, nearly all known sizes must agree. Also, nearly all calls must overlap once the clocks are
+    aligned by the median; otherwise calls are missing in between. Among the possible shifts, one at which the
+    profiler's steps agree is preferred, then the one with the smallest median distance between ends. That distance is a
+    good criterion because clocks of machines differ by milliseconds at most, and steps take longer. Return None if no
+    shift is possible, which means that the calls are different.
     """
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(call.kind for call in (*calls, *others)))}
     a, b = _columns(calls, kinds), _columns(others, kinds)
@@ -290,13 +291,14 @@ def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaul
 
 
 def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
-    """Return one clock per rank; each rank is aligned with an aligned rank that shares most collectives with it.
+    """Return one clock per rank. Ranks are aligned one by one, each with the aligned rank that shares most collectives
+    with it.
 
-    On devices, a collective in which all members wait for all ends on all of them within microseconds. A clock is
-    shifted by the median difference of ends if the difference is more than chance, or if the recorded times are
-    impossible (one member ends before another begins). Ends on the host vary too much, so only impossible times shift
-    those clocks. Members that were matched by inference and whose sizes disagree are ignored, because they may belong
-    to two collectives.
+    On devices, a collective in which all members wait for all ends on all of them within microseconds. A device clock
+    is shifted by the median difference between ends if this difference is too large for chance. Any clock is shifted by
+    it if the recorded times are impossible (one member ends before another begins). Ends on the host vary too much for
+    the first test. Members whose match is inferred and whose sizes disagree are ignored, because they may belong to two
+    collectives.
     """
     shared = _shared_calls(rows, known)
     out: dict[int, Clock] = {}
@@ -319,8 +321,8 @@ def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[
 
 
 def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], moved_ns: int) -> Clock:
-    """Return the clock of a rank from the ends of the collectives that it shares with an aligned rank, `anchor`, whose
-    clock was shifted by `moved_ns`.
+    """Return the clock of a rank, computed from the ends of the collectives that it shares with `anchor`. `anchor` is
+    an aligned rank, whose own clock was shifted by `moved_ns`.
     """
     differences = np.array([(known.end_ns + moved_ns - other.end_ns) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
@@ -394,7 +396,8 @@ def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement
 
 
 def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
-    """Return the cases where one rank's send split differs from its peer's receive split, if both are recorded.
+    """Return the cases in which one rank sends a different number of rows than its peer expects, where both are
+    recorded.
 
     Every pair of ranks is compared, so collectives with more than `MOST_SPLIT` known members are skipped.
     """

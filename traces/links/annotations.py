@@ -19,9 +19,9 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """The batch of one iteration, by phase; None for values that were not recorded.
+    """The batch of one iteration, by phase; a value that was not recorded is None.
 
-    Per sequence, "q" is the number of new tokens and "k" the number of tokens attended to.
+    In the names of sums, "q" is the number of new tokens of a sequence and "k" the number of tokens that it attends to.
     """
 
     prefill_sequences: int
@@ -81,10 +81,10 @@ _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 
 
 def batch_context(name: str) -> BatchContext | None:
-    """Return the batch that an annotation describes, or None.
+    """Return the batch that an annotation describes, or None if it describes none.
 
-    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`. Also accepts vLLM's `capture_32_FULL`,
-    which marks a graph that includes attention, captured for 32 sequences that decode one token each.
+    Recognised are vLLM's `execute_*`, SGLang's `step[...]`, ATOM's `prefill[...]` and vLLM's `capture_32_FULL`. The
+    last one marks a graph that includes attention and was captured for 32 sequences that decode one token each.
     """
     if len(name) > 400:
         return None
@@ -119,7 +119,7 @@ def _of_capture(match: re.Match[str]) -> BatchContext:
 def _of_keys(match: re.Match[str]) -> BatchContext | None:
     """Return the batch that "key=number" pairs describe.
 
-    Return None if the pairs lack the number of sequences per phase or contradict each other.
+    Return None if the pairs contradict each other or do not say how many sequences each phase has.
     """
     pairs = [_KEY.match(text) for text in re.split(r"[ ,]+", match[3].strip())]
     keys = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
@@ -166,8 +166,8 @@ def is_unread(name: str) -> bool:
 
 
 class _Products(NamedTuple):
-    """Σ k, Σ q² and Σ q·k over a phase's sequences, derived from the second number of "N(tokens_number)"; None for sums
-    that it does not determine.
+    """Three sums over a phase's sequences: Σ k, Σ q² and Σ q·k. They are derived from the second number of
+    "N(tokens_number)"; a sum that this number does not determine is None.
     """
 
     k: int | None = None
@@ -176,12 +176,13 @@ class _Products(NamedTuple):
 
 
 def _products(sequences: int, tokens: int, said: int | None) -> _Products:
-    """Interpret `said` in "N(tokens_said)" as a sum over N sequences: of q², or of q·k (q new tokens, k seen tokens).
+    """Interpret `said` in "N(tokens_said)" as a sum over N sequences: of q², or of q·k (q new tokens, k tokens attended
+    to).
 
     `said` is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² =
-    788,544. A value between the smallest and the largest sum of N squares counts as both sums, because they are equal
-    without cached tokens. A larger value is Σ q·k; it determines the seen tokens if there is one sequence or each
-    sequence has one new token. A smaller value is neither sum and is ignored.
+    788,544. A value between the smallest and the largest possible Σ q² counts as both sums, because they are equal
+    without cached tokens. A larger value is Σ q·k. It determines Σ k if there is one sequence or if each sequence has
+    one new token. A smaller value is neither sum and is ignored.
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()

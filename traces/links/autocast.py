@@ -2,8 +2,8 @@
 """Find calls that autocast intercepts: it casts their arguments and calls the op again.
 
 The profiler first records the call as the program made it. Inside it, there is an `aten::to` for each argument that
-autocast casts without a cached copy, and the same op again in the types in which it computes: with other tensors or,
-for a softmax or sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
+autocast casts without a cached copy. The same op follows in the types in which it computes. It has other tensors or,
+for a softmax or sum on a GPU, a `dtype` that the outer call leaves open. The outer call does nothing else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows of `trace.ops` that only cast and then call the same op again.
+    """Return a mask of the rows of `trace.ops` that only cast their arguments and then call the same op again.
 
-    Such a row contains any number of `aten::to` calls and the same op once. `parents` [rows] is the enclosing row of
-    each row, or -1. The inner call must have the outer call's shapes. It must also have other floating-point types or a
-    scalar for an absent argument. If types are not recorded (lists of tensors), casts must precede it.
+    Such a row contains any number of `aten::to` calls and exactly one call of the same op. `parents` [rows] is the
+    enclosing row of each row, or -1. The inner call must have the shapes of the outer call. It must differ from it as
+    autocast makes it differ: in floating-point types, or by a scalar for an absent argument. If types do not show a
+    difference (those of lists of tensors are not recorded), casts must come with the inner call.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)
@@ -69,7 +70,7 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
 
 
 def _is_cast(outer: str, inner: str) -> bool:
-    """Check whether autocast could turn the first type into the second: by a cast between floating-point types, or by
-    filling in an absent `dtype`.
+    """Check whether autocast can turn one argument type into the other. It can cast between floating-point types, and
+    it can fill in an absent `dtype`.
     """
     return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

@@ -26,11 +26,11 @@ class AutogradCalls(NamedTuple):
 def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
     """Find the calls for which autograd recorded a node.
 
-    A call with gradients on gets the number of the next node of its thread (`at::sequence_number::peek()` in
-    `c10::Dispatcher`); all other calls have -1 in `sequence`. So if this call recorded nodes, the next call's number is
-    larger. The last calls of a thread have no next call. Such a call counts as recorded if the backward pass has a node
-    with its number and no call of another thread has that number. Otherwise it is judged like most calls with the same
-    arguments; if there are none, it is assumed to require no gradients.
+    With gradients on, a call gets the number that the next node of its thread will have (`at::sequence_number::peek()`
+    in `c10::Dispatcher`); all other calls have -1 in `sequence`. So if a call recorded nodes, the number of the next
+    call is larger. The last calls of a thread have no next call. Such a call counts as recorded if the backward pass
+    has a node with its number and no call of another thread has that number. Otherwise it is judged like most calls
+    with the same arguments. If there are none, it is assumed to require no gradients.
     """
     forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
     out, assumed = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)

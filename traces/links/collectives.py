@@ -1,7 +1,8 @@
 # pyright: strict
-"""List the collectives that one rank ran, in order, with group and time, from device work, spans or host annotations.
+"""List the collectives that one rank ran, in order, with their groups and times.
 
-Decides what counts as a collective in a trace and which record describes it; the traces of other ranks are not read.
+The sources are device work, spans of whole collectives and host annotations. This module decides what counts as a
+collective in a trace and which record describes it. It does not read the traces of other ranks.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 def host_collectives(trace: Trace) -> list[RankCall]:
     """Return the collectives that a back-end ran on the host and annotated ("gloo:all_reduce"), sorted by start.
 
-    Each is matched to the op that requested it by operation, size and order, if there are as many ops as annotations.
+    Each one is matched by operation, size and order to the op that requested it. A kind of collective stays unmatched
+    unless it has as many ops as annotations.
     """
     notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
@@ -153,10 +155,10 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 
 
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
-    """Map the index of each annotation to the row of the op that requested the collective.
+    """Return the row of the op that requested each collective, by the index of the collective's annotation.
 
-    Kinds with unequal numbers of annotations and ops are left out: the recording began or ended between a request and
-    its annotation, so the correspondence is unknown.
+    A kind of collective is left out if it has more annotations than ops, or fewer. Then the recording began or ended
+    between a request and its annotation, so it is unknown which belong together.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -176,7 +178,7 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
 
 
 def with_host_collectives(trace: Trace) -> Trace:
-    """Add the collectives that the host ran as spans, launched by the ops that requested them.
+    """Return the trace with the collectives that the host ran added as spans, launched by the ops that requested them.
 
     A trace with device work or without host collectives is returned unchanged.
     """
@@ -252,8 +254,8 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
 
 
 def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
-    """Return the index of the collective that torch recorded for each kernel's owner, or for the innermost op around
-    it; -1 for none.
+    """Return the index of the collective that torch recorded for each kernel; -1 if there is none. The record belongs
+    to the kernel's owner or, if that has none, to the innermost op around the owner that has one.
     """
     if not (owners >= 0).any():
         return owners
@@ -272,16 +274,17 @@ def _completed(record: Collective, fallback: Collective) -> Collective:
 
 
 def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
-    """Return the call with the facts of its record; the kind comes from the record's name, otherwise from `name`."""
+    """Return a call with the facts of its record; `name` gives the kind if the record's name does not."""
     kind = operation_of(record.name) if record is not None else None
     recorded = {} if record is None else msgspec.structs.asdict(record)
     return RankCall(**recorded, kind=kind or operation_of(name) or "", start_ns=start_ns, end_ns=end_ns)
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
-    """Return the collective described by a kernel's arguments; missing facts come from the record of the kernel's op.
+    """Return the collective that a kernel's arguments describe, completed from the record of the kernel's op.
 
-    `described` and `recorded` are the indices of the two in the activity's collectives, -1 for none.
+    `described` and `recorded` are the indices of the two in the activity's list of collectives; -1 for none. If only
+    one of them exists, it is returned as it is.
     """
     record = activity.collectives[recorded] if recorded >= 0 else None
     if described < 0:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find the op that owns each device event.
 
-An op is found by External id. Without one, the correlation id or a flow arrow leads to the launch, and the op around
-the launch owns the event. Works on columns collected by `collect`.
+The External id of an event leads to its op directly. Without one, the correlation id or a flow arrow leads to the
+launch, and the op around the launch owns the event. The input are columns collected by `collect`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
 _JITTER_NS = 1000
-"""Maximum difference between host and device clocks, in ns, that is ignored; every launch takes longer."""
+"""Largest disagreement in ns between host and device clocks that is ignored; every launch takes longer than that."""
 _NOT_OF_CLOCKS_NS = 1_000_000
 """Kernels that start more than this many ns before their launch, if few, are not explained by clock differences."""
 _FEW_EARLY = 0.1
@@ -41,7 +41,7 @@ _EXAMPLES = 3
 
 @dataclass(slots=True, kw_only=True)
 class LinkInput:
-    """Columns of ops, kernels, launches and flow ends, one row for each; ids are -1 if absent."""
+    """Columns of ops, of kernels, of launches and of the ends of flow arrows; an absent id is -1."""
 
     op_start: Array
     op_dur: Array
@@ -122,10 +122,10 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
 
 
 def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> Array:
-    """Return the correlation ids that do not identify a launch, because the writer gave each of them to many kernels.
+    """Return the correlation ids that do not identify a launch because the writer gave each of them to many kernels.
 
-    Such an id belongs to several calls that each launch one kernel, and to no graph launch. More kernels share the id
-    than could come from several profiler runs in one file.
+    Such an id belongs to several calls that each launch one kernel, and to no graph launch. It must have more kernels
+    than several profiler runs in one file could explain.
     """
     corr = kernel_corr.astype(np.int64)
     sample = corr[:: max(1, len(corr) // _SAMPLE)]
@@ -148,9 +148,10 @@ def _minutes_apart(delay: Array) -> int:
 
 
 def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
-    """Return how many calls launch kernels or graphs, and how many of them have no recorded device work.
+    """Return how many calls launch kernels or graphs, and how many of these calls have no recorded device work.
 
-    Return (0, 0) if device work has no correlation ids; all launches count if there is no device work.
+    If there is no device work, every call counts as having none. If the device work has no correlation ids, return (0,
+    0).
     """
     if len(corr) and not (corr >= 0).any():
         return 0, 0
@@ -160,12 +161,12 @@ def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
 
 
 def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Array) -> Array:
-    """Return a mask of the kernels without a launch that were launched before the recording began.
+    """Return a mask of the kernels whose launch is missing because it happened before the recording began.
 
-    These are kernels that start before everything recorded on the host. Because a stream works in order and ids
-    increase, they are also kernels that start before the first launched kernel on their stream and have a lower id than
-    all ids of the thread that launched it. The mask is empty if no kernel has a launch, because the file then does not
-    link kernels to launches.
+    Certainly these are the kernels that start before everything recorded on the host. A second rule follows from the
+    facts that a stream works in order and that ids increase. It finds kernels that start before the first launched
+    kernel on their stream and whose id is lower than all ids of the thread that launched that kernel. The mask is empty
+    if no kernel has a launch, because then the file does not link kernels to launches at all.
     """
     launched = np.flatnonzero(launch >= 0)
     if not len(launched) or not unlaunched.any():
@@ -236,7 +237,7 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 
 
 def _mixed_tracks(data: LinkInput) -> Array:
-    """Return a mask of threads that two processes share; on these threads, neither ids nor times identify an op."""
+    """Return a mask of the threads that two processes share; on these, neither ids nor times identify an op."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
     ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
     mixed = mixed_tracks(ids, start, track, tracks)
@@ -247,9 +248,9 @@ def _mixed_tracks(data: LinkInput) -> Array:
 
 
 def _outer_calls(data: LinkInput) -> Array:
-    """Return a mask of launches that excludes driver calls inside runtime calls with the same id.
+    """Return a mask of the launches, without each driver call that lies inside a runtime call with the same id.
 
-    Of two consecutive calls on a thread that share one kernel, the first counts.
+    Of two consecutive calls on a thread that share one kernel, the first is kept.
     """
     order = np.lexsort((data.launch_start, data.launch_track))
     ids, track = data.launch_corr[order].astype(np.int64), data.launch_track[order]
@@ -262,9 +263,10 @@ def _outer_calls(data: LinkInput) -> Array:
 
 
 def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:
-    """Return the row of the runtime call with each kernel's correlation id, or -1.
+    """Return (row of the runtime call that launched each kernel, or -1; mask of uncertain kernels).
 
-    Also return a mask of kernels with several possible calls on threads shared by two processes.
+    The call has the kernel's correlation id. A kernel is uncertain if several calls are possible on threads that two
+    processes share.
     """
     launch = _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
     rows = np.flatnonzero(launch >= 0)
@@ -281,9 +283,9 @@ def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]
 
 
 def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, launched: Array, mixed: Array) -> Array:
-    """Remove owners on threads shared by two processes, unless only one op has the kernel's id and contains its launch.
+    """Remove owners that lie on threads shared by two processes; return a mask of the kernels that lost their owner.
 
-    Return a mask of the kernels that lost their owner.
+    An owner is kept only if it is the one op that has the kernel's id and contains its launch.
     """
     dropped = np.zeros(len(owner), bool)
     rows = np.flatnonzero(owner >= 0)
@@ -302,10 +304,10 @@ def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, laun
 
 
 def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
-    """Return the row with the wanted key for each query, or -1; of several rows, the last that starts no later than
-    `when`.
+    """Return, for each wanted key, the row that has this key, or -1.
 
-    Keys are unique within a process but are reused in its later runs, so the last earlier row is the most likely one.
+    If several rows have it, the last one that starts no later than `when` is returned. Keys are unique within a process
+    but are reused in its later runs, so the last earlier row is the most likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
     distinct = distinct_values(wanted[wanted != NONE])
@@ -335,8 +337,8 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
 
 
 def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
-    """Return (rows whose key occurs in the sorted array `distinct`, index of each key there); uses chunks to bound
-    memory.
+    """Return (rows whose key occurs in `distinct`, position of each such key in `distinct`); `distinct` is sorted. The
+    keys are processed in chunks to bound memory.
     """
     rows: list[Array] = []
     codes: list[Array] = []
@@ -361,7 +363,7 @@ def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
 
 
 def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
-    """Set the owner of each kernel without a launch from the flow arrow that ends at it; return how many were found."""
+    """Set the owners of the given kernels from the flow arrows that end at them; return how many owners were found."""
     is_end = data.flow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(kernels) or not len(ends) or not len(begins):

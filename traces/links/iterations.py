@@ -1,7 +1,8 @@
 # pyright: strict
-"""Find the batch of each recorded op: the innermost iteration annotation around its start, on any thread.
+"""Find the batch that each recorded op belongs to.
 
-This module lists the iterations and searches them by time; `annotations` parses their names.
+It is given by the innermost iteration annotation around the op's start, on any thread. This module lists the iterations
+and searches them by time; `annotations` parses their names.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class BatchIndex:
     def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
         """Return the batch with the largest total weight among `rows`; None if no row lies in an iteration.
 
-        `weights` [len(rows)] is, for example, device time; if all weights are zero, each call counts equally.
+        `weights` has one entry for each of `rows`, for example its device time. If all weights are zero, each call
+        counts equally.
         """
         if not self.contexts or not len(rows):
             return None
@@ -108,9 +110,9 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
 
 
 def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
-    """Return the process of each op in `order` if several processes mark iterations, otherwise None.
+    """Return the process of each op in `order`; None unless several processes mark iterations.
 
-    An iteration applies only to ops of the process that marked it.
+    The process matters because an iteration applies only to ops of the process that marked it.
     """
     if len(marked) < 2 or not len(order):
         return None

@@ -1,8 +1,8 @@
 # pyright: strict
 """Match annotations on a back-end's own threads ("gloo:all_reduce") to the calls that requested the collectives.
 
-gloo starts requests in order on whichever thread is free, so operation, number of elements and order identify a call;
-threads do not.
+gloo starts requests in order, each on whichever thread is free. So a call is identified by operation, number of
+elements and order, not by its thread.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def marks_of(asked: Sequence[UnannotatedCall], marks: Sequence[Mark]) -> dict[int, int]:
-    """Map the index of each call to the index of its annotation.
+    """Return the index of each call's annotation, by the index of the call.
 
-    An annotation belongs to the earliest call without an annotation that began before it and has its operation and
-    size.
+    An annotation belongs to a call that began before it and has its operation and size. It is given to the earliest
+    such call that has no annotation yet.
     """
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(asked)), key=lambda i: asked[i].start_ns):

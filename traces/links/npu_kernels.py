@@ -27,7 +27,7 @@ class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name with the kernels that they own; kernels are sorted by time in descending order."""
+    """All calls of one op name, with the kernels that they own; the kernels are sorted by total time, longest first."""
 
     op: str | None
     """Op name; None for kernels without an owner."""

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Find calls that only count an optimizer's steps; torch keeps these counters on the host even with a device.
+"""Find calls that only count an optimizer's steps.
 
-torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable. For each parameter, it reads
-the scalar and adds one to it. In a CPU trace, nothing else distinguishes these calls from the model's work.
+Even if the model is on a device, torch keeps these counters on the host: torch.optim makes `state["step"]` a CPU scalar
+unless the optimizer is fused or capturable. For each parameter, it reads the scalar and adds one to it. In a CPU trace,
+nothing else distinguishes these calls from the model's work.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ STEP = "Optimizer.step#"
 
 
 def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Return a mask of ops that count an optimizer's steps, judged by name, scalar arguments and enclosing annotation.
+    """Return a mask of the ops that only count an optimizer's steps.
 
-    The mask is all False if the trace has device work, which shows what ran on the device.
+    They are recognised by name, scalar arguments and enclosing annotation. The mask is all False if the trace has
+    device work, because device work itself shows what ran on the device.
     """
     counts = np.zeros(len(trace.ops), bool)
     notes = AnnotationTable.of(trace.annotations)

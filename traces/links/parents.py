@@ -45,9 +45,10 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 
 def climbs(parents: Rows) -> Iterator[Rows]:
-    """Yield, for each row, the row 1, 2, 4, 8, ... levels above it (or -1) until none is left; parents must be acyclic.
+    """Yield arrays with the row 1, 2, 4, 8, ... levels above each row, or -1, until no row has one left.
 
-    Passing a value along each array, one after the other, collects it from all levels above, in log2(depth) rounds.
+    A value that is passed along these arrays, one after the other, is collected from all levels above in log2(depth)
+    rounds. The parents must be acyclic.
     """
     up = parents
     while (alive := up >= 0).any():
@@ -111,8 +112,8 @@ def of_rows(rows: Rows, column: Rows) -> Rows:
 
 
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
-    """Return (rows of one track sorted by start, outer before inner; position of each row's parent in this order, or
-    -1).
+    """Sort the rows of one track by start, outer before inner, and find the parent of each. Return (sorted rows,
+    position of each row's parent in that order, or -1).
     """
     if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
         order = np.lexsort((-dur, start))
@@ -162,9 +163,10 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 
 
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
-    """Return the row of the innermost interval of one track that contains each time (ends included), or -1.
+    """Return, for each time, the row of the innermost interval on one track that contains it (ends included), or -1.
 
-    If intervals overlap, it is the last one in order of start, outer before inner, that has begun and not ended.
+    If intervals overlap, the one that counts is the last in order of start, outer before inner, that has begun and not
+    ended.
     """
     asked = np.sort(times)
     holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")

@@ -20,8 +20,8 @@ from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
 RUNTIME = CALL_KINDS.index("runtime")
 MOST_COMPARED = 32
-"""Maximum number of steps (from the first) compared with another trace; one step takes as long as computing a
-timeline.
+"""Maximum number of steps, counted from the first, that are compared with another trace. Comparing one step takes as
+long as computing a timeline.
 """
 _HINT = (
     "Record with torch.profiler and call profiler.step(), or cut a time range with `opreplay trim "
@@ -47,9 +47,9 @@ class Step:
 PairedBy = Literal["number", "median", "whole"]
 """How the steps of two traces are paired.
 
-"number": the i-th steps of both traces have the same number. "median": the traces have no number in common, so only
-median steps can be compared. "whole": a trace marks no steps or some of its calls are lost, so each recording counts as
-one step.
+"number" means that the i-th steps of both traces have the same number. "median" means that the traces have no number in
+common, so only their median steps can be compared. "whole" means that each recording counts as one step, because a
+trace marks no steps or some of its calls are lost.
 """
 
 
@@ -104,10 +104,10 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
 
 
 def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
-    """Return the marks sorted by start; if several threads mark a step, return only one of its marks.
+    """Return the marks sorted by start, with only one mark for each step that several threads mark.
 
-    Overlapping marks with equal numbers are one step. The mark of the thread that ran most ops in the step is kept, or
-    the longest mark if several threads ran equally many. Steps of two processes are never the same step.
+    Overlapping marks with equal numbers are one step. The kept mark is that of the thread that ran most ops in the
+    step, or the longest mark if several threads ran equally many. Steps of two processes are never the same step.
     """
     out: list[Step] = []
     of_track = () if trace.info.merged is None else trace.info.merged.of_track
@@ -137,10 +137,10 @@ def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], trac
 
 
 def chosen_step(trace: Trace, number: int | None = None) -> Step:
-    """Return step `number` (N of "ProfilerStep#N", or an index from 0), or by default the step of median length.
+    """Return step `number`; by default the step of median length.
 
-    If some steps launch work, the median is taken over these steps only. Raises TraceError for a number that does not
-    exist.
+    `number` is N of "ProfilerStep#N", or an index from 0 if the steps have no number. If some steps launch work, the
+    median is taken over these steps only. Raises TraceError for a number that does not exist.
     """
     steps = steps_of(trace)
     if not steps:
@@ -164,7 +164,8 @@ def busy_steps(trace: Trace) -> tuple[Step, ...]:
 
 
 def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
-    """Return how many calls in a step launch kernels or graphs, and how many of these have no recorded device work.
+    """Return how many calls in a step launch kernels or graphs, and how many of these calls have no recorded device
+    work.
 
     Return (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
     """
@@ -189,8 +190,8 @@ def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
-    """Return how many calls in each step launch recorded device work; if no call of the trace does, return the number
-    of ops.
+    """Return how many calls in each step launch recorded device work. If no call of the whole trace does, return the
+    number of ops in each step instead.
     """
     starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
     activity = trace.activity
@@ -212,8 +213,8 @@ def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
 
 
 def _marks(trace: Trace) -> list[Step]:
-    """Return every annotation that marks a step or an inference server's iteration, and torch_npu's steps, which it
-    records as ops.
+    """Return the marks of steps: each annotation that marks a step or an iteration of an inference server. torch_npu
+    records its steps as ops; these are included.
     """
     notes = _marking_notes(trace.annotations)
     marks = [_step(note.name, note.start_ns, note.dur_ns, note.track) for note in notes]

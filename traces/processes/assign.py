@@ -1,10 +1,11 @@
 # pyright: strict
-"""Assign every event of a merged file to the process that recorded it, working on columns.
+"""Assign every event of a merged file to the process that recorded it; this module works on columns.
 
-Correlation ids, External ids and flow ids restart in each process. The process of an op, a call or an annotation is
-given by its process id. Device rows have different process ids. The process that launched them is derived, in this
-order, from the label that a merging tool added to their ids, from arrows, from which ids and times are possible, and
-from the order of the file. If two processes remain possible, the device work is assigned to none.
+Correlation ids, External ids and flow ids restart in each process, so they do not identify an event in the whole file.
+An op, a call or an annotation belongs to the process of its process id. Device rows have other process ids, so the
+process that launched their work must be derived. The evidence, in this order, is the label that a merging tool added to
+their ids, arrows, which ids and times are possible, and the order of the file. If two processes remain possible, the
+device work is assigned to none.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST = 0.8
 
 @dataclass(slots=True, kw_only=True)
 class EventColumns:
-    """Columns that distinguish processes, in file order; ids are -1 if absent, times are in nanoseconds."""
+    """Columns that help to tell processes apart, in file order; absent ids are -1, and times are in nanoseconds."""
 
     tracks: tuple[tuple[str, str], ...]
     """(pid, tid) of each track."""
@@ -121,9 +122,10 @@ def _claims(data: EventColumns, of_track: Array) -> _Claims:
 
 
 def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
-    """Return the processes that ran ops, and the process index of each track (-1 for tracks without ops and launches).
+    """Return (names of the processes that ran ops; for each track the index of its process).
 
-    Processes are sorted by id and not by track, because the compiled and the Python reader number tracks differently.
+    A track without ops and launches has index -1. Processes are sorted by id and not by track, because the compiled and
+    the Python reader number tracks differently.
     """
     of_track = np.full(len(data.tracks), NONE, np.int64)
     with_ops = _by_id(data, distinct(data.op_track).tolist())
@@ -149,10 +151,11 @@ def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
-    """Return two sets of process ids: those with threads that share both launch ids and op ids, and those with threads
-    that share launch ids.
+    """Return two sets of process ids that several processes may share.
 
-    MTIA's runtime repeats the correlation ids of launches within one process, but its ops have unique ids.
+    The first has those with threads that share both launch ids and op ids, the second those with threads that share
+    launch ids. Shared launch ids alone prove little: MTIA's runtime repeats the correlation ids of launches within one
+    process, while its ops have unique ids.
     """
     found = _repeated_across_threads(data.launch_corr, data.launch_track, pid_of)
     if found and (data.op_ext > 0).any():
@@ -174,9 +177,10 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
 
 
 def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
-    """Return a process name for each track of a process id that several processes may share.
+    """Return a name for the process of each track, for the tracks of one process id that several processes may share.
 
-    If it is not `sure` that they do, tracks are split only by labels of thread ids or by large offsets between them.
+    Unless `sure` says that several processes do share it, tracks are split only by labels in their thread ids or by
+    large gaps between these ids.
     """
     tids = {track: data.tracks[track][1] for track in tracks}
     labels = {track: label_of(tid) for track, tid in tids.items()}
@@ -187,9 +191,10 @@ def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict
 
 
 def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
-    """Return the lowest thread id of each track's process if thread ids form as many clusters as there are processes.
+    """Return the lowest thread id of each track's process, where processes are clusters of thread ids.
 
-    If it is not `sure` that several processes exist, the clusters must be at least `LEAST_OFFSET` apart.
+    Return None unless there are as many clusters as processes. Unless `sure` says that there are several processes, the
+    clusters must also be at least `LEAST_OFFSET` apart.
     """
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
@@ -266,10 +271,10 @@ def _only(votes: Array) -> int:
 def _votes(
     data: EventColumns, rows: Array, group: Array, count: int, claims: _Claims, units: int
 ) -> tuple[Array, Array]:
-    """Return two counts by device and process.
+    """Return (hits, late), two counts of device rows by device and process.
 
-    The first is the number of rows with the id of one of the process's launches; the second is the number of those rows
-    that start before that launch.
+    `hits` counts the rows that have the id of one of the process's launches. `late` counts those of them that start
+    before that launch.
     """
     hits, late = np.zeros((count, units), np.int64), np.zeros((count, units), np.int64)
     wanted, start = claims.kernel_id[rows], data.kernel_start[rows]
@@ -307,10 +312,10 @@ def _arrow_votes(
 
 
 def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
-    """Assign one device to each process if ids and times allow exactly one assignment.
+    """Assign one device to each process if ids and times allow exactly one such assignment; store it in `owner`.
 
-    A device cannot belong to a process if it ran the process's work before that work was launched, or ran work that
-    only other processes launched.
+    Two observations exclude a process for a device: the device ran the process's work before that work was launched, or
+    it ran work that only other processes launched.
     """
     undecided = np.flatnonzero(owner < 0).tolist()
     free = [unit for unit in range(hits.shape[1]) if unit not in owner[owner >= 0] and hits[undecided, unit].any()]
@@ -362,9 +367,9 @@ def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array,
 
 
 def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
-    """Return the processes in the order of their profiles in the file.
+    """Return the processes in the order in which the file contains their profiles.
 
-    Return None if their launches are interleaved, or so few that their order may be chance.
+    Return None if the launches of the processes are interleaved, or so few that their order may be chance.
     """
     runs = claims.unit[np.append(True, claims.unit[1:] != claims.unit[:-1])] if len(claims.unit) else claims.unit
     one_after_the_other = 1 < len(runs) == len(distinct(runs)) <= units
@@ -386,10 +391,10 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 
 
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
-    """Return the process of each row if the file contains one profile after the other, otherwise -1.
+    """Return the process of each row if the file contains one profile after the other, otherwise -1 for each row.
 
-    `complete` marks rows whose id occurs as often in rows as in launches: the first row with such an id belongs to the
-    first process with that id.
+    The first row with an id then belongs to the first process with that id. For this, `complete` marks the rows whose
+    id occurs as often in rows as in launches.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)

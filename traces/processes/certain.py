@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match device work to launches with its id if several launches have that id; only unambiguous matches are made."""
+"""Match device work to launches where several launches have its id; only unambiguous matches are made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 NONE = -1
 MAX_CHANCE_CONTRADICTIONS = 3
-"""Number of rows that may contradict an assumption about ids and launches by chance, for example because launches were
-lost or precede the recording.
+"""Number of rows that may contradict an assumption about ids and launches by mere chance. The cause is, for example,
+that launches were lost or happened before the recording.
 """
 RARE = 0.02
 """Share of rows that may contradict an assumption about ids and launches by chance."""
@@ -22,11 +22,12 @@ _NEVER = np.iinfo(np.int64).max
 def match_launches(
     wanted: Array, start: Array, launch_id: Array, launch_start: Array, is_graph: Array
 ) -> tuple[Array, Array]:
-    """Return the row of the launch of each device row (or -1), and whether its id has as many launches as device rows.
+    """Return (row of the launch of each device row, or -1; mask of device rows whose id has equally many launches and
+    rows).
 
     A launch is certain if no other launch has its id, and the id has one row of device work or the rows of a graph. If
     an id has as many rows as launches, a launch is certain if its row starts before the next launch. If several rows
-    start before any launch of their id, the clocks of host and device differ; in this case only ids with one launch and
+    start before any launch of their id, the clocks of host and device differ. In this case only ids with one launch and
     one row are certain.
 
     `wanted` (id, -1 for none) and `start` (ns) are columns of device work; all other arguments are columns of launches.
@@ -65,10 +66,10 @@ def groups_of(values: Array, chosen: Array) -> list[Array]:
 
 
 def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
-    """Return a mask of tracks on which ids repeat before all of the earlier ids have occurred.
+    """Return a mask of the tracks that two processes share.
 
-    A process that records twice repeats its ids in a later run; two processes with the same process id and thread id
-    repeat them at the same time.
+    On such a track, ids repeat before all of the earlier ids have occurred, because two processes with the same process
+    id and thread id use them at the same time. A process that records twice repeats its ids only in a later run.
     """
     out = np.zeros(tracks, bool)
     sorted_ids = np.sort(ids)

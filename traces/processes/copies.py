@@ -1,5 +1,5 @@
 # pyright: strict
-"""Drop duplicate events, which occur if a merging tool read a file twice; works on the tables of a scan."""
+"""Drop duplicate events from the tables of a scan; they occur if a merging tool read a file twice."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _US = 1000
 
 
 def drop_copies(got: Collector) -> Counter[str]:
-    """Drop host ops and device work that the file contains twice, and return how many of each.
+    """Drop host ops and device work that the file contains twice, and return how many of each were dropped.
 
-    A copy has the same name, arguments, times, ids and thread or stream as an earlier event. An op must also have an
-    id, which a process uses once, or times finer than a microsecond, because a call inside another call of the same
-    name may have the same times in whole microseconds. Device work must have a duration, since a stream runs one task
-    at a time; an NPU's tasks, which may nest, must have an id. If such copies exist, copies of launches, annotations,
-    arrows and other events are dropped too, without being counted.
+    A copy has the same name, arguments, times, ids and thread or stream as an earlier event. More is needed to be sure.
+    An op must have an id, which a process uses once, or times finer than a microsecond, because a call inside another
+    call of the same name may have the same times in whole microseconds. Device work must have a duration, since a
+    stream runs one task at a time. An NPU's tasks may nest, so they must have an id. If such copies exist, copies of
+    launches, annotations, arrows and other events are dropped too, without being counted.
     """
     ops, work = _copied_ops(got.ops), _copied_work(got.kernels)
     counts = Counter({COPIED_OPS: len(ops), COPIED_WORK: len(work)})

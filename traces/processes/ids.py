@@ -35,10 +35,10 @@ _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
 
 
 def separate_processes(got: Collector) -> MergedProcesses | None:
-    """Make the ids of a scan unique across its processes and return the processes; None for a file with one process.
+    """Make the ids of a scan unique across its processes, and return the processes; None for a file with one process.
 
-    Device work whose process is uncertain loses the ids that several processes share, so that no op owns it. Device
-    numbers that several processes use are replaced by distinct numbers.
+    Device work whose process is uncertain loses each id that several processes share, so that no op owns the work. A
+    device number that several processes use is replaced by a different number for each of them.
     """
     columns = _columns_of(got)
     assigned = assign_processes(columns)

@@ -14,10 +14,11 @@ LEAST_OFFSET = 1000
 
 
 def match_labels(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Map each device id to the host id with the same label; ids that match none or several are left out.
+    """Return, for each device id, the host id with the same label; a device id that matches none or several is left
+    out.
 
-    Labels are prefixes ("[TP00] 100" and "[TP00] 0"), suffixes ("100_rank1", "0_rank1"), offsets (1000100, 1000000), or
-    the whole id if a tool gave all events of a process the same id.
+    A label is a prefix ("[TP00] 100" and "[TP00] 0"), a suffix ("100_rank1" and "0_rank1"), an offset (1000100 and
+    1000000), or the whole id if a tool gave all events of a process the same id.
     """
     if set(others) == set(hosts):
         return {other: other for other in others}

@@ -20,10 +20,10 @@ Table = TypeVar("Table")
 
 
 def of_process(trace: Trace, name: str) -> Trace:
-    """Return the part of a trace recorded by one process.
+    """Return the part of a trace that one process recorded.
 
-    `name` is the process's name in `inspect`, or part of that name. Raises UsageError for a missing or ambiguous name,
-    and for a trace of one process.
+    `name` is the name of the process in the output of `inspect`, or part of that name. Raises UsageError if no process
+    or several match it, and for a trace of one process.
     """
     return _part(trace, _number_of(trace, name))
 
@@ -36,8 +36,8 @@ def split_processes(trace: Trace) -> list[tuple[str, Trace]]:
 
 
 def one_process(trace: Trace) -> Trace:
-    """Return the busiest process of a merged trace, because steps belong to one program; other traces are returned
-    unchanged.
+    """Return the part of a merged trace that its busiest process recorded, for callers that need steps of one program.
+    A trace of one process is returned unchanged.
     """
     merged = trace.info.merged
     return trace if merged is None else of_process(trace, busiest_process(merged))
@@ -115,9 +115,9 @@ def _part(trace: Trace, number: int) -> Trace:
 
 
 def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
-    """Return the link statistics of one process: its unowned work, and the clock statistics of the whole file.
+    """Return the link statistics of one process: its own unowned work, and the clock statistics of the whole file.
 
-    All other statistics are counted only for the file.
+    All other statistics exist only for the file and are left out.
     """
     unowned = kernels.owner < 0
     return LinkStats(

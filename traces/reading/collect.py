@@ -1,7 +1,7 @@
 # pyright: strict
-"""Collect event structs in tables, including optional columns on request; count all events.
+"""Collect event structs in tables and count all events.
 
-The tables contain what linking, replay and reports need.
+The tables contain what linking, replay and reports need. Optional columns are included on request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNDECIDED_ARROWS = 1 << 19
 
 
 class Interned(dict[Any, int]):
-    """Maps keys to indices in order of first appearance; limited in the number and length of keys."""
+    """Dictionary that gives each new key the next index; the number and the length of keys are limited."""
 
     def __init__(self, limit_field: str, limit: int, what: str, max_bytes: int | None = None) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Interned(dict[Any, int]):
 
 
 class Tracks(dict[tuple[Any, Any], int]):
-    """Maps (pid, tid) to an index; 7 and "7" are the same track.
+    """Dictionary of the index of each (pid, tid); 7 and "7" give the same track.
 
-    `texts` maps the tracks, as text, to their indices.
+    `texts` has the indices by (pid, tid) as text.
     """
 
     def __init__(self, limit: int) -> None:
@@ -111,8 +111,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _track_text(value: Any) -> str:
-    """Return a process or thread id as text, equal for a float and the same Decimal; a list or object is not an id and
-    becomes the name of its type.
+    """Return a process or thread id as text. A float and the same number as a Decimal give the same text. A list or
+    object is not an id; it becomes the name of its type.
     """
     if isinstance(value, Decimal):
         value = float(value)
@@ -480,7 +480,7 @@ def _collective_key(args: Any) -> bytes:
 
 
 def _complete(events: list[Any]) -> list[Any]:
-    """Return only the complete events (phase X); events with other phases have no duration here."""
+    """Return only the complete events (phase X), because events of other phases have no duration at this point."""
     if [e.ph for e in events].count("X") == len(events):
         return events
     return [e for e in events if e.ph == "X"]

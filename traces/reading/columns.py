@@ -1,6 +1,6 @@
 # pyright: strict
-"""Growing tables of compact columns, filled from Python values and read as small NumPy arrays. Knows times and ids, but
-not events.
+"""Growing tables of compact columns, which are filled from Python values and read as small NumPy arrays. This module
+knows about times and ids, but not about events.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ INVALID = -(2**63)
 
 
 def to_ns(values: list[Any]) -> Array:
-    """Convert microseconds (int, float, Decimal or text) to int64 nanoseconds; INVALID for a missing or bad time.
+    """Convert microseconds (int, float, Decimal or text) to int64 nanoseconds; a missing or bad time becomes INVALID.
 
-    Each value is converted independently of its neighbours in the block.
+    The result for a value does not depend on the other values of the block.
     """
     types = set(map(type, values))
     if types <= {int, float}:
@@ -75,10 +75,10 @@ def _ns(value: Any) -> int:
 
 
 def to_ids(values: list[Any]) -> Array:
-    """Convert ids (int, text of an int, whole float, or absent) to int64; -1 if absent; unsigned 64-bit ids wrap
-    around.
+    """Convert ids (int, text of an int, whole float, or absent) to int64.
 
-    Each value is converted independently of its neighbours in the block.
+    An absent id becomes -1, and an unsigned 64-bit id wraps around. The result for a value does not depend on the other
+    values of the block.
     """
     if set(map(type, values)) <= {int}:
         try:
@@ -221,7 +221,7 @@ class Columns:
     def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
         """Move all rows of another table with the same columns into this table.
 
-        `maps` gives, for a column, the new value of each old value.
+        `maps` gives new values for some columns: `maps[column][old value]`.
         """
         self.flush()
         other.flush()

@@ -1,7 +1,7 @@
 # pyright: strict
 """Decode closed JSON arrays of events into structs: fast for known categories, tolerant for everything else.
 
-This module decides in which order decoders are tried; `salvage` handles text that is not JSON.
+This module decides in which order decoders are tried. Text that is not JSON is left to `salvage`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ MAX_LEARNED_CATEGORIES = 64
 """Maximum number of unknown categories counted under their own names; all others are counted together as "other"."""
 PIECE_BYTES = 16 * 1024
 SMALL_PIECE_BYTES = 2 * 1024
-"""Size in bytes of the smaller pieces.
+"""Size in bytes of the smaller pieces into which a piece is divided if the fast decoder refuses it.
 
-If the fast decoder refuses a block, the block is decoded in pieces, and refused pieces are decoded in these smaller
-pieces.
+The first pieces are parts of a block that the fast decoder refused.
 """
 MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
 NPU_TASK = "npu task"
-"""Category under which torch_npu's device rows are counted; the file gives them no category."""
+"""Category under which torch_npu's device rows are counted; they have no category in the file."""
 
 _HCCL_COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
 
@@ -118,10 +117,9 @@ class EventDecoder:
             self._choose(events, bare)
 
     def _choose(self, events: int, bare: int) -> None:
-        """Choose which decoder to try first, after a block that the fast decoder could not decode alone.
+        """Decide whether the fast decoder is tried first, after a block that it could not decode alone.
 
-        If most events of several consecutive blocks have no category (torch_npu), the fast decoder is no longer tried
-        first.
+        It is not if most events of several consecutive blocks have no category, as with torch_npu.
         """
         if self._generic_first:
             self._generic_first = 5 * bare > events
@@ -130,8 +128,8 @@ class EventDecoder:
             self._generic_first = self._streak >= MANY_BARE_BLOCKS
 
     def fast(self, text: memoryview) -> list[Any] | None:
-        """Decode a block into events that may refer to `text`, which must then stay unchanged; None if the method
-        `block` must decode it.
+        """Decode a block into events; None if the method `block` must decode it. The events may refer to `text`, which
+        must therefore stay unchanged.
         """
         if self._generic_first or self.pairs:
             return None
@@ -154,8 +152,8 @@ class EventDecoder:
         return out
 
     def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:
-        """Decode text[lo:hi] in pieces of about `size` bytes; pieces that the fast decoder refuses are decoded in
-        smaller pieces.
+        """Decode text[lo:hi] in pieces of about `size` bytes; return False if a piece cannot be decoded. A piece that
+        the fast decoder refuses is decoded in smaller pieces.
         """
         while lo < hi:
             cut, following = hi, hi
@@ -251,8 +249,8 @@ class EventDecoder:
         return self.task(name=event.name, **_span(event), **more)
 
     def _bare_timed(self, event: fields.AnyEvent) -> Struct:
-        """Decode an event without a category: a process name, or an event with a connection id, which is a call into
-        CANN or a whole device collective.
+        """Decode an event that has no category; only two kinds of such events are used. They are process names, and
+        events with a connection id. The latter are calls into CANN or whole collectives of a device.
         """
         if event.ph == "M" and bytes(event.name) == b'"process_name"':
             return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)

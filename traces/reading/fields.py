@@ -38,8 +38,8 @@ KERNEL_TAGS: dict[str, int] = {
 MTIA_CATEGORY = "mtia_ccp_events"
 MTIA_COPIES = (b'"dma_',)
 MTIA_WAITS = (b'"event_', b'"synchronize', b'"wait', b'"semaphore')
-"""Prefixes, with the opening quote, of MTIA device rows that wait or are markers and do no work; `MTIA_COPIES` has
-those of copies.
+"""Prefixes, with the opening quote, of the names of MTIA device rows that do no work: they wait or are markers.
+`MTIA_COPIES` has the prefixes of copies.
 """
 DEVICE_TASK = 3
 """Index into `model.KERNEL_CATEGORIES` of NPU device rows, which have a "Task Type" but no category."""
@@ -147,8 +147,8 @@ class OldOpArgs(Struct, gc=False, frozen=True):
 
 
 class NumberedOpArgs(OpArgs, gc=False, frozen=True):
-    """Arguments with torch's call number, for joining two files of one run, and autograd's sequence number, which shows
-    whether gradients were on.
+    """Arguments of an op, with two more numbers. torch's call number helps to join two files of one run. autograd's
+    sequence number shows whether gradients were on.
     """
 
     rf: Any = field(name="Record function id", default=-1)
@@ -199,7 +199,7 @@ def _with_collective(name: str, base: type[Struct], **more: str) -> type[Any]:
 RecordArgs = _with_collective("RecordArgs", NumberedOpArgs)
 """Arguments of a host-side op; torch's record of a collective's parameters also has the collective's fields."""
 TimedKernelArgs = _with_collective("TimedKernelArgs", KernelArgs, connection="connection_id")
-"""Arguments of device work; the connection id of an NPU task equals that of the call that launched it."""
+"""Arguments of device work; an NPU task has the same connection id as the call that launched it."""
 
 
 class HcclArgs(Struct, gc=False, frozen=True):
@@ -229,7 +229,7 @@ class MemoryArgs(Struct, gc=False, frozen=True):
 
 
 class NoteArgs(Struct, gc=False, frozen=True):
-    """Arguments of an annotation; an annotation of a communication back-end includes the tensors that it moves."""
+    """Arguments of an annotation; a communication back-end also records the tensors that it moves."""
 
     dims: Raw = field(name="Input Dims", default=NONE)
     types: Raw = field(name="Input type", default=NONE)
@@ -425,8 +425,8 @@ WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
         "cpu_instant_event": Memory,
     },
 }
-"""Optional column → structs that replace those of `KIND_BASES`; of several requested columns, the last one takes
-effect.
+"""Structs that replace those of `KIND_BASES` if an optional column is requested, by column. If several requested
+columns replace the same struct, the last one takes effect.
 """
 
 

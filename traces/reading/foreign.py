@@ -1,7 +1,8 @@
 # pyright: strict
-"""Recognise files of other programs by their first bytes, with advice for the user. Reads no file.
+"""Recognise files of other programs by their first bytes, and give advice to the user; no file is read here.
 
-Called when a file turns out not to be a trace, so that the error names the file's kind, not the first wrong byte.
+This is used when a file turns out not to be a trace, so that the error names the kind of the file and not the first
+wrong byte.
 """
 
 from __future__ import annotations
@@ -256,4 +257,4 @@ _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
     (_columns("op name", "task"), _MSPROF_TABLE),
     (_columns("accelerator core", "duration"), _MSPROF_TABLE),
 )
-"""(Check, file kind) in the order in which they are tried; more specific checks come first."""
+"""Pairs of (check, file kind), in the order in which they are tried; more specific checks come first."""

@@ -68,8 +68,8 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 
 
 def no_trace(source: Source, otherwise: str) -> Malformed:
-    """Return the error for a file that is not a trace; it names the program that wrote the file, or otherwise contains
-    the text `otherwise`.
+    """Return the error for a file that is not a trace. It names the program that wrote the file, if that can be
+    recognised; otherwise it contains the text `otherwise`.
     """
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
     what, hint = found or python_text(source.opening) or (otherwise, HINT)
@@ -118,8 +118,8 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
 
 
 def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
-    """Return the keys before the array, given their text closed with "]}"; None if it does not decode or the array is
-    not its last key.
+    """Return the keys before the array of events, given their text closed with "[]}". Return None if the text does not
+    decode, or if the array is not the value of its last key.
     """
     decoders = (_keys_of, partial(_keys_repaired, tally=tally))
     for decoder in decoders if repaired else decoders[:1]:

@@ -1,10 +1,10 @@
 # pyright: strict
 """Join begin and end events (phases B and E, b and e) into complete events, and count what is lost.
 
-Kineto writes complete events; converters and other profilers write pairs. An end of phase E closes the latest begin
-that is open on its thread and, if the end has a name, has the same name. An end of phase e closes the latest begin with
-its id. Pairs are joined while the file is read, as long as the halves (begin and end events) of a thread are sorted by
-time or each end directly follows its begin. Otherwise the thread's halves are kept and sorted by time first.
+Kineto writes complete events; converters and other profilers write pairs. An end of phase E closes the latest open
+begin on its thread; if the end has a name, the latest one with this name. An end of phase e closes the latest open
+begin with its id. Pairs are joined while the file is read, as long as the halves (begin and end events) of a thread are
+sorted by time or each end directly follows its begin. Otherwise the thread's halves are kept and sorted by time first.
 """
 
 from __future__ import annotations
@@ -104,20 +104,18 @@ class _Thread:
     made_until: int = INVALID
     """Latest end in ns of the pairs joined so far."""
     kept: list[_Half] | None = None
-    """Halves to sort by time after all are read; None as long as pairs are joined immediately."""
+    """Halves that are sorted by time after all have been read; None as long as pairs can be joined immediately."""
 
 
 class Pairs:
     """Joins the begin and end events of one file; holds open begin events, and events that are not in order of time."""
 
     def __init__(self, *, keep: bool = False) -> None:
-        """Create an empty joiner; with `keep`, the halves of all threads are sorted by time before any pair
-        is joined.
-        """
+        """Create an empty joiner; `keep` sorts the halves of all threads by time before any pair is joined."""
         self.losses: Counter[str] = Counter()
         self.must_keep = False
-        """Whether pairs were joined before the file turned out not to be sorted; it must then be read again with
-        `keep`.
+        """Whether pairs had already been joined when the file turned out not to be sorted. The file must then be read
+        again with `keep`.
         """
         self._keep = keep
         self._threads: defaultdict[_Key, _Thread] = defaultdict(self._thread)
@@ -148,7 +146,7 @@ class Pairs:
         return _complete(begin.event, event)
 
     def finish(self) -> list[fields.AnyEvent]:
-        """Return the complete events made from the kept halves; count begins and ends without a partner as losses."""
+        """Return the complete events made from the kept halves; a begin or end without a partner counts as lost."""
         made: list[fields.AnyEvent] = []
         for thread in self._threads.values():
             halves = thread.kept or []
@@ -239,7 +237,7 @@ def _complete(begin: fields.AnyEvent, end: fields.AnyEvent) -> fields.AnyEvent:
 
 
 def _both(first: Raw, second: Raw) -> Raw:
-    """Return the arguments of both ends of a pair; only the begin's arguments if they cannot be joined."""
+    """Return the arguments of both halves of a pair; only those of the begin if the two cannot be joined."""
     if not bytes(second) or not bytes(first):
         return first if bytes(first) else second
     try:

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Read an uncompressed file with several processes: parts are cut at guessed event boundaries and confirmed in order.
+"""Read an uncompressed file with several processes.
 
-This module handles the split, the worker process and the exact merge of tables; `scan` reads a part.
+The file is cut into parts at guessed event boundaries, which are confirmed in order. This module handles the split, the
+worker process and the exact merge of tables; `scan` reads a part.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from opreplay.traces.reading.scan import Part, Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 128 << 20
-"""Minimum size of a part. If a file has fewer than two parts, one process has read most of it before another has
-started (0.16 s).
+"""Minimum size of a part in bytes. A file with fewer than two such parts is read by one process, because that process
+has read most of it before another one has started (0.16 s).
 """
 HEAD_START_BYTES = 160 << 20
 """Number of bytes by which the first part is larger: about as much as is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
-"""Pipe size that an unprivileged process may request; a part of about 10 MB then needs fewer switches between worker
-and parent.
+"""Size in bytes of the pipe from worker to parent; an unprivileged process may request this much. With it, a part of
+about 10 MB needs fewer switches between worker and parent.
 """
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
@@ -164,7 +165,7 @@ def most_parts(path: str, min_part: int = 0) -> int:
 
 
 def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
-    """Return evenly spaced offsets at which an event seems to start; empty for a small or special file."""
+    """Return evenly spaced offsets at which an event seems to start; [] for a small or special file."""
     parts = min(processes, most_parts(path, min_part))
     if not parts:
         return []

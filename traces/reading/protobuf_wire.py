@@ -1,9 +1,8 @@
 # pyright: strict
-"""Encode and decode the part of protobuf's wire format that Chakra's messages need: fields with numbers, doubles or
-bytes.
+"""Encode and decode the part of protobuf's wire format that Chakra's messages need.
 
-The encoding is described at https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 explains why no
-library is used.
+These are fields whose values are numbers, doubles or bytes. The encoding is described at
+https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 explains why no library is used.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ MAX_BYTES = 1 << 20
 MAX_ENDS_OF_STRING = 256
 """Maximum number of quotes tried as the end of one string."""
 MAX_TRIES = 150
-"""Maximum number of further quotes tried as string ends in one event; then the repair is given up."""
+"""Number of further quotes that are tried as string ends in one event before its repair is given up."""
 MAX_DEPTH = 64
 """Maximum nesting depth of brackets."""
 
@@ -66,9 +66,10 @@ EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
 
 
 def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Yield repaired texts of one object, the most likely first, each with the reasons for all changes.
+    """Yield repaired texts of one object, the most likely first, each with the reasons for its changes.
 
-    The first text has only keys of `form`, each once. With `form` None, nothing is assumed about the object.
+    The first text has only keys of `form`, and each of them once. If `form` is None, nothing is assumed about the
+    object.
     """
     if len(fragment) > MAX_BYTES:
         return
@@ -86,9 +87,9 @@ def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes,
 
 
 def is_hole(fragment: bytes) -> bool:
-    """Check whether a broken event shows that bytes are missing or overwritten, so that several events may be lost.
+    """Check whether a broken event shows that bytes are missing or overwritten; several events may then be lost.
 
-    This is the case if it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
+    The signs are that it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
     """
     text = fragment.decode("utf-8", "replace")
     keys = [match[1] for match in _OWN_KEY.finditer(text)]
@@ -169,13 +170,14 @@ class _Choice:
 
 
 class _Repair:
-    """Parses a text as damaged JSON; if a string may end at several quotes, the first quote that fits the rest is used.
+    """Parser of a text as damaged JSON, with backtracking.
 
-    A position from which no repair worked is not tried again, so the time is linear in the number of quotes.
+    If a string may end at several quotes, the first quote that fits the rest of the text is used. A position from which
+    no repair worked is not tried again, so the time is linear in the number of quotes.
     """
 
     def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
-        """Create a parser; with `each_once`, the outermost object may only have keys of `form`, each once."""
+        """Create a parser; `each_once` allows the outermost object only the keys of `form`, and each of them once."""
         self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0
@@ -325,7 +327,9 @@ class _Repair:
         return stops[at] if at < len(stops) and state.expect != "key" else len(self._text)
 
     def _take_string(self, state: _State, end: int) -> bool:
-        """Write the string that ends at quote `end`; return False if it is a key that is not allowed."""
+        """Write the string that ends at quote `end`; return False if it is a key that is not allowed, or cannot end
+        there.
+        """
         body = self._text[state.at + 1 : end]
         is_key = state.expect == "key"
         if is_key and len(state.stack) == 1:

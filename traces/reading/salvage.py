@@ -59,7 +59,8 @@ class Salvaged:
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
     """Recover as many events as possible from a part of the array that does not decode as a whole.
 
-    Unless `final`, stop at an event that later text might complete, and return its position (`rest`).
+    At an event that later text might complete, stop and return the event's position as `rest`, unless `final` says that
+    no text follows.
     """
     out = Salvaged()
     starts = [0, *(m.end() - 1 for m in SEPARATOR.finditer(text))]
@@ -134,7 +135,7 @@ def _loss(piece: bytes) -> str:
 
 
 def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
-    """Accept a piece as the last event before the end of the array; return False if it does not decode."""
+    """Try to read a piece as the last event before the end of the array; return False if it does not decode as such."""
     for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
         if GOES_ON.match(piece, end.end()) or (repaired and not _TAIL.match(piece, end.end())):
             continue
@@ -147,9 +148,9 @@ def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salv
 
 
 def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
-    """Accept a piece that contains several events because a comma or bracket between two of them is damaged.
+    """Try to read a piece as several events between which a comma or bracket is damaged.
 
-    Return False, without adding or counting anything, if none of these events is complete.
+    If none of these events is complete, add and count nothing and return False.
     """
     got, found, at, joined = Salvaged(), Tally(), 0, False
     for _ in range(MAX_JOINED):

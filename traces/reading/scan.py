@@ -66,8 +66,8 @@ class Scanned:
     complete: bool = True
     """Whether every part ended at its required position."""
     pairs_unsorted: bool = False
-    """Whether begin and end events were joined before the file turned out to be unsorted. It must then be read again
-    with `keep_pairs`.
+    """Whether begin and end events had been joined before the file turned out to be unsorted. The file must then be
+    read again with `keep_pairs`.
     """
 
 
@@ -104,9 +104,8 @@ class Scanner:
         """Create a scanner.
 
         `columns` are the optional columns to keep. `arrows` keeps all arrows, even if the first kernels have
-        correlation ids. `keep_pairs` holds all begin and end events and sorts them by time.
-
-        `timing` is a decoder and tables provided by the caller; the compiled part is not used with them.
+        correlation ids. `keep_pairs` holds all begin and end events in memory and sorts them by time. `timing` is a
+        decoder and tables that the caller provides; the compiled part is then not used.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = part.first, part.last, part.layout
@@ -200,8 +199,8 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """Add the events up to `cut` without copying the text, if nothing needs repair and the first megabyte is past;
-        otherwise return False.
+        """Add the events up to `cut` without copying the text; return False if this is not possible. It is possible if
+        nothing needs repair and the first megabyte of the file is past.
         """
         if self._sniffed < SNIFF_BYTES or self.pairs is not None:
             return False

@@ -46,7 +46,8 @@ def decode_signatures(
 ) -> tuple[tuple[OpSignature, ...], npt.NDArray[np.uint32]]:
     """Return (distinct signatures, index into them for each key).
 
-    A key consists of the five raw texts, joined by NUL bytes. Losses and repairs count distinct texts, not calls.
+    A key consists of the five raw texts of an op, joined by NUL bytes. Losses and repairs are counted per distinct
+    text, not per call.
     """
     index: dict[OpSignature, int] = {}
     remap = np.empty(len(keys), np.uint32)
@@ -78,8 +79,8 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 
 def _lengths_differ(signature: OpSignature) -> bool:
-    """Check whether the argument lists differ in length; False without dims, which torch_npu omits for one 0-dim
-    tensor.
+    """Check whether the argument lists differ in length. Return False if there are no dims, because torch_npu omits
+    them for a single 0-dim tensor.
     """
     if not signature.dims:
         return False

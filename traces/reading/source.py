@@ -36,9 +36,9 @@ def _inflater() -> Any:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a regular file or a pipe for reading, or stdin for "-". Raises TraceError if it cannot be opened.
+    """Open a regular file or a pipe for reading, or stdin for "-". Raises TraceError if that fails.
 
-    Waits at most `WRITER_S` seconds for a writer of a named pipe.
+    For a named pipe, wait at most `WRITER_S` seconds for a writer.
     """
     if path == "-":
         return sys.stdin.buffer
@@ -63,9 +63,10 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def open_pipe(path: str) -> FileIO:
-    """Open a pipe after a writer has opened its other end. Raises TraceError if no writer does.
+    """Open a pipe for reading once a writer has opened its other end. Raises TraceError if no writer does.
 
-    Opening blocks, so it runs in a thread; if no writer comes, opening the other end here releases the thread.
+    Opening blocks until then, so it is done in a thread. If no writer comes, opening the other end here releases the
+    thread.
     """
     opened: list[FileIO] = []
 
@@ -116,9 +117,9 @@ class Source:
         """First bytes after decompression, set by `peek`."""
 
     def _read_some(self, n: int) -> bytes:
-        """Return up to n bytes; fewer only at the end of the file.
+        """Return up to n bytes; fewer than n only at the end of the file.
 
-        Reads repeatedly, because a pipe may return short reads.
+        A pipe may return less than it was asked for, so it is read repeatedly.
         """
         out = b""
         while len(out) < n:

@@ -112,9 +112,10 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 
 
 def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the classes of work and each call's index into them, by its outermost enclosing op of a known class.
+    """Return (classes of work, index into them for each call).
 
-    For example, products inside an attention op count as attention.
+    A call has the class of the outermost op around it that has a known class, or of itself. For example, products
+    inside an attention op count as attention.
     """
     kinds = [class_of_op(signature.name) for signature in trace.signatures]
     for index in set(trace.ops.signature[_listed_rows(trace)].tolist()):
@@ -144,7 +145,7 @@ def result_allocation_us(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
-    """Return each op's time without the ops directly inside it, in microseconds; at least 0."""
+    """Return the time of each op in microseconds, without the time of the ops directly inside it; at least 0."""
     self_us = trace.ops.dur_ns.astype(np.float64) / 1e3
     parents = innermost_parent(trace.ops)
     inside = parents >= 0
@@ -169,8 +170,8 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return (each op's index into the phases, phases, note). Phases are those of an inference server's batches,
-    otherwise forward, backward and optimizer.
+    """Return (index of the phase of each op, names of the phases, note why the phases are not more detailed). The
+    phases are those of an inference server's batches, otherwise forward, backward and optimizer.
     """
     index = BatchIndex(trace)
     if index.iterations:
@@ -208,7 +209,7 @@ def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the distinct labels and each row's index into them; `of_row` is each row's index into `labels`."""
+    """Return (distinct labels, index into them for each row); `of_row` is the index into `labels` for each row."""
     distinct = list(dict.fromkeys(labels))
     place = {name: i for i, name in enumerate(distinct)}
     table = np.array([place[name] for name in labels] or [0], np.int64)
@@ -253,8 +254,8 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return, for each label, the median device time of a call. The time of a call is summed over its launches; a
-    launch without an op counts as a call.
+    """Return, by index of the label, the median device time of a call in µs. The time of a call is the sum over its
+    launches. A launch without an op counts as a call of its own.
     """
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3
@@ -289,9 +290,10 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
 
 
 def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return the index in `CLASSES` of each kernel's class, derived from the op that owns it, otherwise from its name.
+    """Return the class of each kernel, as an index in `CLASSES`.
 
-    Whether a kernel is communication also depends on the work running around it.
+    The op that owns the kernel decides, otherwise the kernel's name. Whether a kernel is communication also depends on
+    the work that runs around it.
     """
     owner = trace.kernels.owner.astype(np.int64)
     count = len(trace.signatures)

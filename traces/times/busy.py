@@ -32,10 +32,10 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Return the activity of each device that recorded work, sorted by device number.
+    """Return the busy time of each device that recorded work, sorted by device number; empty if starts are not
+    recorded.
 
-    An NPU's whole collectives are included if the activity was read. The result is empty if the trace has no start
-    times.
+    If the activity was read, the whole collectives of an NPU are included.
     """
     if not trace.info.starts_recorded:
         return ()

@@ -8,15 +8,15 @@ import numpy as np
 from opreplay.traces.model import Trace
 
 LEAST_TASKS = 20
-"""Minimum number of durations needed; fewer may be multiples of a coarse unit by chance."""
+"""Minimum number of durations from which a coarse unit is inferred; fewer may be multiples of it by chance."""
 COARSE_NS = 5_000
 """Minimum coarse unit; many kernels are this short. Profilers record nanoseconds, older ones microseconds."""
 
 
 def coarse_unit_us(trace: Trace) -> float | None:
-    """Return the unit in µs of which all device durations are multiples, if it is at least `COARSE_NS`.
+    """Return the coarse unit in µs of which all device durations are multiples; None if there is none.
 
-    Durations from a kernel table are ignored. Return None for a finer clock, and for too few durations.
+    A unit below `COARSE_NS` is not coarse, and too few durations show none. Durations from a kernel table are ignored.
     """
     of_trace = trace.kernels.dur_ns if trace.details is None else trace.kernels.dur_ns[trace.details.kind < 0]
     durations = of_trace[of_trace > 0].astype(np.int64)

@@ -27,9 +27,9 @@ _MARKED = re.compile(
 def communication_rows(trace: Trace) -> Bools:
     """Return a mask of the kernels that communicate with other devices.
 
-    The kernel's name takes precedence. If it is inconclusive, other evidence is used: a collective's arguments, a
-    communication op that launched the kernel, a communication annotation ("dispatch(F)") inside which it was launched
-    without an op, or a stream on which all kernels with known names communicate.
+    The kernel's name decides if it can. If not, one of these facts makes it communication: it has a collective's
+    arguments; a communication op launched it; it was launched without an op inside a communication annotation
+    ("dispatch(F)"); or all kernels with known names on its stream communicate.
     """
     kernels, activity = trace.kernels, trace.activity
     if not len(kernels):
@@ -95,7 +95,7 @@ def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
 
 
 def _on_streams_of_communication(trace: Trace, known: Bools, unnamed: Bools) -> Bools:
-    """Return a mask of kernels with uninformative names on streams where all other kernels communicate.
+    """Return a mask of the kernels with uninformative names whose stream otherwise runs only communication.
 
     The mask is empty unless other streams compute.
     """

@@ -16,7 +16,7 @@ from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kern
 LEAST_SHARE = 0.05
 """Minimum share of device time or device events with impossible times that makes totals and verdicts unreliable."""
 EARLY_SHARE = 0.01
-"""Minimum share of device events that start before their launch; above it, host and device clocks count as different.
+"""Share of device events that start before their launch above which host and device clocks count as different.
 
 Public traces of CUDA and HIP contain no such events.
 """
@@ -24,12 +24,12 @@ Public traces of CUDA and HIP contain no such events.
 ZERO_SHARE = 0.5
 """Share of ops with duration 0 above which host times count as not recorded; rounding to 1 us makes far fewer zero."""
 KERNEL_US = 0.05, 1e7
-"""Lowest and highest plausible median duration of kernels, in µs: an empty kernel takes about 1 us, and a driver ends
-one that runs for seconds.
+"""Lowest and highest plausible median duration of kernels, in µs. An empty kernel takes about 1 us, and a driver ends a
+kernel that runs for seconds.
 """
 VIEW_US = 0.02, 300.0
-"""Lowest and highest plausible median duration, in µs, of ops that only make views: any op takes a fraction of a
-microsecond, and these ops do no work.
+"""Lowest and highest plausible median duration, in µs, of ops that only make views. Any op takes a fraction of a
+microsecond, and these ops do no work beyond that.
 """
 VIEWS = frozenset(f"aten::{name}" for name in ("view", "as_strided", "t", "transpose", "permute", "unsqueeze", "slice"))
 
@@ -38,32 +38,32 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     """Reasons not to rely on device times."""
 
     clock_offset_us: float = 0.0
-    """Minimum difference between host and device clocks; 0 if there is no evidence of one.
+    """Amount in µs by which host and device clocks differ at least; 0 if nothing shows a difference.
 
-    Durations are not affected; launch latencies and the causes of idle time are.
+    A difference does not affect durations, but it does affect launch latencies and the causes of idle time.
     """
     impossible: tuple[Impossible, ...] = ()
-    """Impossible device times, if there are more than a few; totals, busy and idle time are affected."""
+    """Impossible device times, given if there are more than a few; they affect totals, busy time and idle time."""
     zero_durations: int = 0
-    """Device events with the impossible duration 0, if there are more than a few; totals, busy and idle time are
-    affected.
+    """Number of device events with the impossible duration 0, given if there are more than a few. They affect totals,
+    busy time and idle time.
     """
     collided_share: float = 0.0
-    """Share of device time whose op or process is uncertain because ids collide; 0 if it is small.
+    """Share of the device time whose op or process is uncertain because ids collide; 0 if it is small.
 
-    Durations are not affected, but the work assigned to a process or a step is.
+    Collisions do not affect durations, but they affect which work is assigned to a process or a step.
     """
     displaced: int = 0
-    """Kernels that start milliseconds before the launch with their id, if there are more than a few.
+    """Number of kernels that start milliseconds before the launch with their id, given if there are more than a few.
 
-    The work assigned to a process or a step, and idle time, are affected.
+    They affect idle time and which work is assigned to a process or a step.
     """
     displaced_by_us: float = 0.0
     """Maximum time by which displaced kernels start before their launch."""
     shared_ids: int = 0
-    """Device events whose correlation id is shared by many others, if there are more than a few.
+    """Number of device events whose correlation id many others share, given if there are more than a few.
 
-    It is then unknown which launch started them, and what idle time waits for.
+    Which launch started them is then unknown, and so is what the idle time before them waits for.
     """
     zero_ops: int = 0
     """Number of host ops with duration 0 if most ops have this duration, because host times are then not recorded."""
@@ -99,7 +99,7 @@ def _holes(losses: Mapping[str, int]) -> int:
 
 
 def clock_offset_us(trace: Trace) -> float:
-    """Return the minimum difference between host and device clocks, in µs; 0 if there is no evidence of one."""
+    """Return the amount in µs by which host and device clocks differ at least; 0 if nothing shows a difference."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
     return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
@@ -115,8 +115,8 @@ def collided_share(trace: Trace) -> float:
 
 
 def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
-    """Return the median in µs of all durations above 0 if it lies outside the given range; otherwise, or for too few
-    durations, 0.
+    """Return the median in µs of all durations above 0 if it is implausible, that is, outside the given range. Return 0
+    if it is plausible or if there are too few durations.
     """
     known = durations_ns[durations_ns > 0]
     if len(known) < FEWEST:
@@ -140,9 +140,9 @@ def _view_us(trace: Trace) -> float:
 
 
 def _zero_ops(trace: Trace) -> int:
-    """Return how many ops have duration 0 if most do and the file records start times; otherwise 0.
+    """Return the number of ops with duration 0 if most ops have it and the file records start times; otherwise 0.
 
-    If ops were added from a graph capture, return 0, because added ops take no host time.
+    Also return 0 if ops were added from a graph capture, because added ops take no host time.
     """
     joined = trace.info.graphs is not None and trace.info.graphs.matched_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())

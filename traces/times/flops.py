@@ -1,8 +1,8 @@
 # pyright: strict
 """Compute the floating-point operations of products, attention and convolutions from the sizes of their tensors.
 
-A multiplication and an addition count as two operations, or eight for complex numbers (`COMPLEX`). Products with
-padding and masked pairs of attention count too, because kernels compute them. Every function returns the operations of
+A multiplication with an addition counts as two operations, or as eight for complex numbers (`COMPLEX`). Padding in
+products and masked pairs in attention count too, because kernels compute them. Every function returns the operations of
 one call.
 """
 
@@ -33,20 +33,20 @@ def product_flops(first: Shape, second: Shape) -> int:
 
 
 def bilinear_flops(first: Shape, weight: Shape, second: Shape) -> int:
-    """Return the operations of the sums over i and j of x[i] w[o, i, j] y[j] for each o: a product with x [..., i],
-    then one with y [..., j].
+    """Return the operations of torch's bilinear layer: for each o, the sum over i and j of x[i] w[o, i, j] y[j]. It is
+    computed as a product with x [..., i] and then one with y [..., j].
     """
     outputs, width, other = weight
     return 2 * prod(first[:-1]) * outputs * (width + 1) * other if second else 0
 
 
 def trilinear_flops(shapes: Sequence[Shape], expanded: Sequence[Sequence[int]], summed: Sequence[int]) -> int:
-    """Return the operations of torch's `_trilinear`: two consecutive products, each summed over dimensions that no
-    later factor has.
+    """Return the operations of torch's `_trilinear`: two consecutive products of three factors.
 
-    `expanded` lists the dimensions that each of the three factors lacks, in the numbering of all dimensions; `summed`
-    lists the dimensions that are summed over. A product without a sum takes one operation per element. Return 0 if the
-    sizes do not match the dimensions.
+    After each product, the sum is taken over the dimensions that no later factor has. `expanded` lists, for each
+    factor, the dimensions that it lacks, in the numbering of all dimensions; `summed` lists the dimensions that are
+    summed over. A product without a sum takes one operation per element. Return 0 if the sizes do not match the
+    dimensions.
     """
     rank = len(shapes[0]) + len(expanded[0])
     sizes: list[list[int]] = []
@@ -70,8 +70,8 @@ def _broadcast(first: Shape, second: Shape) -> list[int]:
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of attention on [..., heads, tokens, width]; if there are fewer key heads, they are
-    repeated.
+    """Return the operations of attention on tensors [..., heads, tokens, width]. If there are fewer key heads than
+    query heads, the key heads are repeated.
     """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
@@ -93,9 +93,9 @@ def convolution_flops(data: Shape, weight: Shape, result: Shape, *, transposed: 
 def convolution_backward_flops(
     gradient: Shape, data: Shape, weight: Shape, *, transposed: bool, wanted: Sequence[bool]
 ) -> int:
-    """Return the operations of a convolution's gradients.
+    """Return the operations of the gradients of a convolution.
 
-    Each requested gradient, of the data or of the weight, takes as many operations as the forward pass; `wanted` is
-    (data, weight, bias).
+    Each requested gradient, of the data or of the weight, takes as many operations as the forward pass. `wanted` says
+    which of (data, weight, bias) are requested.
     """
     return sum(wanted[:2]) * convolution_flops(data, weight, gradient, transposed=transposed)

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Find kernels with impossible recorded times: overlaps on one stream, duplicates, or one kernel far longer than the
-rest of the recording.
+"""Find kernels whose recorded times are impossible. They overlap on one stream, are recorded twice, or are one kernel
+that is far longer than the rest of the recording.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ OUTLIER_SHARE = 0.5
 OUTLIER_RATIO = 20
 """Minimum ratio of an outlier's duration to the median of all other kernels with the same name, op and shapes."""
 _RARE = 0.02
-"""Maximum share of a stream's overlaps that dependent launches cannot explain; above it, they explain none of its
-overlaps.
+"""Maximum share of a stream's overlaps that dependent launches may leave unexplained. Above it, they count as an
+explanation for none of the stream's overlaps.
 """
 _SAME_NAMES = 0.2
-"""Maximum share of a stream's overlaps between kernels of the same name; above it, two merged recordings are a more
-likely cause.
+"""Maximum share of a stream's overlaps that may be between kernels of the same name. Above it, two merged recordings
+are a more likely cause than dependent launches.
 """
 
 
@@ -61,8 +61,8 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outlying_kernel(trace: Trace) -> Outlier | None:
-    """Return the kernel that takes at least half of the device time and is far longer than all similar kernels; None if
-    none does.
+    """Return the kernel that takes at least half of the device time and is far longer than all similar kernels. Return
+    None if there is no such kernel.
     """
     table = trace.kernels
     total = int(table.dur_ns.sum(dtype=np.int64))
@@ -131,11 +131,11 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
 def _dependent_launches(
     stream: np.ndarray, name: np.ndarray, start: np.ndarray, end: np.ndarray, latest_end: np.ndarray, over: np.ndarray
 ) -> np.ndarray:
-    """Return a mask of overlaps explained by programmatic dependent launches (Hopper and later); rows are sorted by
-    stream and start.
+    """Return a mask of the overlaps that programmatic dependent launches (Hopper and later) explain.
 
     A kernel launched this way begins while the previous one runs, waits for it, and ends after it. It overlaps no other
-    kernel, and rarely one with its own name, unlike kernels of merged recordings.
+    kernel. Unlike kernels of merged recordings, it rarely overlaps one with its own name. Rows are sorted by stream and
+    start.
     """
     over_two = np.append(False, latest_end[:-1] > start[1:] + NOTABLE_NS)
     waits = over & (end > latest_end) & ~over_two

@@ -70,11 +70,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
-"""Names that Inductor gives to kernels that it generates: pointwise, reductions, foreach, split scans, and "unk" for
-cooperative and mixed-order reductions.
+"""Names that Inductor gives to the kernels that it generates. The kinds in the names are pointwise, reductions,
+foreach, split scans, and "unk" for cooperative and mixed-order reductions.
 """
 _TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
-"""Names that Inductor gives to kernels from its templates; the matching group has the name of the kernel's class."""
+"""Names that Inductor gives to kernels from its templates; the group that matches is named like the kernel's class."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that are mixture-of-experts layers: they route, multiply and sum."""
 _NODES = ("autograd::engine::", "torch::autograd::")
@@ -126,10 +126,11 @@ def is_layer_of_experts(op: str) -> bool:
 
 
 def class_of_work(op: str, kernel: str) -> str:
-    """Return the class of a kernel launched by an op; `op` is "" if unknown.
+    """Return the class of a kernel launched by an op; `op` is "" if it is unknown.
 
-    A communication kernel is communication whatever op launched it. A communication op gives its class to kernels with
-    unknown names; copies and casts that it launches keep their own class.
+    A communication kernel is communication, whatever op launched it. Otherwise the class of the op decides, if it has
+    one. The exception is a communication op: of the kernels it launches, only those with unknown names get its class,
+    while copies and casts keep their own.
     """
     of_kernel, of_op = class_of(kernel), class_of_op(op)
     if of_kernel == "communication" or of_op == "other":

@@ -18,14 +18,14 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     tflops: dict[str, float]
-    """10¹² operations per second by dtype, by the matrix units where they support the dtype.
+    """Rate by dtype in 10¹² operations per second, reached by the matrix units where they support the dtype.
 
     "tf32" is the rate of float32 products with reduced precision allowed, "float32" the rate without.
     """
     gb_per_s: float
     """Memory bandwidth, in 10⁹ bytes per second."""
     cache_mib: int = 256
-    """Size of the last-level cache in MiB; without a data sheet, the size of the largest known cache."""
+    """Size of the last-level cache in MiB; where no data sheet gives it, the size of the largest known cache."""
 
     def rate_of(self, dtype: str) -> float | None:
         """Return the rate of products of a dtype in 10¹² operations per second; None if unknown."""
@@ -78,16 +78,17 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0, 16)),
     ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0, 16)),
 )  # fmt: skip
-"""(part of a recorded device name, peak); more specific parts come first.
+"""Peaks of devices, as pairs of (part of a recorded device name, peak); more specific parts come first.
 
-A part ends at the end of a run of letters and digits, so that an A10G or an RTX A1000 does not match A10 or A100.
+A part must end where a run of letters and digits in the name ends, so that an A10G or an RTX A1000 does not match A10
+or A100.
 """
 
 _TF32 = re.compile(r"[tx]f32")
 _MATRIX_UNITS = re.compile(r"s1688|tensorop|_mx_")
-"""Parts of kernel names that indicate TF32 without "tf32" or "xf32".
+"""Parts of kernel names that indicate TF32 although the names contain neither "tf32" nor "xf32".
 
-They are CUTLASS's instruction shape for TF32 and its matrix units, and Tensile's XFloat32.
+They are CUTLASS's instruction shape for TF32, CUTLASS's name for the matrix units, and Tensile's XFloat32.
 """
 _OTHER_UNITS = re.compile(r"f16|simt")
 
@@ -110,7 +111,7 @@ def is_exact_float32(kernel: str) -> bool:
 def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool) -> bool:
     """Check whether a minimum time of the work can be computed.
 
-    It cannot if the work may multiply and the time of its multiplications is unknown.
+    It cannot be if the work may multiply and either its number of operations or their rate is unknown.
     """
     return not multiplies or flops == 0 or (flops is not None and peak.rate_of(dtype) is not None)
 
@@ -118,10 +119,10 @@ def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool)
 def roof_us(
     peak: Peak, flops: float | None, moved: float | None, dtype: str, *, multiplies: bool = True
 ) -> tuple[float, str] | None:
-    """Return (minimum time in µs for these operations and bytes, the peak that determines it: "memory" or the dtype).
+    """Return (minimum time in µs for these operations and bytes, what determines it: "memory" or the dtype).
 
-    Return None if neither is known, or if the work `multiplies` and its operations or their rate are unknown. `dtype`
-    is a key of `Peak.tflops`: "tf32" for float32 products with reduced precision allowed.
+    Return None if neither operations nor bytes are known, or if the work `multiplies` and its operations or their rate
+    are unknown. `dtype` is a key of `Peak.tflops`: "tf32" for float32 products with reduced precision allowed.
     """
     if not knows_roof(peak, flops, dtype, multiplies=multiplies):
         return None

@@ -52,15 +52,14 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     short_share: float
     """Share of launches that take less than 10 us on the device."""
     below_call_share: float | None
-    """Share of launches whose device time is shorter than their launching call on the host; None if only launch times
-    are recorded.
+    """Share of launches whose device time is shorter than the host time of the call that launched them. None if only
+    the moments of the launches are recorded.
     """
     delay_us: float | None
-    """Median time from the end of the launching call, or from the recorded moment of the launch, to the start on the
-    device.
+    """Median time from the launch to the start on the device; None if host and device clocks differ.
 
-    It shows waiting on the device or in queues; a kernel that starts before the call ends counts as 0. None if host and
-    device clocks differ.
+    The launch is the end of the launching call, or the recorded moment of the launch. The time shows waiting on the
+    device or in queues. A kernel that starts before the call ends counts as 0.
     """
     delay_p90_us: float | None
 
@@ -71,7 +70,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     by: Literal["step"] = "step"
     median_us: float
     unlinked: int
-    """Number of device tasks whose launching call and op are both unrecorded; they belong to no step."""
+    """Number of device tasks that belong to no step, because neither their launching call nor their op is recorded."""
     rows: tuple[StepRow, ...]
 
 
@@ -121,10 +120,10 @@ def step_table(trace: Trace) -> StepTable:
 
 
 def launch_table(trace: Trace) -> LaunchTable:
-    """Return how the device work of a trace read with its activity was launched.
+    """Return how the device work of a trace was launched; the trace must have been read with its activity.
 
-    For an NPU profile without calls, the starts of arrows are used. Raises NothingRan if no device work has a recorded
-    launch.
+    For an NPU profile without calls, the starts of flow arrows take the place of calls. Raises NothingRan if no device
+    work has a recorded launch.
     """
     kernels, (rows, calls) = trace.kernels, _linked(trace)
     # Kernels of a graph share the call that launched it.
@@ -165,10 +164,10 @@ def launch_table(trace: Trace) -> LaunchTable:
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return times in ns, and for each time the number of device tasks that are launched but have not begun from then
-    on.
+    """Return (times in ns, length of the launch queue from each time on).
 
-    The times are the start of the interval and each change within it.
+    The length is the number of device tasks that are launched but have not begun. The times are the start of the
+    interval and each change within it.
     """
     (rows, calls), activity = _linked(trace), trace.activity
     if activity is None or not len(rows):
@@ -186,8 +185,8 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
 
 
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
-    """Return the time in ns at which each row of `Trace.kernels` was launched, by its launching call or owning op; -1
-    if unknown.
+    """Return the time in ns at which each row of `Trace.kernels` was launched; -1 if unknown. It is the start of the
+    launching call, or of the owning op if that call is not recorded.
     """
     owner = trace.kernels.owner
     launched = np.full(len(owner), -1, np.int64)

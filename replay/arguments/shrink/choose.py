@@ -42,9 +42,10 @@ UNSIZED = frozenset(
 
 
 def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Return (view of a smaller tensor that needs at most `limit_bytes`, a note); the unchanged op if that fails.
+    """Return (view of a smaller tensor that needs at most `limit_bytes`, a note). If that fails, return the unchanged
+    op without a note.
 
-    The first dimension that can be cut enough is cut, in the base tensor and in the sizes that the call requests.
+    The first dimension that can be cut enough is cut, both in the base tensor and in the sizes that the call requests.
     """
     short = op.name.removeprefix("aten::")
     base = op.args[0].tensors[0] if op.args and op.args[0].type == "Tensor" and op.args[0].tensors else None
@@ -64,7 +65,8 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
     """Yield ways to cut dimension `dim` of a view's base tensor.
 
-    Each is (dimension of the requested sizes that shrinks with `dim`, or None; number that must divide the kept size).
+    Each way is (dimension of the requested sizes, divisor). The requested size in that dimension shrinks with `dim`;
+    None stands for no such dimension. The kept size must be a multiple of the divisor.
     """
     size, values = base.shape[dim], op.values
     if size < 2:
@@ -88,8 +90,8 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 
 def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
-    """Return the call with `pieces` times `unit` entries in dimension `dim`; the size requested at `at` shrinks with
-    it.
+    """Return the call with `pieces` times `unit` entries in dimension `dim`. The size that the call requests at `at`
+    shrinks with it.
     """
     length = pieces * unit
     small = resize_tensor(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
@@ -125,9 +127,9 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shrink_to_limit(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
-    """Shrink `op` to at most `limit_bytes` if possible; return it unchanged if it fits or cannot be shrunk.
+    """Shrink `op` to at most `limit_bytes` if possible. If it fits or cannot be shrunk, return it unchanged.
 
-    A product of more than `max_flops` floating-point operations also runs only on some of its slices.
+    A product of more than `max_flops` floating-point operations also runs on only some of its slices.
     """
     need, flops = need_of(op).total, product_flops(op)
     if need <= limit_bytes and flops <= max_flops:

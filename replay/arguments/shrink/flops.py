@@ -1,6 +1,6 @@
 # pyright: strict
-"""Count the floating-point operations of products from metadata, to find products that are too slow on a CPU. Does not
-import torch.
+"""Count the floating-point operations of products from metadata, to find products that are too slow on a CPU. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def bearable_flops(threads: int) -> float:
 
 
 def product_flops(op: ReplayOp) -> float:
-    """Return the FLOPs of a matrix product, attention or convolution: two per multiply-add, eight if complex; 0 for
-    other ops.
+    """Return the FLOPs of a matrix product, attention or convolution; 0 for other ops. A multiply-add counts as two, a
+    complex one as eight.
     """
     tensors = single_tensors(op)
     return flops.complex_factor(meta.dtype for meta in tensors.values()) * _real_flops(

@@ -1,8 +1,8 @@
 # pyright: strict
 """Cut KV caches and embedding tables, of which a call uses only some rows, down to the memory budget.
 
-This module decides which arguments are such pools. Initializers derive indices from the tensors' shapes, so indices
-into a pool with fewer rows stay in range.
+This module decides which arguments are such pools. Indices into a pool with fewer rows stay in range, because
+initializers derive indices from the tensors' shapes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TABLES: dict[str, tuple[str, str]] = {
 }
 """Op → (argument with the table, argument that selects its rows)."""
 BATCHED_TABLES = "_embedding_codegen_"
-"""Substring of the names of fbgemm's lookups; their `WEIGHTS` have all tables, one after the other."""
+"""Substring of the names of fbgemm's lookups. Their argument `WEIGHTS` has all tables, one after the other."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 STACKED_KEYS_AND_VALUES = 2
 """Size of the first dimension of a cache [2, blocks, ...] that holds the keys and then the values."""
@@ -63,9 +63,9 @@ STACKED_KEYS_AND_VALUES = 2
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
     """Cut rows of an op's KV caches and tables until it needs at most `limit_bytes`; return (op, notes on cuts).
 
-    The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows, at least as
-    many as the call uses at once. A cache keeps at least one row per sequence; if block tables refer to more rows than
-    that, the initializer reports how often a block is reused.
+    If that is not possible, the op is returned unchanged. All pools of a call keep the same number of rows, at least as
+    many as the call uses at once. A cache keeps at least one row per sequence. If block tables refer to more rows than
+    a cache keeps, the initializer reports how often a block is reused.
     """
 
     def fits(smaller: ReplayOp) -> bool:
@@ -178,7 +178,7 @@ def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, 
 
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return strides without gaps that keep the order of dimensions in memory; a stride of 0 stays 0."""
+    """Return strides without gaps that keep the order of the dimensions in memory. A stride of 0 stays 0."""
     dense = [0] * len(shape)
     step = 1
     for dim in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):

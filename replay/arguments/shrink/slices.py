@@ -1,8 +1,8 @@
 # pyright: strict
 """Run ops that compute slices independently on some of their slices, so that they fit a memory budget.
 
-This module decides which dimension of which op may be cut: one along which nothing is summed, sorted or shared, so that
-time is proportional to the remaining size. Ops that are not listed here are never cut. Does not import torch.
+This module decides which dimension of which op may be cut. Nothing may be summed, sorted or shared along it, so that
+the time is proportional to the remaining size. Ops that are not listed here are never cut. Does not import torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Fits = Callable[[ReplayOp], bool]
 
 
 def cut_to_slices(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
-    """Return (op on as many slices as fit, their share of the work, a note); None if no cut fits.
+    """Return (op on as many slices as fit, share of the work that they are, a note); None if no cut fits.
 
     If several dimensions can be cut, the cut that keeps the largest share is used.
     """
@@ -108,8 +108,8 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
-    """Return the dimensions (>= 0) given by the first of the arguments `names` that is set; empty if none is set or
-    valid.
+    """Return the dimensions (>= 0) that an argument gives: the first of `names` that is set. Empty if none is set, or
+    if a dimension is invalid.
     """
     said = next((v for name in names if (v := _value(op, name)) is not None), None)
     dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
@@ -174,9 +174,10 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 def _with_others(
     cut: Cut, dim: int, added: Mapping[str, TensorMeta], others: Mapping[str, TensorMeta]
 ) -> Iterator[Cut]:
-    """Extend the cut of a product to its added operand, unless other arguments also have one entry per row or column.
+    """Extend the cut of a product to its added operand. Yield nothing if other arguments also have one entry per row or
+    column.
 
-    Scales and out= would have to be cut, too, so such calls are not cut.
+    Such arguments, e.g. scales and out=, would have to be cut, too.
     """
     alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
     if alike <= added.keys():
@@ -184,8 +185,8 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Yield cuts of attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have the
-    same number of heads.
+    """Yield cuts of attention on [batch, heads, length, width]: fewer batches and, if all operands have the same number
+    of heads, fewer heads.
     """
     tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):

@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     table: str = ""
     """Name of the workload that was measured; several files of one workload share it."""
     weight: float = 1.0
-    """Weight in a fit; a workload's total weight grows with the square root of its number of kernels."""
+    """Weight in a fit. A workload's total weight grows with the square root of its number of kernels."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +68,8 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
 def fitted_to(
     groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
 ) -> dict[str, DeviceProfile]:
-    """Fit the devices' constants to the groups; store the remaining errors, so that they correct predictions for
-    similar kernels. See `fit` for `prior_width`.
+    """Fit the devices' constants to the groups, and store the errors that remain. The stored errors correct predictions
+    for similar kernels. See `fit` for `prior_width`.
     """
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
     fitted = with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
@@ -109,8 +109,9 @@ def with_measured_types(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """Return the devices with the groups' prediction errors added as neighbours, i.e. kernels that correct predictions
-    for similar kernels. An error is added to all devices of its SoC's generation. Existing neighbours are kept.
+    """Return the devices with the groups' prediction errors added as neighbours. Neighbours are kernels whose errors
+    correct predictions for similar kernels. An error is added to all devices of its SoC's generation. Existing
+    neighbours are kept.
     """
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
@@ -159,9 +160,10 @@ def cross_validate(
     prior_width: float = 1.0,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> list[HeldOut]:
-    """Predict each unique kernel by a fit to the other folds; `seed` determines how kernels are distributed over folds.
+    """Predict each unique kernel by a fit to the other folds.
 
-    A kernel measured on two SoCs is in one fold, so that it is never predicted by a fit that saw it on the other SoC.
+    `seed` determines how kernels are distributed over folds. A kernel measured on two SoCs is in one fold, so that it
+    is never predicted by a fit that saw it on the other SoC.
     """
     keys = sorted({_name(g) for g in groups})
     random.Random(seed).shuffle(keys)

@@ -66,7 +66,7 @@ def validate_calls(
 
 def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
     """Return a function that loads the device for the SoC named in a table row. If `soc` is a device file, rows that
-    name its base device get the file's device.
+    name the file's base device are predicted with the file's device.
     """
     if soc is None or canonical_name(soc) is not None:
         return load_device
@@ -80,8 +80,8 @@ def _compared(
 ) -> Compared | None:
     """Return the predicted and measured times of a call; None if one of its ops cannot be predicted.
 
-    If the shipped correction was learned from this call (its key is in `known`), the call is predicted without all
-    measurements of the call's source; `shipped_us` is then the time that `op` reports.
+    If the shipped correction was learned from this call (its key is in `known`), all measurements of the call's source
+    are left out of the prediction. `shipped_us` is then the time predicted with them, which `op` reports.
     """
     state = call.l2 or l2 or ASSUMED_L2
     parts = _predicted(call, device, state, contents)

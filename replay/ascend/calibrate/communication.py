@@ -20,8 +20,8 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
-"""Factor of the 80 % band, up and down, of transfers over a known transport. Determined from public profiles; each was
-predicted by a fit that excluded its run.
+"""Factor of the 80 % band of transfers over a known transport: predicted times are divided and multiplied by it. It was
+determined from public profiles. Each was predicted by a fit that excluded its run.
 """
 
 
@@ -35,7 +35,7 @@ def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None
 
 
 def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
-    """Return a transfer's measured and predicted times; None without a measured time or a known transport."""
+    """Return a transfer's measured and predicted times; None if it has no measured time or its transport is unknown."""
     predicted = transfer_us(transfer, soc, table)
     if predicted is None or transfer.transit_us is None or transfer.transit_us <= 0:
         return None
@@ -60,7 +60,7 @@ def compared_with(call: KernelCall, measured_us: float, predicted_us: float) -> 
 
 
 def comparisons_of(pairs: Iterable[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
-    """Compare (transfer, SoC) pairs with predictions; leave out transfers that cannot be compared."""
+    """Compare (transfer, SoC) pairs with predictions. Transfers that cannot be compared are left out."""
     return [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
 
 
@@ -73,9 +73,9 @@ def by_soc(comparisons: Iterable[tuple[Compared, str]]) -> dict[str, list[Compar
 
 
 def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
-    """Compute the errors of all transfers in (file, SoC) pairs; the SoC is "" if the file's rows name one.
+    """Compute the errors of all transfers in (file, SoC) pairs.
 
-    Raises Malformed if no transfer can be compared.
+    The SoC of a pair is "" if the rows of its file name one. Raises Malformed if no transfer can be compared.
     """
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
     comparisons = comparisons_of(pairs)

@@ -1,10 +1,10 @@
 # pyright: strict
 """Fits the cost model's constants to measured kernels; needs numpy.
 
-The fit works on the logarithms of constants. Priors prevent a few measurements from moving constants too far: each
-prior is centred on the constant's value before the fit, and its width limits the move. Residuals are logarithms of
-predicted over measured, with a robust (nearly absolute) loss. All SoCs in the fit share the constants. Floors and
-bandwidth shares may deviate a little by SoC, and each family has a small correction by SoC.
+The fit works on the logarithms of constants. Each constant has a prior, so that a few measurements cannot move it too
+far: the prior is centred on the value before the fit, and its width limits the move. Residuals are log(predicted /
+measured), with a robust (nearly absolute) loss. All SoCs in the fit share the constants. Floors and bandwidth shares
+may deviate a little by SoC, and each family has a small correction by SoC.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ GENERATION_WIDTHS: dict[str, float] = {
     "hbm_cube_efficiency": 0.08,
     "resident_share": 0.1,
 }
-"""Field of Rates → width of the prior for a generation's deviation from the shared value.
+"""Field of Rates → width of the prior for a generation's deviation from the value that all generations share.
 
-SoCs within a generation do not deviate: otherwise a larger SoC that was measured on another day could be predicted
-slower than a smaller one.
+SoCs within a generation do not deviate from each other. Otherwise a larger SoC that was measured on another day could
+be predicted slower than a smaller one.
 """
 
 FAMILY_WIDTHS: dict[str, float] = {
@@ -94,10 +94,10 @@ SCALE_WIDTH = 0.06
 """Width of the prior for a family's correction on one generation."""
 
 MAX_TRIES = 12
-"""Maximum number of step lengths tried per iteration; each is shorter than the last, until one lowers the objective.
+"""Maximum number of step lengths tried per iteration.
 
-With half as many, fits stopped at kinks of the objective, where the best tile changes, and medians of held-out kernels
-moved by 1 %.
+Each is shorter than the one before; the first that lowers the objective is used. With half as many, fits stopped at
+kinks of the objective, where the best tile changes. Median errors of held-out kernels then moved by 1 %.
 """
 
 LIMIT = math.log(5.0)
@@ -211,7 +211,7 @@ def _jacobian(
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     """Return d log(time) / d log(constant), by finite differences, for each sample (rows) and constant (columns). Only
-    samples that use the constant are predicted again. `logs` are the samples' log times before the change.
+    samples that use the constant are predicted again. `logs` are the samples' log times with unchanged constants.
     """
     import numpy as np
 
@@ -241,11 +241,11 @@ def fit(
     iterations: int = 12,
     prior_width: float = 1.0,
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
-    """Fit constants to samples; return the fitted devices, the parameters and the logarithm of the factor by which each
-    one moved.
+    """Fit constants to samples.
 
-    `prior_width` multiplies the widths of all priors: use a value below 1 for devices that are already calibrated.
-    Takes damped Gauss-Newton steps with robust weights (iteratively reweighted) and accepts a step only if the
+    Returns the fitted devices, the parameters, and for each parameter the logarithm of the factor by which it moved.
+    `prior_width` multiplies the widths of all priors; use a value below 1 for devices that are already calibrated. The
+    fit takes damped Gauss-Newton steps with robust weights (iteratively reweighted). It accepts a step only if the
     objective falls.
     """
     import numpy as np

@@ -1,6 +1,6 @@
 # pyright: strict
-"""Calibrates a device with calls that a user measured on it. Selects the rows that the device file stores and computes
-the errors before and after; `cost.own_measurements` adjusts predictions by the stored rows.
+"""Calibrates a device with calls that a user measured on it. Selects the rows that the device file stores, and computes
+the errors before and after. `cost.own_measurements` adjusts predictions by the stored rows.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: ContentsOf) -> OwnFit:
-    """Return the device with the measured calls of the tables added; existing calls are kept unless measured again.
+    """Return the device with the measured calls of the tables added.
 
-    `contents` returns, for a call, the argument values that affect its cost. Raises Malformed if no row can be used, or
-    if there are more calls than a device file may hold.
+    Its existing calls are kept, except those measured again. `contents` returns, for a call, the argument values that
+    affect its cost. Raises Malformed if no row can be used, or if there are more calls than a device file may hold.
     """
     bare = msgspec.structs.replace(device, measured=())
     dropped: Counter[str] = Counter(total_counts([table.dropped for table in tables]))
@@ -140,8 +140,8 @@ def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
 def _measurement(
     calls: Sequence[MeasuredCall], device: DeviceProfile, predict: Predictor, contents: ContentsOf
 ) -> OwnMeasurement | None:
-    """Merge the rows of one call in one cache state into a row of the device file; None if the call has no
-    prediction.
+    """Merge the rows of one call in one cache state into one row of the device file. None if the call cannot be
+    predicted.
     """
     op = calls[0].ops[0]
     l2 = calls[0].l2 or ASSUMED_L2
@@ -166,11 +166,11 @@ def _measurement(
 
 
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
-    """Return a call's time predicted as if its kernels ran within a network, but with the cache state of an isolated
-    call.
+    """Return the predicted time of a call whose kernels run within a network but start with the cache state of an
+    isolated call.
 
-    Isolated calls are predicted with other constants and with other users' measurements of isolated calls. Comparing a
-    measured call with this time instead shows how the same call behaves in a network.
+    Isolated calls are normally predicted with other constants and with other users' measurements of isolated calls.
+    Comparing a measured call with this time instead shows how the same call behaves in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

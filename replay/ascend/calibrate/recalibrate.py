@@ -2,7 +2,7 @@
 """Calibrates one device to a user's own profile by a cautious refit that starts from its current constants.
 
 Limits how far constants may move, computes the errors before and after, and writes the device file's text. `calibrate`
-does folds and bands, `fit` the optimisation.
+distributes kernels over folds and computes bands; `fit` does the optimisation.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _error(compared: Sequence[Compared]) -> float:
-    """Return the mean |log error|; each error is clipped, so that one outlier kernel does not dominate."""
+    """Return the mean |log error|. Each error is clipped to 1, so that one outlier kernel does not dominate."""
     return sum(min(1.0, abs(math.log(c.predicted_us / c.measured_us))) for c in compared) / len(compared)
 
 
 def _best_caution(
     groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
 ) -> tuple[float, list[HeldOut]]:
-    """Return the `prior_width` that predicts held-out kernels best, and these predictions; 0 and an empty list if none
-    has an error below `error`.
+    """Return the `prior_width` with which held-out kernels are predicted best, and these predictions. Returns 0 and an
+    empty list if no width gives an error below `error`.
     """
     best: tuple[float, list[HeldOut]] = (0.0, [])
     for caution in CAUTION:
@@ -75,8 +75,8 @@ def recalibrate(
 ) -> Recalibration:
     """Fit `device` to kernels measured on it.
 
-    Cross-validation compares the prior widths of `CAUTION`; the device stays unchanged if none predicts held-out
-    kernels better than its current constants. Raises Malformed if there are no kernels to fit to.
+    Cross-validation compares the prior widths in `CAUTION`. The device stays unchanged if no width predicts held-out
+    kernels better than its current constants do. Raises Malformed if there are no kernels to fit to.
     """
     tell: Callable[[str], None] = on_step or (lambda step: None)
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
@@ -113,8 +113,8 @@ ALIKE = 4.0
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Add a slow path to the device for each kernel type, dtype and size whose measured time is at least `SLOW` times
-    the prediction.
+    """Return the device with slow paths added for kernels that are measured much slower than predicted. There is one
+    path for each kernel type, dtype and size whose measured time is at least `SLOW` times the prediction.
     """
     slow_paths: list[SlowPath] = []
     for group in groups:
@@ -154,8 +154,8 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with each kernel family's sample count and cache states taken from the measurements, and with
-    the measured kernel types marked as measured.
+    """Return the device with each kernel family's sample count and cache states taken from the measurements. The
+    measured kernel types are marked as measured.
     """
     states: dict[str, list[State]] = {}
     for group in groups:

@@ -71,10 +71,10 @@ def read_measurements(path: str | Path) -> Measurements:
 
 
 def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
-    """Return the unique kernels and ops of each workload and SoC, without collectives, weighted so that no workload
-    dominates a fit.
+    """Return the unique kernels and ops of each workload and SoC, weighted so that no workload dominates a fit.
 
-    A workload of n kernels has weight sqrt(n): with 4 times as many kernels it counts twice, not 4 times.
+    Collectives are left out. A workload of n kernels has weight sqrt(n): with 4 times as many kernels it counts twice,
+    not 4 times.
     """
     by_workload: dict[tuple[str, str], list[Launch]] = {}
     for table, soc in tables:
@@ -115,12 +115,12 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     measured_rows: int
     fitted_to: int
-    """Number of unique kernels with exactly the sizes of kernels that the device was fitted to; errors of such kernels
-    do not carry over to others.
+    """Number of unique kernels with exactly the sizes of kernels that the device was fitted to. Their errors do not
+    show how well other kernels are predicted.
     """
     by_others: int = 0
-    """Number of measured calls that the correction was learned from; each is predicted without the measurements of its
-    own source.
+    """Number of the measured calls from which the shipped correction was learned. Each is predicted without the
+    measurements of its own source.
     """
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
@@ -150,7 +150,7 @@ def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
 
 
 def groups_of(measured: Sequence[Measured]) -> list[Group]:
-    """Return the unique measured kernels and ops of each SoC and workload for a fit; collectives are left out."""
+    """Return the unique measured kernels and ops of each SoC and workload for a fit. Collectives are left out."""
     return groups_of_tables([(run.table, run.device.name) for run in measured])
 
 
@@ -168,9 +168,9 @@ def validate(
 ) -> Validation:
     """Compare predictions with measurements.
 
-    `l2` is the L2 state assumed at the start of each kernel of a network, instead of the state derived from the launch
+    `l2` replaces the L2 state at the start of each kernel of a network, which is otherwise derived from the launch
     order. `only_held_out` keeps only the rows with 1 in the column HeldOut. Raises UsageError if `only_held_out` is
-    given and no table has that column, Malformed if no row is left to compare.
+    given and no table has that column, and Malformed if no row is left to compare.
     """
     measured = [_in_state(run, l2) for run in measured]
     if only_held_out and not any(run.table.has_held_out for run in measured):
@@ -209,8 +209,8 @@ def validate(
 
 
 def _in_state(run: Measured, l2: L2State | None) -> Measured:
-    """Return a kernel table whose launches all start with the L2 in state `l2`, as if each kernel ran alone. The table
-    is unchanged if `l2` is None or "sequence".
+    """Return a kernel table whose launches all start with the L2 in state `l2`, as if each kernel ran alone. If `l2` is
+    None or "sequence", the table is returned unchanged.
     """
     if l2 is None or l2 == "sequence":
         return run

@@ -22,11 +22,10 @@ MASKS = frozenset({"bool", "uint8", "int8"})
 """Dtypes that identify an input as an attention mask."""
 
 KEYS_OF_A_CORE = 4096
-"""Maximum keys per block of queries that one core processes in inference kernels; longer contexts are split over more
-cores (flash decoding).
+"""Maximum keys per block of queries that one core processes in inference kernels.
 
-The value is the longest measured context. The splitting is assumed, because MindIE processes two sequences of 65,536 in
-the time that moving their bytes takes.
+Longer contexts are split over more cores (flash decoding). The value is the longest measured context. The splitting is
+assumed: MindIE processes two sequences of 65,536 in the time that moving their bytes takes.
 """
 USUAL_LENGTH = 4096
 """Sequence length and context length assumed if the shapes do not give them."""
@@ -52,12 +51,12 @@ def _number(call: KernelCall, key: str) -> float | None:
 
 
 def scores_of(call: KernelCall) -> Scores | None:
-    """Return the score matrix's size from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`),
-    or from shapes if these are missing.
+    """Return the size of a call's score matrix.
 
-    Shapes alone are ambiguous. The softmax statistics of training kernels, (B, heads, S, 8) or (T, heads, 8), give
-    heads and length for every layout (SBH, BSH, BNSD, BSND, TND). Without statistics, (T, heads, D) is read as packed
-    sequences of USUAL_LENGTH. A square mask is read as causal.
+    It comes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`) or, if these are missing,
+    from shapes. Shapes alone are ambiguous. Training kernels have softmax statistics, (B, heads, S, 8) or (T, heads,
+    8), which give heads and length for every layout (SBH, BSH, BNSD, BSND, TND). Without statistics, (T, heads, D) is
+    read as packed sequences of USUAL_LENGTH. A square mask is read as causal.
     """
     if not call.inputs or call.inputs[0] is None:
         return None
@@ -83,8 +82,8 @@ def scores_of(call: KernelCall) -> Scores | None:
 
 
 def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
-    """Check whether a call has a causal mask: the compressed mask, or a full square mask over equal lengths, which
-    networks rarely use for anything else.
+    """Check whether a call has a causal mask. Both the compressed mask and a full square mask over equal lengths count
+    as causal: networks rarely use a square mask for anything else.
     """
     for spec in call.inputs[3:]:
         if spec is None or len(spec.shape) < 2 or spec.dtype not in MASKS:
@@ -127,8 +126,8 @@ def _of_statistics(
 def _of_packed(
     call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
 ) -> tuple[float, float, int]:
-    """Return (pairs, rows, head size) for packed sequences (layout TND). The split of tokens into sequences depends on
-    values, so the longest sequence is assumed to have USUAL_LENGTH tokens.
+    """Return (pairs, rows, head size) for packed sequences (layout TND). How the tokens are split into sequences
+    depends on values that are unknown. The longest sequence is therefore assumed to have USUAL_LENGTH tokens.
     """
     tokens, heads, dim = query.shape
     longest = min(tokens, USUAL_LENGTH)
@@ -168,9 +167,9 @@ def attention_terms(
 ) -> dict[str, float]:
     """Return the cost terms of fused attention in microseconds.
 
-    `family.cycles` is the cycles per score element on a vector core, `family.row_cycles` the cycles per query row.
-    `family.half_ratio` is half the number of matrix products that have the size of the score matrix (2 in the forward
-    pass).
+    `family.cycles` is the number of cycles per score element on a vector core, `family.row_cycles` the number per query
+    row. `family.half_ratio` is half the number of matrix products with as many elements as the score matrix; there are
+    2 in the forward pass.
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

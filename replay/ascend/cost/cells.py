@@ -1,8 +1,9 @@
 # pyright: strict
-"""Assigns each prediction to a cell (evidence for its op, kind of work), which decides band and confidence.
+"""Assigns each prediction to a cell: (evidence for its op, kind of work).
 
-The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` lists
-how often each band contained measurements that were predicted before anything was fitted to them.
+The cell decides the band and the confidence. The evidence says where the op itself was measured, not where other ops of
+its family were. `docs/ascend-model.md` lists for each band how many measurements were inside it; all were predicted
+before anything was fitted to them.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ BANDS: dict[Evidence, dict[WorkKind, float]] = {
 }
 """Factor of the 80 % band: predicted times are divided and multiplied by it.
 
-It is the 80 % quantile of |log(predicted / measured)|, over rows that the model had not seen. For ops never measured:
-381 rows of 14 ops. For ops measured on this SoC: 352 rows. Both were predicted at commit a5eb243a before anything was
-fitted to them (products measured on this SoC: with their source left out). For ops measured on another SoC: 1,408 rows
-with their source left out.
+It is the 80 % quantile of |log(predicted / measured)|, over rows that the model had not seen. The factors for ops never
+measured come from 381 rows of 14 ops, those for ops measured on this SoC from 352 rows. Both sets were predicted at
+commit a5eb243a, before anything was fitted to them; products measured on this SoC were predicted with their source left
+out. The factors for ops measured on another SoC come from 1,408 rows, predicted with their source left out.
 """
 
 HELD: dict[Evidence, dict[WorkKind, tuple[int, float]]] = {
     "this SoC": {"product": (117, 0.85), "streaming": (126, 0.87), "irregular": (32, 0.81)},
     "its family": {"product": (40, 0.92), "streaming": (101, 0.89), "irregular": (75, 0.72)},
 }
-"""Evidence → kind of work → (number of calls, share of them within the band), over public measurements that commit
-a5eb243a predicted before anything was fitted to them.
+"""Evidence → kind of work → (number of calls, share of them within the band).
 
-The calls cover known kinds of ops and ops never measured before, but no op that was measured only on other SoCs.
+The calls are public measurements that commit a5eb243a predicted before anything was fitted to them. They cover known
+kinds of ops and ops never measured before, but no op that was measured only on other SoCs.
 """
 
 CONFIDENCE: dict[Evidence, Confidence] = {
@@ -61,8 +62,8 @@ PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
 IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
-"""Unmeasured kernel types whose work does not follow from their bytes: Fourier transforms (those of prime length
-compute longer ones), draws without replacement and series of special functions.
+"""Unmeasured kernel types whose work does not follow from their bytes. They are Fourier transforms (one of prime length
+computes longer ones), draws without replacement, and series of special functions.
 """
 
 

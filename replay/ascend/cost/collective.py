@@ -1,10 +1,10 @@
 # pyright: strict
 """Time of a collective by latency and bandwidth (alpha-beta), per algorithm and network level.
 
-A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers; on A3 two dies share a package (SIO)
-and packages are switched (UB). A link has the latency and bandwidth of its transport (`devices.transports`) if that was
-measured. The fastest of HCCL's algorithms is used: direct (every die to every other at once), ring, or halving and
-doubling, each within a server and then between servers, or one ring around all dies.
+A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers. On A3, two dies share a package
+(SIO), and packages are connected by switches (UB). A link has the latency and bandwidth of its transport
+(`devices.transports`) if that was measured. The fastest of HCCL's algorithms is used: direct (every die to every other
+at once), ring, or halving and doubling, each within a server and then between servers, or one ring around all dies.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Choice(NamedTuple):
 def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tuple[int, ...] = ()) -> list[Level]:
     """Return the network levels that connect `world` dies, innermost first; empty for one die.
 
-    If the device describes a cluster, `ranks` lists the die of each rank, server by server. Otherwise servers are
-    filled one after another, with as many servers as needed.
+    If the device describes a cluster, `ranks` lists the die of each rank, server by server. If not, servers are filled
+    one after another, and there are as many servers as needed.
     """
     cluster = device.cluster
     per_server = device.server_dies if cluster is None else cluster.dies
@@ -115,8 +115,8 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
 def phase_choice(size: float, level: Level) -> Choice:
     """Return the fastest algorithm for moving `size` bytes within one network level of n dies, with its time.
 
-    Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps; 1.5 times the bytes if n
-    is not a power of two.
+    A direct exchange takes one step. A ring takes n - 1 steps, each to one peer. Halving and doubling takes log2(n)
+    steps and moves 1.5 times the bytes if n is not a power of two.
     """
     n, link = level.dies, level.link
     moved = size * (n - 1) / n / link.bytes_per_s * 1e6
@@ -218,22 +218,23 @@ def _sent(size: float, levels: list[Level]) -> Choice:
 MOE_START_US = {"dispatch": 71.0, "combine": 37.0}
 """Start time in microseconds of the low-latency kernels that send tokens to experts (dispatch) and back (combine).
 
-Excludes the time for bytes and steps. Derived from 132 us (dispatch) and 126 us (combine) for 128 tokens of size 7168
-and 8 experts over 8 dies of A3 (sgl-kernel-npu's readme).
+It excludes the time for bytes and for the steps in `MOE_STEP_US`. It was derived from the times for 128 tokens of size
+7168 and 8 experts over 8 dies of A3: 132 us (dispatch) and 126 us (combine), from sgl-kernel-npu's readme.
 """
 MOE_STEP_US = 10.0
-"""Microseconds added per doubling of the ranks: combine takes 126 us on 8 and 135 us on 16, dispatch 132 us on 8 and
-153 us on 32.
+"""Microseconds that the MoE kernels take longer for each doubling of the ranks. Combine takes 126 us on 8 ranks and 135
+us on 16; dispatch takes 132 us on 8 and 153 us on 32.
 """
 MOE_RATE_8 = 125e9
 """Bytes per second that a die combines for large batches over 8 dies of A3 (sgl-kernel-npu's readme)."""
 MOE_FALL = 0.153
-"""Exponent e of the rate on n ranks, `MOE_RATE_8` * (8 / n)^e; gives 91 GB/s on 64 ranks."""
+"""Exponent e of the bulk rate on n ranks, which is `MOE_RATE_8` * (8 / n)^e. It gives 91 GB/s on 64 ranks."""
 
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
     """Return the cost of sending tokens to the ranks of their experts ("dispatch") or back ("combine"). The cost is the
-    longer of two times: start, steps and bytes (few tokens), or bytes at the bulk rate (many tokens).
+    longer of two times. One consists of start, steps and bytes, and is longer for few tokens. The other moves the bytes
+    at the bulk rate, and is longer for many tokens.
     """
     world = prod(level.dies for level in levels)
     if world < 2:
@@ -261,13 +262,13 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
     "receive": _sent,
     "batchsendrecv": _sent,
 }
-"""Prefix of a collective's name → function that returns its time on the links. The first matching prefix is used; for
-other collectives, all data are sent once.
+"""Prefix of a collective's name → function that returns its time on the links. The first matching prefix is used. If
+none matches, all data are assumed to be sent once.
 """
 
 
 def missing_dies(world: object, device: DeviceProfile) -> str:
-    """Return a text if a group is larger than the described cluster, e.g. "16 ranks on 8 dies"; else ""."""
+    """Return a text such as "16 ranks on 8 dies" if a group is larger than the described cluster; otherwise ""."""
     if device.cluster is None or not isinstance(world, int):
         return ""
     dies = device.cluster.dies * device.cluster.servers
@@ -275,21 +276,21 @@ def missing_dies(world: object, device: DeviceProfile) -> str:
 
 
 def choose_algorithm(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm of a collective on a device's network and its time without the launch.
+    """Return the algorithm of a collective on a device's network, and its time without the launch.
 
-    If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the existing
-    dies.
+    If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the dies
+    that exist.
     """
     choice, lacks = _choose_for_existing_dies(call, device), missing_dies(call.attrs.get("world_size"), device)
     return choice._replace(algorithm=f"{choice.algorithm or 'no link'}, {lacks}") if lacks else choice
 
 
 def _choose_for_existing_dies(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm and time of a collective; a group larger than the described cluster is cut to its dies.
+    """Return the algorithm and time of a collective.
 
-    `attrs["world_size"]` is the number of participating dies, and `attrs["ranks"]` lists them. For an all-to-all,
-    `attrs["uneven"]` is its largest part divided by the mean part. Waiting for other ranks is not a cost of the
-    operation and is not predicted.
+    If its group is larger than the described cluster, only the existing dies take part. `attrs["world_size"]` is the
+    number of participating dies, and `attrs["ranks"]` lists them. For an all-to-all, `attrs["uneven"]` is its largest
+    part divided by the mean part. Waiting for other ranks is not a cost of the operation and is not predicted.
     """
     ranks, uneven = call.attrs.get("ranks"), call.attrs.get("uneven")
     size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
@@ -313,8 +314,8 @@ def _world_size(call: KernelCall) -> int:
 
 
 def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
-    """Check whether a collective is outside all public profiles: more servers, larger messages, unmeasured links, or
-    fewer dies than ranks.
+    """Check whether a collective is outside what public profiles cover. It is if it uses more servers, larger messages
+    or unmeasured links, or has more ranks than there are dies.
     """
     levels = levels_of(_world_size(call), device)
     servers = next((level.dies for level in levels if not level.direct), 1)

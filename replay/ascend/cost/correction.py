@@ -1,9 +1,9 @@
 # pyright: strict
 """Corrects predicted times by factors learned from measured calls.
 
-Uses a Gaussian process over log(measured / predicted). Two calls are similar if they share op, kernel family, kernel,
-device generation and cache state, and are close in time and sizes. The calls are in `devices/measured_calls.csv`,
-written by `python -m benchmarks.device_model fit`.
+Uses a Gaussian process over log(measured / predicted). Calls are the more similar, the more they share of op, kernel
+family, kernel, device generation and cache state, and the closer they are in time and sizes. The calls are in
+`devices/measured_calls.csv`, written by `python -m benchmarks.device_model fit`.
 """
 
 from __future__ import annotations
@@ -41,32 +41,34 @@ COMPONENTS: tuple[tuple[tuple[str, ...], Reach, float], ...] = (
     (("op", "state"), "always", 0.003),
     (("op", "kernel", "state"), "broad", 0.004),
 )
-"""(traits, reach, variance): covariance that two calls have if they share these traits. It is the full variance for the
-reach "always"; otherwise it decreases with the calls' distance as given in `REACHES`.
+"""Components of the covariance of two calls, as (traits, reach, variance). A component counts if the two calls share
+all its traits. With the reach "always" it adds the full variance; otherwise the variance decreases with the calls'
+distance, as given in `REACHES`.
 """
 PRODUCTS = 0.03
-"""Factor on the variances in `COMPONENTS` for matrix products, except on those with the reach "near".
+"""Factor on the variances in `COMPONENTS` for matrix products.
 
-Predictions of products are right on average, so a few shapes say little about others. With the full variances, the
-error on products of a left-out source is 27 % instead of 15 %.
+Components with the reach "near" are not multiplied. Predictions of products are right on average, so a few shapes say
+little about others. With the full variances, the prediction error for products of a left-out source is 27 % instead of
+15 %.
 """
 REACHES: dict[Reach, tuple[float, float, float, float]] = {
     "near": (0.25, 0.8, 2.15, 0.31),
     "broad": (1.8, 2.4, 4.5, 0.9),
 }
-"""Distances at which similarity falls to exp(-1/2), in this order: octaves of time, octaves of elements, octaves of the
-last dimension, share of launch time.
+"""Distances between two calls at which their similarity falls to exp(-1/2). In this order: octaves of time, octaves of
+elements, octaves of the last dimension, difference in the share of launch time.
 """
 NOISE = 0.01
 """Noise variance of a single call."""
 FULL_WEIGHT_CALLS = 4
 """Number of measured calls of an op on a device generation below which each counts less; a single one counts half."""
 DOUBTED = 3.0
-"""Threshold above which a call gets less weight: its squared deviation from the prediction by all other calls, divided
-by that prediction's variance.
+"""Threshold above which a call gets less weight.
 
-Reasons seen: the call's contents decided its time (boxes, divisors), or the source was wrong (a time 70 times shorter
-than others; the source later published one 16 times as long).
+It is compared with the call's squared deviation from the prediction by all other calls, divided by that prediction's
+variance. Calls exceeded it for two reasons: their contents decided the time (boxes, divisors), or the source was wrong
+(a time 70 times shorter than others, for which the source later published one 16 times as long).
 """
 LOOKS = 2
 """Number of rounds in which each call is compared with the others: more noise for one call may make another agree."""
@@ -133,9 +135,10 @@ class Learned:
     """Measured calls, prepared to correct predictions."""
 
     def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
-        """Prepare measured calls; `socs` are the devices on which they were measured.
+        """Prepare measured calls.
 
-        `pulls` are the weights of the calls in predictions, to be multiplied by similarity; see `pulls_of`.
+        `socs` are the devices on which they were measured. `pulls` are the calls' weights in predictions, which are
+        multiplied by similarity; see `pulls_of`.
         """
         import numpy as np
 
@@ -155,11 +158,11 @@ class Learned:
         return cls(calls, cls(calls, [0.0] * len(calls)).pulls_of(logs), socs)
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
-        """Return the weight of each measured call in predictions of other calls; `logs` are log(measured / predicted).
+        """Return the weight of each measured call in predictions of other calls.
 
-        A call that disagrees with the others gets less weight: its noise is raised until its squared deviation is at
-        most `DOUBTED` times its variance. A call of an op with fewer than `FULL_WEIGHT_CALLS` measurements gets less,
-        too.
+        `logs` are log(measured / predicted). A call that disagrees with the others gets less weight: its noise is
+        raised until its squared deviation is at most `DOUBTED` times its variance. A call of an op with fewer than
+        `FULL_WEIGHT_CALLS` measurements also gets less weight.
         """
         import numpy as np
 
@@ -167,10 +170,10 @@ class Learned:
         return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
 
     def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
-        """Return the correction of each call, learned from calls with another value in `parts`, e.g. from other
-        sources.
+        """Return the correction of each call, learned only from calls with another value in `parts`, e.g. from another
+        source.
 
-        The weights without a part follow from the full weights and the inverse of the covariances; nothing is refitted.
+        Nothing is refitted: the weights without a part follow from the full weights and the inverse of the covariances.
         """
         import numpy as np
 
@@ -208,8 +211,8 @@ class Learned:
         return targets, alike + np.diag(noise)
 
     def _doubt_of_few(self) -> Array:
-        """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls: the prior
-        variance for a single call, less for more calls.
+        """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls. For a
+        single call it is the prior variance; for more calls it is less.
         """
         import numpy as np
 
@@ -225,8 +228,8 @@ class Learned:
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
-        """Return the covariances between the calls of `a` (rows) and `b` (columns); `across_states` omits the
-        components that compare cache states.
+        """Return the covariances between the calls of `a` (rows) and `b` (columns). `across_states` leaves out the
+        components that apply to calls with the same cache state.
         """
         import numpy as np
 
@@ -244,10 +247,10 @@ class Learned:
         return alike
 
     def _ask(self, call: Traits) -> Correction:
-        """Return the correction of a call by the measured calls.
+        """Return the correction of a call, learned from the measured calls.
 
-        For an op that was never measured, the covariance from an equal cache state is left out: it made the predictions
-        of unmeasured ops worse.
+        For an op that was never measured, the covariance components for equal cache states are left out, because they
+        made the predictions of such ops worse.
         """
         import numpy as np
 
@@ -261,7 +264,8 @@ class Learned:
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
         """Return the correction exp(`log`) of a call at position `at`, with its evidence. `among` are the indices of
-        the calls learned from; `same` marks which of these calls share each of `KEYS` with the corrected one.
+        the calls learned from. `same` marks, for each of these calls and each of `KEYS`, whether the call shares that
+        key with the corrected one.
         """
         import numpy as np
 

@@ -22,8 +22,8 @@ ACCUMULATORS = 32768
 
 
 LEAST_ROWS = 80
-"""Minimum number of rows assumed when the tile's width is chosen. Otherwise a product of 64 rows, with tiles as wide as
-L0C allows, would take another number of waves than one of 65 rows.
+"""Minimum number of rows assumed when the tile's width is chosen. Without it, a product of 64 rows would get tiles as
+wide as L0C allows, and could take another number of waves than one of 65 rows.
 """
 DEALT_OUT = (32, 48, 80, 144, 272)
 """Row counts at which products get more tilings to choose from: one fractal, or one fractal more than a whole tile."""
@@ -32,30 +32,30 @@ FEW_WAVES = 4
 FLOATS = frozenset({"float32", "float64"})
 """Dtypes whose operands are rearranged on loading; float64, unknown to the cube, is never faster than float32."""
 WRITTEN = 0.87
-"""Minimum share of the HBM peak bandwidth at which results are written. A product with K = 32 writes 1 GB in 1.53 ms on
-a 910B4 with 0.8 TB/s (KernelBench).
+"""Minimum share of the HBM peak bandwidth at which results are written. Measured: a product with K = 32 writes 1 GB in
+1.53 ms on a 910B4 with 0.8 TB/s (KernelBench).
 """
 MAX_HBM_SHARE = 0.95
 """Maximum share of the HBM peak bandwidth that a product reaches."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
 """Minimum size of float32 tiles: smaller tiles are not made even if cores are idle, and K is not split.
 
-FLOAT32_TILE: minimum elements divided by sqrt(K), counting at least 32 rows. FLOAT32_ROWS: minimum rows of tiles of 16
-columns. For 32 x 4096 x 1000, a 910B2 started tiles of 32 x 48 on 21 cores. On a 910B4, 256 x 131072 x 256 reaches 12
-TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s, the rates of eight tiles of 128 x 64 and of four tiles of 64 rows; the
-square root interpolates between these.
+FLOAT32_TILE is the minimum number of elements divided by sqrt(K); fewer than 32 rows count as 32. FLOAT32_ROWS is the
+minimum number of rows of tiles of 16 columns. For 32 x 4096 x 1000, a 910B2 started tiles of 32 x 48 on 21 cores. On a
+910B4, 256 x 131072 x 256 reaches 12 TFLOP/s, the rate of eight tiles of 128 x 64; 256 x 131072 x 1 reads at 108 GB/s,
+the rate of four tiles of 64 rows. The square root interpolates between these.
 """
 SPLIT_LEAST = 4096
 """Minimum depth of each piece when K is split over cores; assumed.
 
-Pieces of 1024 would predict half the measured time of products with K = 7168; no measurement distinguishes 2048 from
-larger values.
+With pieces of 1024, the predicted time of products with K = 7168 would be half the measured time. No measurement
+distinguishes 2048 from larger values.
 """
 
 
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """Return the tile (rows, cols, 1) and smaller tiles made by halving, until no core is idle. The larger tiles are
-    candidates too: on fewer cores, they load fewer bytes in total.
+    """Return the tile (rows, cols, 1) and the smaller tiles made from it by halving until no core is idle. The larger
+    tiles are candidates too: they use fewer cores but load fewer bytes in total.
     """
     n, batch = gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
@@ -75,10 +75,10 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """Return the candidate plans: (number of rows m, followed by a tiling of m rows as returned by `_tilings`).
+    """Return the candidate plans, each a number of rows m followed by a tiling of m rows as returned by `_tilings`.
 
-    If there are few waves, plans for larger m are also candidates, so that a product never costs more than one with
-    more rows.
+    If there are few waves, plans for more rows than the product has are candidates, too. A product therefore never
+    costs more than one with more rows.
     """
     out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
     if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < FEW_WAVES * cores:
@@ -89,10 +89,11 @@ def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
 
 
 def _tilings(gemm: Gemm, m: int, cores: int) -> list[tuple[int, int, int]]:
-    """Return candidate base tiles for `m` rows: (rows, columns, pieces that K is split into, usually 1).
+    """Return candidate base tiles for `m` rows as (rows, columns, number of pieces of K).
 
-    The largest tile that L0C and the product allow is a candidate; so are the tiles made from it by halving rows or
-    columns until no core is idle. More cores add candidates, so more cores are never slower.
+    The number of pieces is usually 1. The largest tile that L0C and the product allow is a candidate. So are the tiles
+    made from it by halving rows or columns until no core is idle. More cores only add candidates, so more cores are
+    never slower.
     """
     batch, n, k = gemm.batch, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
@@ -136,7 +137,7 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     shared_b: bool = False
     """Whether the whole batch shares one B."""
     weight_bits: int = 0
-    """Bits per element of B in memory if B is unpacked to the dtype of A while loading; otherwise 0."""
+    """Bits per element of B in memory if B is unpacked to the dtype of A while loading; 0 if it is not unpacked."""
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
@@ -146,7 +147,8 @@ TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
 def gemm_of(call: KernelCall) -> Gemm | None:
     """Return the sizes of a matrix product from its operand shapes; None if the shapes do not form a product.
 
-    Inputs: A, B, then anything (bias, scales). Transposition is taken from attrs, or chosen so that the shapes match.
+    Inputs are A and B; any others (bias, scales) are ignored. Transposition is taken from attrs or, without these,
+    chosen so that the shapes match.
     """
     inputs = call.inputs
     if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
@@ -185,7 +187,7 @@ def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
     """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices; None if they cannot be
-    multiplied. Prefers transpositions that give the output size `wanted`.
+    multiplied. If several transpositions fit, those that give the output size `wanted` are preferred.
     """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
@@ -210,7 +212,8 @@ def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
     """Return the multiply-accumulates per cycle of one cube core.
 
-    Unknown dtypes run at the float32 rate, so they are never free; a complex multiply-accumulate counts as four.
+    Unknown dtypes run at the float32 rate, so that they are never free. A complex multiply-accumulate counts as four
+    real ones.
     """
     rates = device.macs_per_cycle
     if dtype.startswith("complex"):
@@ -247,13 +250,13 @@ def gemm_terms(
     """Return the cost terms of a matrix product in microseconds, for the fastest plan.
 
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with p = `overlap_p`. Tiles run in ceil(tiles / cores)
-    waves. Each reported term is its share of the overlapped sum, so that all terms add up to the time.
+    waves. The reported cube, L2 and HBM terms are shares of the overlapped time, so that all terms add up to the time.
 
-    If K is very long, CANN splits it: the pipes of a core then wait for each other, and L1 to L0 takes about as long as
-    computing. If few tiles would leave most cores idle, K is split across these cores, and the partial sums are read
-    and added once more. `family.memory_factor` multiplies the time to load operands: float32 rows are rearranged at
-    half the speed. `skew` multiplies the work and loads of the busiest core. A product without elements costs its
-    launch.
+    If K is very long, CANN splits it: the pipes of a core then wait for each other, and moving data from L1 to L0 takes
+    about as long as computing. If few tiles would leave most cores idle, K is split across these cores, and the partial
+    sums are read and added once more. `family.memory_factor` multiplies the time to load operands: float32 rows are
+    rearranged at half the speed. `skew` multiplies the work and loads of the busiest core. A product without elements
+    costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
         return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
@@ -348,8 +351,8 @@ def matmul_terms(
     resident: float | None = None,
     gemm: Gemm | None = None,
 ) -> dict[str, float]:
-    """Return the cost terms of a (batched, quantised, grouped) matrix product; `gemm` is `gemm_of(call)`, if already
-    computed.
+    """Return the cost terms of a (batched, quantised, grouped) matrix product. Pass `gemm_of(call)` as `gemm` if it is
+    already computed.
     """
     gemm = gemm or gemm_of(call)
     if gemm is None:
@@ -362,7 +365,7 @@ def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
 
     A core keeps a column of weight tiles and processes all rows of the expert. An expert therefore has as many jobs as
     its weights have columns of tiles, and a job takes longer the more rows the expert has. Jobs on m cores end after
-    work/m + (1 - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    work/m + (1 - 1/m) * (longest job) (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
     """
     busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
     if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
@@ -386,14 +389,14 @@ def _by_bytes(call: KernelCall, family: FamilyCost, device: DeviceProfile, resid
 def conv_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Return the cost terms of a convolution (forward, backward to input, or to weights): a matrix product and its
-    unfolding.
+    """Return the cost terms of a convolution (forward, backward to input, or backward to weights).
 
-    Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). A
-    forward convolution with at least as many images as cores gives each core whole images, the busiest one ceil(N /
-    cores). All other work is split into tasks of 128 output pixels: on a 910B2, 32 images run on 16 cores forward and
-    on 22 to 24 cores backward. If there are fewer tasks than cores, groups of 256 output channels are distributed, too:
-    2 x 256 pixels of 2048 to 2048 channels take 23 us on a 950PR; with four cores they would take 97 us.
+    It is costed as a matrix product and the unfolding for it. Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the
+    weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). A forward convolution with at least as many images as cores
+    gives each core whole images; the busiest core gets ceil(N / cores). All other work is split into tasks of 128
+    output pixels: on a 910B2, 32 images run on 16 cores forward and on 22 to 24 cores backward. If there are fewer
+    tasks than cores, groups of 256 output channels are distributed, too: 2 x 256 pixels of 2048 to 2048 channels take
+    23 us on a 950PR, but would take 97 us on four cores.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

@@ -1,9 +1,8 @@
 # pyright: strict
-"""Corrects a prediction by kernels of similar sizes (neighbours) measured on the same SoC; the correction fades as
-sizes differ.
+"""Corrects a prediction by kernels of similar sizes (neighbours) that were measured on the same SoC.
 
-`fit` fits constants that all sizes share. The errors that remain at some sizes (an unsuitable tiling, a format, a quirk
-of the library) are similar at nearby sizes.
+The correction gets smaller the more the sizes differ. `fit` fits constants that all sizes share. Errors that remain at
+some sizes (due to an unsuitable tiling, a format or a quirk of the library) are similar at nearby sizes.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from opreplay.replay.ir.kernel import HALF, KernelCall, State
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)
-"""Octaves at which similarity falls to exp(-1/2).
+"""Difference in sizes, in octaves, at which the similarity of two kernels falls to exp(-1/2).
 
-PRODUCT_REACH: in rows, columns and depth of a product. OTHER_REACH: in rows and row length of other kernels. A
-measurement of weights with one number of rows helps to predict other numbers of rows, but hardly other weights.
+PRODUCT_REACH is for rows, columns and depth of a product, OTHER_REACH for rows and row length of other kernels. Rows
+have a long reach because a measurement of weights with one number of rows helps to predict other numbers of rows. It
+hardly helps to predict other weights.
 """
 
 SPREAD = 0.2
@@ -39,8 +39,8 @@ MAX_NEIGHBOURS = 64
 """Maximum number of neighbours kept per family; a prediction searches all neighbours of its kind."""
 
 FARTHEST = 5.0
-"""Distance in columns, divided by the reach, beyond which a neighbour is ignored: its weight at that distance is one
-hundred-thousandth.
+"""Distance in columns, divided by the reach, beyond which a neighbour is ignored. At that distance its weight is below
+one hundred-thousandth.
 """
 
 EXTRAPOLATION_FACTOR = 8.0
@@ -52,8 +52,8 @@ SAME = 1e-6
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
 )
-"""Forms whose cost follows from shapes. The cost of lookups, sorts, transpositions and attention depends on data that
-kernel tables do not contain.
+"""Forms whose cost follows from shapes. Lookups, sorts, transpositions and attention are missing because their cost
+depends on data that kernel tables do not contain.
 """
 
 
@@ -65,17 +65,17 @@ class Place(NamedTuple):
     """Kind and sizes of a kernel; only kernels of the same family and kind are compared."""
 
     kind: str
-    """Types, formats and transposition; kernels of different kinds do not help to predict each other."""
+    """Types, formats and transposition of a kernel. A kernel does not help to predict kernels of another kind."""
     spot: Spot
 
 
 def place_of(
     call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network", tally: Tally | None = None
 ) -> Place | None:
-    """Return the kind and sizes of a call; None if it cannot be compared with others.
+    """Return the kind and sizes of a call; None if it cannot be compared with other calls.
 
-    Pass `gemm_of(call)` and `tally_of(call)` if already computed. Kernels in a loop on warm caches are of another kind
-    than kernels in a network, because their errors differ.
+    Pass `gemm_of(call)` and `tally_of(call)` if they are already computed. Kernels in a loop on warm caches have
+    another kind than kernels in a network, because their prediction errors differ.
     """
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -217,10 +217,11 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
 
 
 def learn_neighbours(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
-    """Return a family's neighbours by kind, from (place, log(measured / predicted)) in descending order of importance.
+    """Return a family's neighbours by kind.
 
-    Uses a Gaussian process with mean 0: far from all kernels there is no correction; next to a single kernel, four
-    fifths of its error is corrected.
+    `measured` holds (place, log(measured / predicted)) in descending order of importance. Uses a Gaussian process with
+    mean 0. A kernel far from all neighbours therefore gets no correction; next to a single neighbour, four fifths of
+    its error is corrected.
     """
     import numpy as np
 

@@ -1,10 +1,10 @@
 # pyright: strict
 """Adjusts predictions to a user's own measurements, and chooses the calls to measure next.
 
-Prediction errors are correlated: the log(measured / predicted) of two calls have a common part if they ran on one
-device, if their kernels are of one family and of similar duration, or if they call the same op. Gaussian process
-regression on the measured calls gives every other prediction a factor and a narrower band. The same covariances show
-which measurements would narrow the total of a step most.
+Prediction errors are correlated: log(measured / predicted) of two calls has a common part if they ran on one device, if
+their kernels are of one family and of similar duration, or if they call the same op. Gaussian process regression on the
+measured calls gives every other prediction a correction factor and a narrower band. The same covariances show which
+measurements would narrow the band of a step's total time most.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
-"""How the variance of a call's error is divided into parts that it shares with other calls.
+"""Shares of the variance of a call's prediction error, by the calls with which that part of the error is shared.
 
-The parts are shared, in this order, with: all calls on the device; calls of the same kernel family and similar
-duration; calls of the same op; calls of the same op and similar duration; the same call. The values lie between two
-maximum-likelihood fits: kernels of left-out SoCs give 0.2, 0.45, 0, 0.13 and 0.22; calls of ops that were never seen
-give the op 0.2 to 0.4. Choices and errors change little between the fits (benchmarks/exams/measure_kit.py).
+In this order, a part is shared with: all calls on the device; calls of the same kernel family and similar duration;
+calls of the same op; calls of the same op and similar duration; only the same call. The values lie between two
+maximum-likelihood fits. The fit to kernels of left-out SoCs gives 0.2, 0.45, 0, 0.13 and 0.22; the fit to calls of ops
+that were never seen gives the op 0.2 to 0.4. Choices and errors differ little between the fits
+(benchmarks/exams/measure_kit.py).
 """
 REACH_OCTAVES = 3.0
 """Octaves between two predicted times at which the correlation by similar duration falls to exp(-1/2)."""
@@ -49,21 +50,21 @@ PRIOR_ROWS = 5.0
 other calls.
 """
 MOST_SCALE = 3.0
-"""Maximum factor by which measured errors widen the bands of other calls. They never narrow the bands, because users
-measure large calls.
+"""Maximum factor by which measured errors widen the bands of other calls. Measured errors never narrow these bands,
+because users measure large calls.
 """
 MEDIAN_SQUARE = 0.455
 """Median of the square of a standard normal variable."""
 CONTRADICTED = 9.0
-"""Threshold above which a row is reported to the user: its squared deviation from the prediction by the other calls,
-divided by the usual squared deviation.
+"""Threshold above which a row is reported to the user. It is compared with the row's squared deviation from the
+prediction by the other calls, divided by the usual squared deviation.
 """
 MIN_BAND_FACTOR = 1.05
 TOLD_SHARE = 0.1
 """Minimum share of a call's error variance that measurements must explain to count as the basis of its prediction."""
 MOST_CALLS = 2000
-"""Maximum number of calls that are compared with each other, in descending order of uncertainty; more would take
-minutes.
+"""Maximum number of calls that are compared with each other; the most uncertain ones are taken. Comparing more would
+take minutes.
 """
 
 Nearest = Literal["", "call", "op", "family"]
@@ -182,20 +183,20 @@ class Measured:
 
     @cached_property
     def contradicted(self) -> list[int]:
-        """Return the indices of rows that contradict the other calls: their squared deviation exceeds `CONTRADICTED`
-        times the usual one.
+        """Return the indices of rows that contradict the other calls: their squared deviation is more than
+        `CONTRADICTED` times the usual one.
         """
         return [row for row, doubt in self._doubts.items() if doubt.unlikely > CONTRADICTED]
 
     @cached_property
     def _doubts(self) -> dict[int, _Doubt]:
-        """Return the rows that are probably wrong: the other calls make their times less likely than the prediction
-        alone does.
+        """Return the rows that are probably wrong: their times are less likely given the other calls than given the
+        prediction alone.
 
-        The error of such a row's call gets additional variance that it does not share with other calls, just enough
-        that no row of the call deviates by more than `DOUBTED` times the usual square. A wrong row is then still
+        The call of such a row gets additional error variance that it does not share with other calls. It is just enough
+        that no row of the call has more than `DOUBTED` times the usual squared deviation. A wrong row is then still
         predicted as measured, but hardly changes other calls. Rows are trusted if they agree with each other, however
-        far they are from the prediction, or if the other calls say nothing about them.
+        far they are from the prediction. They are also trusted if the other calls say nothing about them.
         """
         import numpy as np
 
@@ -324,9 +325,9 @@ def choose(
 ) -> list[Choice]:
     """Return the calls whose measurement narrows the band of the total most, best first.
 
-    The total is the sum of `counts` times the predicted times. Each choice removes most of the remaining variance of
-    the total; a call similar to a chosen one adds little. `costs` and `budget` have the same unit; calls that exceed
-    the remaining budget are skipped.
+    The total is the sum of `counts` times the predicted times. Each choice is the call that removes most of the total's
+    remaining variance; a call similar to a chosen one removes little. `costs` and `budget` have the same unit. Calls
+    that cost more than the remaining budget are skipped.
     """
     import numpy as np
 

@@ -25,7 +25,7 @@ Terms = Callable[..., dict[str, float]]
 
 
 AICPU_OPERATIONS_PER_US = 4000.0
-"""Operations per microsecond of one control processor: two per cycle at 2 GHz; assumed, because no measurement is
+"""Operations per microsecond of one control processor: two per cycle at 2 GHz. Assumed, because no measurement is
 public.
 """
 
@@ -41,8 +41,8 @@ def _aicpu_terms(
 HOST_BYTES_PER_US = 64e3
 """Bytes per microsecond of PCIe 5.0 x16 in one direction, from the product profiles."""
 PAGEABLE_BYTES_PER_US = 8e3
-"""Bytes per microsecond from or to pageable memory, which the host copies once more: 5 to 12 GB/s in public traces of
-H100 and A100 hosts.
+"""Bytes per microsecond copied from or to pageable host memory, which the host copies a second time. Public traces of
+H100 and A100 hosts show 5 to 12 GB/s.
 """
 HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
 """Family of copies between host and device. They are not kernels and depend on no SoC; the band is assumed."""
@@ -88,9 +88,9 @@ BOUNDS: dict[str, Bound] = {
 """Cost term → bound that is reported if this term is the longest."""
 
 MOVING = "moving"
-"""Name of the vector term of kernels that only move data: copies, transposes, layout conversions.
+"""Name of the vector term of kernels that only move data (copies, transposes, layout conversions).
 
-An op reports it separately from "vector", so that a roofline does not count it as arithmetic.
+An op reports this time separately from "vector", so that a roofline does not count it as arithmetic.
 """
 _MOVES = frozenset({"copy", "transpose", "transdata", "fill"})
 
@@ -113,10 +113,10 @@ PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 def variant(call: KernelCall, device: DeviceProfile) -> str:
     """Return the kernel type, refined if kernels of one type have different costs.
 
-    "AiCpu" for kernels on the control processors, "HostCopy" for copies over the bus. TransData gets its direction,
-    because its cost depends on the two formats, and becomes "View" if the cube needs no conversion. float32 products
-    get the dtype, because their operands are loaded at another speed. "Reduce:across" is a reduction in which several
-    cores compute parts of each result.
+    Kernels on the control processors become "AiCpu", copies over the bus "HostCopy". TransData gets its direction,
+    because its cost depends on the two formats; it becomes "View" if the cube needs no conversion. float32 products get
+    the dtype, because their operands are loaded at another speed. "Reduce:across" is a reduction in which several cores
+    compute parts of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
@@ -142,8 +142,8 @@ def _transdata(call: KernelCall) -> str:
 def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
     """Check whether several cores compute parts of one sum.
 
-    True if a kept dimension is inside a summed one, by the attr `across` or, if it is missing, by shapes. Also true if
-    there are fewer rows than cores and each row is longer than what one core reduces alone.
+    They do if a kept dimension is inside a summed one. The attr `across` says so; if it is missing, the shapes do. They
+    also do if there are fewer rows than cores and each row is longer than what one core reduces alone.
     """
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
@@ -171,8 +171,8 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
     """Return a lower bound on the kernel's time in microseconds.
 
-    The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2;
-    and the bytes at the peak of HBM, except those that L2 may hold before and after the kernel.
+    The bound is the largest of these times: a bare launch; the products at the peak of all cube cores; the bytes at the
+    peak of L2; and the bytes at the peak of HBM, without those that L2 may hold before and after the kernel.
     """
     form = family.form
     if form == "matmul":
@@ -196,13 +196,13 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
 
 
 NO_INSTRUCTIONS = frozenset({"float64", "complex128", "complex64", "complex32"})
-"""Dtypes for which vector and cube cores have no instructions; measurements of a family with other dtypes say little
-about these dtypes.
+"""Dtypes for which vector and cube cores have no instructions. Measurements of a family with other dtypes say little
+about its time with these.
 """
 BARE_START_US = 0.9
-"""Lower bound on the time of any kernel; the shortest measured time is 1.1 us (MemSet of one block)."""
+"""Lower bound on the time of any kernel in microseconds. The shortest measured time is 1.1 us (MemSet of one block)."""
 L2_PEAK_BYTES = 128.0
-"""Maximum bytes per cycle that a vector core moves, the width of its instructions; the platform configuration of the
+"""Maximum bytes per cycle that a vector core moves: the width of its instructions. The platform configuration of the
 910B1 gives 110 for reads and 86 for writes.
 """
 MOVES_ALL = frozenset({"elementwise", "copy", "rowwise", "reduce", "transpose", "optimizer", "fill"})
@@ -265,10 +265,10 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """Return the launch time after multiplying its excess over a launch on one core by `share`.
+    """Return the launch time, with the part beyond a one-core launch scaled by `share`.
 
-    The kernel's fixed time is multiplied by the fourth root of `share`: passes and synchronisation do not depend on the
-    caches, but a kernel that does more has more code, which also has to be fetched.
+    The kernel's fixed time is multiplied by the fourth root of `share`. It depends only partly on the caches: passes
+    and synchronisation do not, but a kernel that does more has more code, which also has to be fetched.
     """
     one_core_us, bare = rates.launch_one_us, launch - family.fixed_us
     if bare > one_core_us:
@@ -279,7 +279,7 @@ def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) ->
 def _slowed(
     terms: dict[str, float], call: KernelCall, path: SlowPath, family: FamilyCost, device: DeviceProfile
 ) -> dict[str, float]:
-    """Return the cost terms of a kernel on a slow path; the path's additional time is a separate term."""
+    """Return the cost terms of a kernel on a slow path. The time that the path adds is a separate term."""
     if path.how == "factor":
         return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
     cores = device.aiv_cores
@@ -316,9 +316,10 @@ UNKNOWN = "Unknown"
 MOST_BY_BYTES = 7.7
 """Upper factor of the 80 % band of a cost based on bytes alone, which ignores arithmetic, passes and access patterns.
 
-Of 430 public kernels and ops, each costed as if it were unknown, 10 % took longer by more than this factor (7.0 if each
-family counts once); the median is 1.5. Few kernels take less time than their bytes, but lookups do, because they read
-only a part of a table. The lower bound of the band is therefore as low as for a kernel unlike all measured kernels.
+Of 430 public kernels and ops, each costed as if it were unknown, 10 % took more than this factor times the prediction
+(7.0 if each family counts once); the median factor is 1.5. Few kernels take less time than their bytes. Lookups do,
+because they read only a part of a table; the lower bound of the band is therefore as low as for a kernel unlike all
+measured kernels.
 """
 
 MOST_US = 1e15
@@ -381,10 +382,10 @@ def predict_kernel(
 ) -> Simulated:
     """Return the cost of one launch of `call` on `device`, in microseconds, without multiplying by `call.count`.
 
-    `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels. If
-    None, it is derived from `state` (in a network: the expected share for the working set). `loaded` is the share of a
-    vector kernel's launches in a network for which its code is in the instruction caches. Never raises for a
-    well-formed call: unknown kernel types and sizes that exceed any memory are costed by their bytes and marked
+    `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels. If it
+    is None, it is derived from `state`; in a network, it is the expected share for the working set. `loaded` is, for a
+    vector kernel in a network, the share of its launches for which its code is in the instruction caches. Never raises
+    for a well-formed call: unknown kernel types and sizes that exceed any memory are costed by their bytes and marked
     uncalibrated.
     """
     family = family_of(call, device)

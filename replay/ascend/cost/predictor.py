@@ -15,9 +15,9 @@ MAX_CACHED = 200_000
 class Predictor:
     """A cache of `predict_kernel` results for one device.
 
-    The key holds the type, all tensors and all attributes (sequence lengths, transposition, ranks, ...), so calls that
-    differ in a single number have separate entries. Devices do not share a cache, because two devices with the same
-    name may differ.
+    The key holds the type, all tensors and all attributes (sequence lengths, transposition, ranks, ...). Calls that
+    differ in a single number therefore have separate entries. Devices do not share a cache, because two devices with
+    the same name may differ.
     """
 
     def __init__(self, device: DeviceProfile) -> None:

@@ -1,10 +1,10 @@
 # pyright: strict
 """Estimates how much of each kernel's data is still in L2, from the kernel sequence and the tensor sizes.
 
-A kernel table has no addresses. Each operand is assumed to be the most recently used tensor with the same number of
-elements and dtype that is not already assigned to another operand of the kernel. The reuse distance is the number of
-bytes accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
-(`owned_operands`). A caller that knows a tensor's identity passes it.
+A kernel table has no addresses. Each operand is therefore assumed to be the most recently used tensor with its number
+of elements and dtype; no tensor is assigned to two operands of a kernel. The reuse distance is the number of bytes
+accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
+(`owned_operands`). A caller that knows which tensor an operand is passes its identity.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes accessed since its last use); the second is None for a tensor not seen before."""
 
 MAX_DISTANCE_RATIO = 1e9
-"""Maximum ratio of the reuse distance to the reach of L2: at this ratio nothing is found in L2, and larger powers would
-overflow.
+"""Maximum ratio of the reuse distance to the reach of L2. At this ratio nothing is found in L2, and powers of larger
+ratios would overflow.
 """
 MAX_DESCRIBED = 50_000
 """Maximum number of kernels whose tensor sizes are cached."""
 BEYOND_OPERANDS = "beyond the tensors"
 """Used in place of a dtype for memory that a kernel reads beyond its operands."""
 MAX_REMEMBERED = 64
-"""Maximum number of past uses stored per tensor size; older uses are far beyond any cache."""
+"""Maximum number of past uses stored per tensor size. Data of older uses are no longer in any cache."""
 
 
 class Stream:
-    """Tracks when each tensor was last used by the kernels of a device, in launch order; time is counted in bytes.
+    """Tracks when each tensor was last used by the kernels of a device, in launch order.
 
-    A tensor with a given identity was last used when its identity was. Any other tensor is assumed to be the most
-    recently used one of its size and dtype, because the allocator reuses freed memory.
+    Time is counted in bytes. A tensor with a given identity was last used when that identity was. A tensor without one
+    is assumed to be the most recently used tensor of its size and dtype, because the allocator reuses freed memory.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class Stream:
     ) -> tuple[Touch, ...]:
         """Return the tensors of the next kernel with their reuse distances, which include the kernel's own bytes.
 
-        The last entry covers bytes that the kernel moves in addition to its tensors, if any, e.g. cache pages that
-        attention reads. `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if
-        unknown. A tensor that the kernel writes is matched to memory by its size.
+        If the kernel moves bytes beyond its tensors, e.g. cache pages that attention reads, the last entry covers them.
+        `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None means unknown. A
+        tensor that the kernel writes is matched to memory by its size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
@@ -81,9 +81,10 @@ class Stream:
         return tuple(touches)
 
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
-        """Return (elements, dtype) and the bytes of a kernel's tensors, then of memory that it moves beyond them.
+        """Return two lists for a kernel's tensors: (elements, dtype) of each, and its bytes.
 
-        Results are cached, because most kernels repeat. A kernel reads no more of a lookup table than it moves.
+        Memory that the kernel moves beyond its tensors comes last in both. Results are cached, because most kernels
+        repeat. A lookup table counts at most as many bytes as the kernel moves.
         """
         described = self._described.get(id(call))
         if described is None or described[0] is not call:
@@ -139,11 +140,12 @@ _Kind = tuple[int, str, str]
 
 
 def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
-    """Map each kernel that reads weights or caches, by position in launch order, to the identities of its inputs.
+    """Map each kernel that reads weights or caches, by its position in launch order, to the identities of its inputs.
 
-    The second and later operands of products, and keys and values of attention, are weights or caches if no kernel in
-    the table writes a tensor of the same size, dtype and format. Each layer has its own and reads them once per step;
-    in a table of several steps, it reads them again one step later. Other inputs have the identity None.
+    The second and later operands of products, and keys and values of attention, count as weights or caches if no kernel
+    in the table writes a tensor of the same size, dtype and format. Each layer has its own weights and caches and reads
+    them once per step. In a table of several steps, it reads them again in the next step. Other inputs have the
+    identity None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -186,8 +188,8 @@ def _kind(spec: TensorSpec) -> _Kind:
 
 
 MOST_ALIKE = 5
-"""Minimum number of reads per step of equally sized weights from which several layers must read them: one layer has
-four projections of equal size, but not five.
+"""Minimum number of reads of equally sized weights per step from which they must belong to several layers. One layer
+can have four projections of equal size, but not five.
 """
 
 
@@ -195,9 +197,9 @@ def _steps_told(counts: Sequence[int]) -> int:
     """Return the number of steps in a table, derived from how often weights of each size are read; 1 if it is
     ambiguous.
 
-    The result is the greatest common divisor of the counts if some size (a head, the last layer) is read once per step
-    and some other size is read more often per step than by one layer. Without the last condition, a single step of a
-    few layers would look like several steps.
+    The result is the greatest common divisor of these counts, if two conditions hold. Weights of some size (a head, the
+    last layer) are read once per step, and weights of another size are read more often per step than one layer reads
+    them. Without the second condition, a single step of a few layers would look like several steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
@@ -218,11 +220,11 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
 
 
 def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return an isolated kernel's `touches` with a reuse distance for its outputs, which stay in L2 if the kernel's
-    tensors fit.
+    """Return an isolated kernel's `touches` with a reuse distance for its outputs, because these stay in L2 if the
+    kernel's tensors fit.
 
-    Outputs stay wherever the inputs come from. This does not apply to attention, which reads more than the tensors it
-    names (`moved_bytes`).
+    Outputs stay in L2 whether or not the inputs were there. Attention is returned unchanged, because it reads more than
+    the tensors it names (`moved_bytes`).
     """
     kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
     if len(touches) > reads + sum(spec is not None for spec in call.outputs):
@@ -232,8 +234,8 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
 
 
 def _in_place(touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return the tensors written by a kernel that names no outputs, such as an optimizer: all of the largest tensors
-    except one, the gradient.
+    """Return the tensors written by a kernel that names no outputs, such as an optimizer. These are all tensors of the
+    largest size except one, which is the gradient.
     """
     largest = max((size for size, _ in touches), default=0.0)
     return tuple((size, None) for size, _ in touches if size == largest)[:-1]
@@ -249,10 +251,11 @@ class Held(NamedTuple):
 
 
 CODES_KEPT = 3
-"""Maximum number of kernels in between for which a kernel's code stays in the instruction caches.
+"""Maximum number of other kernels that may run between two launches of a kernel for its code to stay in the instruction
+caches.
 
 The median `aiv_icache_miss_rate` of a Qwen step on a 910B4 is 0.000 if up to two kernels ran in between, 0.003 after
-three, 0.02 to 0.05 after more.
+three, and 0.02 to 0.05 after more.
 """
 
 
@@ -264,10 +267,10 @@ class Codes:
         self._last: dict[tuple[str, ...], int] = {}
 
     def launch(self, call: KernelCall | None) -> bool:
-        """Check whether the caches hold the next kernel's code: the last kernel of the same type and dtypes ran at most
-        `CODES_KEPT` other kernels ago.
+        """Check whether the caches hold the next kernel's code.
 
-        None is an unknown kernel.
+        They do if at most `CODES_KEPT` other kernels ran since the last kernel of the same type and dtypes. None is an
+        unknown kernel.
         """
         self._number += 1
         if call is None:

@@ -92,9 +92,9 @@ def is_nz(spec: TensorSpec) -> bool:
 
 
 def logical_matrix(spec: TensorSpec) -> tuple[int, int, int]:
-    """Return (batch, rows, columns) of a matrix operand, with a fractal layout converted back.
+    """Return (batch, rows, columns) of a matrix operand.
 
-    FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
+    A fractal layout is first converted back. FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
     """
     shape = spec.shape
     if len(shape) == 2:

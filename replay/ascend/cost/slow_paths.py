@@ -1,7 +1,7 @@
 # pyright: strict
 """Slow paths of the kernel library: which calls take a slow path, and how long they take; values and pure functions.
 
-The paths are data: `devices/_slow_paths.toml`, and additions in a device file.
+The paths are read from data: `devices/_slow_paths.toml`, and additions in a device file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from opreplay.replay.ascend.profile import SlowPath
 from opreplay.replay.ir.kernel import HALF, UNIFIED_BUFFER, KernelCall, itemsize
 
 SCALAR_CYCLES = 25.0
-"""Maximum cycles per element when one core processes elements one at a time; measured for a cumulative product."""
+"""Maximum cycles per element if one core processes elements one at a time. Measured for a cumulative product."""
 UNDIVIDED = 4096
-"""Maximum elements inside a middle dimension that one core processes without splitting; the largest measured value.
+"""Maximum number of elements inside a middle dimension that one core processes without splitting.
 
-Longer lines are assumed to be split over cores; every measurement has at least 16 outer slices.
+It is the largest measured value. Longer lines are assumed to be split over cores. No measurement shows this, because
+all have at least 16 outer slices.
 """
 SHORT_ROW_BYTES = 256
-"""Maximum bytes of a short row, which takes a fixed start time regardless of its content. The value is half of what a
+"""Maximum bytes of a short row. Such a row takes a fixed start time, whatever it contains. The value is half of what a
 vector core moves in one transfer at full rate.
 """
 FEW_ROWS = 16
@@ -44,8 +45,8 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """Return how the dimension that a call works along divides its first tensor. The attrs `cols` and `inner` give the
-    dimension; without `inner`, it is the innermost one. None if there is no tensor or it has no dimensions.
+    """Return how the dimension that a call works along divides its first tensor; None if there is no tensor or it has
+    no dimensions. The attrs `cols` and `inner` give the dimension. Without `inner`, it is the innermost one.
     """
     source = first(call.inputs)
     if source is None or not source.shape:
@@ -122,9 +123,10 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
 
 
 def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
-    """Return the first slow path in `paths` that applies to a call; `gemm` is `gemm_of(call)`, if already computed.
+    """Return the first slow path in `paths` that applies to a call; None if none applies.
 
-    If the dimension has one element, the kernel only copies, and only paths with a factor apply.
+    Pass `gemm_of(call)` as `gemm` if it is already computed. If the dimension has one element, the kernel only copies.
+    Only paths that multiply the time by a factor can then apply.
     """
     single = call.attrs.get("cols") == 1
     for path in paths:

@@ -11,13 +11,13 @@ ONE_BY_ONE = 1.0
 BURST = 12.0
 """Cycles per run if one instruction copies several runs: 0.1 us for 16 runs on a 910C die."""
 FULL_CORES = 40
-"""Number of vector cores to which `launch_full_us` applies.
+"""Number of vector cores for which `launch_full_us` is the launch time.
 
-Starting takes longer on more cores: 0.06 us per core in one table of copies on 1 to 40 cores.
+Starting takes longer on more cores: by 0.06 us per core in one table of copies on 1 to 40 cores.
 """
 FURTHER = 0.25
-"""Launch time added per core beyond `FULL_CORES`, relative to the cores before. Kernels in networks start in 7.8 us on
-the 40 cores of a 910B4 and in 8.3 us on the 48 of a 910B2.
+"""Launch time added per core beyond `FULL_CORES`, relative to that per core before. Kernels in networks start in 7.8 us
+on the 40 cores of a 910B4 and in 8.3 us on the 48 cores of a 910B2.
 """
 ACCESS = 200.0
 """Cycles for which a core waits for memory if the next address depends on data: 0.1 us."""
@@ -43,9 +43,9 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[str, float, float]:
-    """Return ("hbm" or `CORE_LOAD`, its time, L2 time) in microseconds to move bytes through `blocks` vector cores;
-    `resident` is the share of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to hold the written
-    bytes first.
+    """Return (term, its time, L2 time) in microseconds to move bytes through `blocks` vector cores. The term is "hbm"
+    or `CORE_LOAD`. `resident` is the share of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to
+    hold written bytes before read ones.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -81,7 +81,7 @@ def work_terms(
     *,
     by_itself: bool = False,
 ) -> dict[str, float]:
-    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm (or core load), l2; `factor`
+    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm (or core load) and l2. `factor`
     multiplies the cycles per element.
     """
     elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write

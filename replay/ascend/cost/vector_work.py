@@ -1,5 +1,5 @@
 # pyright: strict
-"""The amount of work of a vector kernel: blocks, elements, rows and bytes, counted by form; no times."""
+"""The amount of work of a vector kernel (blocks, elements, rows and bytes), counted by form. Computes no times."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Maximum bytes of a row that one core reduces alone; assumed.
 
-Reading this many bytes takes a core as long as synchronisation between several cores (7 us, the difference between the
-fitted families). Rows of 64 KB and of 2 MB and more were measured.
+Reading this many bytes takes a core as long as synchronisation between several cores: 7 us, the difference between the
+fitted families. Only rows of 64 KB and rows of 2 MB and more were measured.
 """
 SUMMED_ALONE_WIDE = 25e3
 """Maximum bytes of a row of 8-byte integers that one core reduces alone: several cores are faster from about 3,000
@@ -46,19 +46,20 @@ def summed_alone(dtype: str) -> float:
 
 
 PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
-"""Kernel types that split few rows over all cores on a 950PR. Argmax over a million numbers takes 6 us, and would take
-66 us on one core (hicann/cann-bench); assumed for the types that also return values.
+"""Kernel types that split few rows over all cores on a 950PR. Argmax over a million numbers takes 6 us; it would take
+66 us on one core (hicann/cann-bench). For the types that also return values, splitting is assumed.
 """
 ACROSS, ACROSS_LINE, AGAIN = 3.0, 80.0, 1.6
 """Costs of work along a dimension other than the innermost on a 910B2.
 
-ACROSS: factor per element, compared with the innermost dimension. ACROSS_LINE: cycles per line of any length. AGAIN:
-factor per element for slices that a core cannot hold, because their lines are read again. From 13 softmaxes along
-dimensions of 127 to 8192, with lines of 5 to 1023 elements on a core (hicann/cann-bench).
+ACROSS is the factor per element, compared with the innermost dimension. ACROSS_LINE is the number of cycles per line of
+any length. AGAIN is an additional factor per element for slices that a core cannot hold, because their lines are read
+again. The values come from 13 softmaxes along dimensions of 127 to 8192, with lines of 5 to 1023 elements on a core
+(hicann/cann-bench).
 """
 REPEATED = 0.05
-"""Cycles per element for a one-column operand that is repeated along each row. Sums and products with such an operand
-take 0.059 cycles instead of 0.020, float16 quotients 0.21, by the vector pipe's counters of a 910B4.
+"""Cycles per element for a one-column operand that is repeated along each row. The vector pipe's counters of a 910B4
+show that sums and products with such an operand take 0.059 cycles instead of 0.020, and float16 quotients 0.21.
 """
 
 SORTED_IN_CORE = 4096
@@ -66,13 +67,13 @@ SORTED_IN_CORE = 4096
 MERGED = 2.0
 """Cost of a merge level that reads runs from memory and writes them back, relative to a merge level within a core.
 
-From sorting 11 rows of 151,936 on a 910C die (204 us), the only long rows measured; distributed evenly they would take
-88 us.
+Derived from sorting 11 rows of 151,936 on a 910C die, the only long rows measured. This takes 204 us; evenly
+distributed, the rows would take 88 us.
 """
 
 NATIVE_HALF = 0.7
-"""Cycles per element of float16 arithmetic relative to float32: 0.0137 to 0.020 for sums and products, 0.0088 to 0.018
-for relu, by the vector pipe's counters of a 910B4 in a loop. One instruction processes 128 float16 elements.
+"""Cycles per element of float16 arithmetic, relative to float32. The vector pipe's counters of a 910B4 in a loop give
+0.0137 / 0.020 for sums and products, and 0.0088 / 0.018 for relu. One instruction processes 128 float16 elements.
 """
 
 
@@ -100,7 +101,8 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
     """Return the number of cores used by a kernel whose largest tensor has `size_bytes`.
 
-    The last core counts only as the fraction that has work, because it does not make the other cores faster.
+    The result can have a fraction: the last core counts only as the part that has work, because it does not make the
+    other cores faster.
     """
     cores = float(device.aiv_cores)
     blocks = size_bytes / device.rates.block_bytes
@@ -191,8 +193,8 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
     """Return the costs of work along a dimension of `length` that is not innermost, for `outer` slices whose lines have
     `inner` elements.
 
-    The costs are the factor per element, compared with work along the innermost dimension, and the cycles that the
-    busiest core needs for its lines, regardless of their length.
+    The first cost is the factor per element, compared with work along the innermost dimension. The second is the number
+    of cycles that the busiest core needs for its lines in addition, regardless of their length.
     """
     shares = max(1.0, device.aiv_cores / max(1.0, outer))
     held_bytes = length * inner / shares * 4
@@ -201,8 +203,8 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
-    """Return the work of a call that processes `lines` lines of `cols` elements each, regardless of tensor shapes. The
-    attr `steps` is the number of steps per line, the attr `each` the arithmetic cost of an element.
+    """Return the work of a call that processes lines of `cols` elements each, regardless of tensor shapes. The attr
+    `lines` is the number of lines, `steps` the number of steps per line, and `each` the arithmetic cost of an element.
     """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
@@ -237,29 +239,30 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 TURNED_TOGETHER = 64
-"""Elements that a transposition in blocks reads and writes contiguously, for any number of dimensions.
+"""Number of elements that a transposition in blocks reads and writes contiguously, for any number of dimensions.
 
-Reversing the dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2; single rows of 11 would take 420 us
-(hicann/cann-bench).
+Reversing the dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2. If single rows of 11 elements were
+moved, it would take 420 us (hicann/cann-bench).
 """
 SWAPPED_TOGETHER = 256
 """`TURNED_TOGETHER` if only rows and columns of matrices are swapped: even 9 rows of 65536 run at memory speed."""
 BLOCK_BYTES = 32
 """Block size in bytes of a vector core's memory, to which rows are padded."""
 TURNED_SINGLY = 0.8
-"""Cycles per element to transpose unaligned matrices on a 910B: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023]
-to [373, 133221]; aligned ones run at memory speed (hicann/cann-bench). A 950PR has no such cost.
+"""Cycles per element to transpose unaligned matrices on a 910B. Measured: 0.8 to 1.6 for 2- and 4-byte elements of
+[1023, 1023] to [373, 133221]. Aligned matrices run at memory speed (hicann/cann-bench). A 950PR has no such cost.
 """
 TURNED_BYTES = 9.0
-"""Cycles per element to transpose 1-byte elements, for which a 910B has no instruction: [4097, 511] takes 238 us, and 9
-us on a 950PR.
+"""Cycles per element to transpose 1-byte elements, for which a 910B has no instruction. [4097, 511] takes 238 us on a
+910B, and 9 us on a 950PR.
 """
 TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
 """Extra cost of transposing matrices of 2-byte elements on a 950PR.
 
-TURNED_HALVES: cycles per element. MANY_TURNED: minimum length of both sides. MOST_HALVES: maximum elements per core to
-which the cost applies. Measured: 8 to 20 us more for [256, 256] to [769, 1537]; none if one side is 9, 91 or 255, or
-for 4-byte elements; no additional cost for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
+TURNED_HALVES is the number of cycles per element. MANY_TURNED is the minimum length that both sides must have.
+MOST_HALVES is the maximum number of elements per core that have the cost. Measured: [256, 256] to [769, 1537] take 8 to
+20 us more. There is no extra cost if one side is 9, 91 or 255, or for 4-byte elements, and no additional one for 50
+million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
 """
 FEW_TURNED = 16
 """Number of rows below which a core transposes a whole matrix at once and writes it as one run. [2, 9, 65536] takes 15
@@ -267,11 +270,12 @@ us and 10 us.
 """
 TURNED_MEMORY = 1.38
 """Factor on the memory time of transpositions in blocks, for vectors of 128 and of 256 bytes. [8192, 8192] of 4 bytes
-moves 0.95 TB/s with either (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2, 1.4 on a 950PR.
+moves 0.95 TB/s with either width (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2 and 1.4 TB/s on a
+950PR.
 """
 RUN_BY_RUN = 1.4
-"""Cost of a run, relative to a row, when several dimensions are reversed on a 950PR, which moves one run at a time. A
-run takes 20 cycles: 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench).
+"""Cost of a run, relative to a row, if several dimensions are reversed on a 950PR. It moves one run at a time. A run
+takes 20 cycles: a million runs of 2 to 11 elements take 176 to 272 us (hicann/cann-bench).
 """
 
 
@@ -341,10 +345,11 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
-    """Return the number of runs copied element by element between NCHW images of this shape and blocks of channels.
+    """Return the number of runs that are copied element by element between NCHW images of this shape and blocks of
+    channels.
 
-    A run is a channel of an image, or a block of channels if that is longer. Images of one point have the same layout
-    in both formats, except for padded channels.
+    A run is a channel of an image, or a block of channels if that is longer. Images of one point need no such copy if
+    no channels are padded, because both formats then have the same layout.
     """
     images, channels, *points = shape
     block = last_dim(blocked) if blocked is not None else 1
@@ -364,8 +369,8 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
 
 
 WALKED = 85.0
-"""Cycles that each core needs to skip a block of rows assigned to other cores. From re-routing 16 to 512 blocks: 0.045
-us per block on a 950PR, 0.06 on a 910B2 (hicann/cann-bench).
+"""Cycles that each core needs to skip a block of rows assigned to another core. Measured by re-routing 16 to 512
+blocks: 0.045 us per block on a 950PR, 0.06 us on a 910B2 (hicann/cann-bench).
 """
 
 
@@ -390,8 +395,8 @@ SINGLE = frozenset({"GatherElements", "GatherElementsV2"})
 
 
 def _by_lines(call: KernelCall, device: DeviceProfile, moved: int) -> Work | None:
-    """Return the work of looking up single elements, counted in cache lines; None if the table or the dimension is not
-    recorded.
+    """Return the work of looking up single elements, counted in cache lines; None if the table, the indices or the
+    dimension are not recorded.
     """
     table, places = (*call.inputs[:2], None, None)[:2]
     along, inner = call.attrs.get("cols"), call.attrs.get("inner")
@@ -432,16 +437,17 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 BLOCKED_CHANNELS = 16
-"""Channels per block of the format NC1HWC0, including padding. Interpolating one channel takes as long as 16 on a
-910B2, but not on a 950PR (hicann/cann-bench).
+"""Channels per block of the format NC1HWC0, including padding. Because of the padding, interpolating one channel takes
+as long as 16 on a 910B2. This is not so on a 950PR (hicann/cann-bench).
 """
 WINDOWED = 4.0
-"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. It
-takes 30 ps per element on a 910B2, 8 to 12 ps on a 950PR (hicann/cann-bench).
+"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. An
+adaptive pool takes 30 ps per element on a 910B2, and 8 to 12 ps on a 950PR (hicann/cann-bench).
 """
 VISITED, VISITED_CHANNEL = 55.0, 0.35
-"""Cycles per position of an adaptive window on channels-last data of a 910B, and additional cycles per channel of each
-position. In total 50 to 100 cycles for 7 to 97 channels, excluding transpositions (13 calls, hicann/cann-bench).
+"""Cycles per position of an adaptive window on channels-last data of a 910B (VISITED), and cycles added per channel of
+each position (VISITED_CHANNEL). In total, a position takes 50 to 100 cycles for 7 to 97 channels, excluding
+transpositions (13 calls, hicann/cann-bench).
 """
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
@@ -484,17 +490,19 @@ def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
 
 
 MIXED, MIXED_BY_THREADS = 2.5, 3.3
-"""Cost of a result element interpolated from four neighbours, relative to an element of an image that is only converted
-to blocks.
+"""Cost of a result element interpolated from four neighbours, relative to an image element that is only converted to
+blocks.
 
-MIXED: 20 ps versus 4 to 10 on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, by threads (31 calls, hicann/cann-bench).
+MIXED: 20 ps compared with 4 to 10 ps on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, which interpolates with threads (31
+calls, hicann/cann-bench).
 """
 
 
 def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
-    """Return the work of interpolation: converting images to blocks of channels, and computing the result elements.
+    """Return the work of interpolation.
 
-    Cores with wide vectors read plain images, so only computing the result elements counts.
+    It consists of converting images to blocks of channels, and of computing the result elements. Cores with wide
+    vectors read plain images, so their work is only computing the result elements.
     """
     work = _pooled(call, device, main)
     if device.vector_width > 1.0:
@@ -551,7 +559,8 @@ COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Wor
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
     """Return the factor on the cycles per element for a call's dtype.
 
-    bfloat16 is widened first, and so is float16 except in elementwise work; 8-byte integers have no instructions.
+    bfloat16 is converted to a wider dtype first, and so is float16 except in elementwise work. 8-byte integers have no
+    instructions.
     """
     # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
     if (half_ratio := family.half_ratio) == 1.0 == family.wide_ratio:

@@ -2,8 +2,8 @@
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
 Estimates of an op are tried in this order: a user's estimator; a user's properties; a tile program; the built-in
-estimate, which lowers to kernels; the bytes of the op's tensors. The only cost formula here is the one for properties;
-`op_invoke` defines the objects that user code receives.
+estimate, which lowers to kernels; the time to move the bytes of the op's tensors. The only cost formula here is the one
+for properties. `op_invoke` defines the objects that user code receives.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def refuse_unknown_devices() -> None:
 
 
 def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
-    """Return one line for each estimator, property function, tile program and rule of the user that was not used, with
-    the reason.
+    """Return one line for each unused registration of the user, with the reason why it was not used.
 
-    `devices` are the simulated devices, `ops` the names of the examined ops.
+    Registrations are estimators, property functions, tile programs and rules. `devices` are the simulated devices,
+    `ops` the names of the examined ops.
     """
     tables: tuple[tuple[str, UserTable[UserFunction]], ...] = (
         ("estimator", ESTIMATORS),
@@ -297,8 +297,9 @@ def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: St
 
     All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: as many as the
     bytes occupy, or more if the operations take longer than starting another core. An op with matrix operations has the
-    launch time of the cube. A dtype unknown to the cube runs at the float32 rate, never for free. Cold caches hold none
-    of the bytes, warm caches as many as fit, and caches in a network the usual share.
+    launch time of the cube. A dtype unknown to the cube runs at the float32 rate, so that it is never free. The share
+    of the bytes in L2 depends on `state`: none in cold caches, as many as fit in warm caches, and the usual share in a
+    network.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -351,11 +352,12 @@ def _text(error: BaseException) -> str:
 
 
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
-    """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are skipped.
+    """Run every .py file of a folder, sorted by name, so that it registers its ops.
 
-    A folder with an __init__.py is imported as a package, followed by the files that the import did not load. If a file
-    fails, the remaining files are still loaded; then CustomOpError lists every failure with file and line. Raises
-    UsageError if `folder` is not a folder. None loads nothing.
+    Files that were loaded before are skipped. A folder with an __init__.py is imported as a package; then the files
+    that this import did not load are run. If a file fails, the remaining files are still loaded, and CustomOpError then
+    lists every failure with file and line. Raises UsageError if `folder` is not a folder. If it is None, nothing is
+    loaded.
     """
     if folder is None:
         return []
@@ -390,5 +392,5 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
 
 
 def _run_alone(file: Path) -> list[Path]:
-    """Run a file that belongs to no package; return a list of the file, or an empty list if it ran before."""
+    """Run a file that belongs to no package. Returns the file in a list, or an empty list if it ran before."""
     return [file] if run_file(file) else []

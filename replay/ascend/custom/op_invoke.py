@@ -1,9 +1,9 @@
 # pyright: strict
-"""An op call as passed to user functions: arguments as meta tensors and memory traffic; also the types that these
+"""An op call as passed to user functions (arguments as meta tensors, and memory traffic), and the types that these
 functions return.
 
-Contains the registration of op properties; `custom` contains estimators, priorities and the custom-op folder. torch is
-imported only when an estimator or property function looks at arguments.
+Also contains the registration of op properties; `custom` contains estimators, priorities and the custom-op folder.
+torch is imported only when an estimator or property function looks at arguments.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class OpInvokeInfo:
 
     @cached_property
     def func(self) -> Any:
-        """The torch op that was called, as an overload if that can be identified; None if torch does not have
+        """The torch op that was called, as an overload if the overload can be identified. None if torch does not have
         the op.
         """
         from opreplay.replay.resolve.names import known_overload
@@ -117,16 +117,17 @@ class OpInvokeInfo:
 
     @cached_property
     def out(self) -> Any:
-        """The result as a meta tensor, a tuple of them for several results, or None if the op returns nothing.
+        """The result as a meta tensor; a tuple of meta tensors for several results; None if the op returns nothing.
 
-        An unknown result is assumed to match the tensor that the op updates, or else the first tensor argument.
+        An unknown result is assumed to match the tensor that the op updates or, if there is none, the first tensor
+        argument.
         """
         results = tuple(None if meta is None else _empty(meta) for meta in self._results())
         return results[0] if len(results) == 1 else results or None
 
     def _results(self) -> Sequence[TensorMeta | None]:
-        """Return the known or assumed results of the op; set `assumed_out` if they are assumed to match the first
-        tensor argument.
+        """Return the results of the op, known or assumed. If they are assumed to match the first tensor argument,
+        `assumed_out` is set.
         """
         if self.op.outputs is not None:
             return self.op.outputs
@@ -139,10 +140,11 @@ class OpInvokeInfo:
         return [t for arg in self.op.args for t in arg.tensors if t is not None][:1]
 
     def get_memory_access_properties(self) -> PerformanceProperties:
-        """Return the bytes moved if every argument is read once and every result written once.
+        """Return the bytes moved if every argument is read once and every result is written once.
 
-        Tensors updated in place count once as read and once as written. A lookup reads as many bytes of its table as it
-        returns. An unknown result, e.g. of an op without a fake kernel, is assumed to match the first tensor argument.
+        A tensor that is updated in place counts as read once and written once. A lookup reads as many bytes of its
+        table as it returns. An unknown result, e.g. of an op without a fake kernel, is assumed to match the updated
+        tensor or, if there is none, the first tensor argument.
         """
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]

@@ -24,10 +24,10 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Links of one network level, as written in a cluster file."""
 
     transport: str
-    """HCCS, UB, SIO, RDMA, PCIE, or any other name; with any other name, predictions are marked as extrapolated."""
+    """HCCS, UB, SIO, RDMA, PCIE, or any other name. Predictions with another name are marked as extrapolated."""
     bytes_per_s: Quantity
-    """Achieved bytes per second in one direction: in a mesh, from a die to each other die; otherwise, in
-    total per die.
+    """Achieved bytes per second in one direction. In a mesh, this is the rate from a die to each other die; otherwise,
+    the total rate of a die.
     """
     latency: Quantity
     mesh: bool = False
@@ -63,8 +63,8 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """Return the device as a die of the cluster. The device's version gets the cluster's name, because clusters change
-    predictions.
+    """Return the device as a die of the cluster. The cluster's name is appended to the device's version, because
+    clusters change predictions.
     """
     version = f"{device.version} in {cluster.name}"
     return msgspec.structs.replace(device, cluster=cluster, version=version)

@@ -1,9 +1,9 @@
 # pyright: strict
 """Reads device files (TOML), checks their schema, units and names, and compiles them into a `DeviceProfile`.
 
-A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
-model `devices/_model.toml`; the constants of all shipped devices are in one table (see `fitted`). A file may start from
-a shipped device with `base = "910b3"`.
+A device file holds datasheet values. It may also hold rates and family constants, which replace those of the shared
+cost model `devices/_model.toml`. The constants of all shipped devices are in one table (see `fitted`). A file may start
+from a shipped device with `base = "910b3"`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ RETIRED = frozenset({"reread_reach"})
 """Rates that are accepted in files of version 1 but not used any more."""
 
 MAX_PULL = 10.0
-"""Maximum absolute weight of a neighbour in a file; close neighbours that disagree have weights larger than their
-combined effect.
+"""Maximum absolute weight of a neighbour in a file. Weights can be large: close neighbours that disagree have larger
+weights than their combined effect.
 """
 
 MOST_MEASURED = 2000
-"""Maximum number of measured calls per file; limited because every prediction is compared with each of them."""
+"""Maximum number of measured calls per file. It is limited because every prediction is compared with each of them."""
 
 DATASHEET: dict[str, str] = {
     "aic_cores": "core",
@@ -86,9 +86,10 @@ OPTIONAL: dict[str, str] = {
 }
 """Optional datasheet entries of a device, with their units.
 
-The entries are: dies of a server; links other than `link`; the width of a vector core's instructions if it is not 128;
-the slowdown of a convolution that reads plain layouts (without this entry, layouts are converted for it); and rates of
-dtypes that only some cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never has one.
+They give: the number of dies of a server; links other than `link`; the width of a vector core's instructions if it is
+not 128; the slowdown of a convolution that reads plain layouts (without this entry, layouts are converted for it); and
+rates of dtypes that only some cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never
+has one.
 """
 
 NUMBERS = (
@@ -135,7 +136,7 @@ class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel family, as written in a file; only the given fields replace values of the shared model."""
+    """A kernel family, as written in a file. Fields that are not given keep the values of the shared model."""
 
     source: str
     confidence: Trust
@@ -279,8 +280,8 @@ def _check_entries(entries: object, kind: type[Any], where: str) -> None:
 
 @lru_cache(maxsize=1)
 def load_model() -> ModelFile:
-    """Load the shared cost model; check that every rate is present, every number has a unit, and no kernel type is in
-    two families.
+    """Load the shared cost model and check it. Every rate must be present, every number must have a unit, and no kernel
+    type may be in two families.
     """
     model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
@@ -405,9 +406,10 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
 
 
 def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
-    """Decode and check the text of a device file, combined with the device's entries in the table of fitted constants.
+    """Decode and check the text of a device file.
 
-    Raises FormatError naming the key, or the line for broken TOML.
+    The device's entries in the table of fitted constants are added to it. Raises FormatError that names the key or, for
+    broken TOML, the line.
     """
     return _checked(_decode(text, DeviceFile, where, fitted), where)
 
@@ -486,16 +488,16 @@ _bare: dict[object, DeviceProfile] = {}
 REFERENCE = {"910": "910b2", "950": "950pr"}
 """Kind of device → device whose constants are used for isolated calls on all devices of the kind.
 
-The constants are shared because otherwise a larger device could be predicted slower only because a network was measured
-on it. Factors and measured calls are relative to these devices.
+The constants are shared for this reason: otherwise, a larger device could be predicted slower only because a network
+was measured on it. Factors and measured calls are relative to these devices.
 """
 
 
 def alone(device: DeviceProfile) -> DeviceProfile:
     """Return the device with the constants for isolated calls.
 
-    The constants come from the reference device of the same kind, or from the user's device file if that was fitted;
-    they are multiplied by the model's factors for isolated calls.
+    The constants come from the reference device of the same kind, or from the user's device file if that has its own
+    fit. They are multiplied by the model's factors for isolated calls.
     """
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
@@ -519,8 +521,8 @@ def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DevicePro
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
-    """Return the device with its rates and families multiplied by factors for isolated calls. Measured neighbours are
-    removed, because they are kernels in networks.
+    """Return the device with its rates and families multiplied by factors for isolated calls. Its measured neighbours
+    are removed, because they are kernels in networks.
     """
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
     families = {name: _scaled(family, factors) for name, family in device.families.items()}

@@ -1,9 +1,9 @@
 # pyright: strict
 """Constants fitted to public measurements for the shipped devices: one table, `fitted.csv`, by family and SoC.
 
-A row without an SoC applies to all SoCs, other rows only to their SoC or generation. A row without a family is a rate.
-A row with sizes is a measured kernel and its weight (see `cost.nearby`). `python -m benchmarks.device_model fit` writes
-the table.
+A row without an SoC applies to all SoCs, other rows only to their SoC or generation. A row without a family holds a
+rate. A row with sizes holds a measured kernel and its weight (see `cost.nearby`). `python -m benchmarks.device_model
+fit` writes the table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Row = tuple[str, str, str, str, str]
 
 
 def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
-    """Return the source and confidence of a family's constants, given the numbers of kernels measured on this SoC and
-    on other SoCs.
+    """Return the source and confidence of a family's constants. `samples` is the number of kernels measured on this
+    SoC, `samples_elsewhere` that on other SoCs.
     """
     if samples:
         return {"source": source, "confidence": "fitted"}

@@ -1,4 +1,4 @@
-"""Computes errors of predictions against measurements, by kernel type and overall; does not read or print."""
+"""Computes errors of predictions against measurements, by kernel type and overall. Does not read files or print."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated: bool = False
     """Whether the kernel is far from all measurements of its family."""
     shipped_us: float | None = None
-    """Time that `op` predicts, if `predicted_us` was computed without the measurements of this kernel's own source;
-    otherwise None.
+    """Time that `op` predicts. It is set only if `predicted_us` was computed without the measurements of this kernel's
+    own source; otherwise None.
     """
 
     @property
@@ -111,8 +111,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launches(table: KernelTable) -> list[Launch]:
-    """Return the measured rows of a table; if the table lists launches in order, include the reuse distances of their
-    tensors. Rows without a duration count for these distances, because they use memory, too.
+    """Return the measured rows of a table. If the table lists launches in order, they include the reuse distances of
+    their tensors. Rows without a duration are not returned, but count for these distances, because they use memory,
+    too.
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
@@ -215,8 +216,8 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def _capped(compared: Sequence[Compared]) -> float:
-    """Return the WAPE with each kernel's weight capped at MOST_WEIGHT of the sum; the cap is raised if there are too
-    few kernels.
+    """Return the WAPE (error weighted by time) with each kernel's weight capped at MOST_WEIGHT of the sum. The cap is
+    raised if there are too few kernels for it.
     """
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]

@@ -1,7 +1,8 @@
 # pyright: strict
 """Reads tables of measured calls: one row per call in opreplay's notation, with its time, the device and the L2 state.
 
-Defines columns and usable rows; `simulate` computes a call's cost, `calibrate.calls` selects the rows for a fit.
+Defines the columns and which rows are usable. `simulate` computes a call's cost; `calibrate.calls` selects the rows for
+a fit.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return a key computed from call, device and time; a row has the same key in every table."""
+        """Return a key computed from call, device and time. It does not depend on the table that the row is in."""
         return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
 
 
@@ -88,11 +89,12 @@ def is_call_table(path: str | Path) -> bool:
 def read_call_table(
     path: str | Path, *, soc: str | None = None, only: Callable[[Mapping[str, str]], bool] = lambda row: True
 ) -> CallTable:
-    """Read the usable calls of a table; `soc` is the device for rows that name none.
+    """Read the usable calls of a table.
 
-    Only rows that `only` accepts are read and counted. Rows without a time, with an unknown device, with a column
-    `exact` other than "yes", and rows that are not a call are left out, and counted by reason. Raises TraceError if the
-    file cannot be read, Malformed if it holds no call, TooLarge for more than MAX_ROWS rows.
+    `soc` is the device for rows that name none. Only rows that `only` accepts are read and counted. Of these, a row is
+    left out and counted by reason if it has no time, an unknown device, a value other than "yes" in the column `exact`,
+    or does not describe a call. Raises TraceError if the file cannot be read, Malformed if it holds no call, TooLarge
+    for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     with open_regular_text(path, MAX_TABLE_BYTES) as file:
@@ -157,8 +159,8 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
 
 
 MISLABELLED = {("flagos-ai/FlagGems", "910b4"): "910b4-1"}
-"""(project, device as named in its tables) → actual device. 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has
-only 0.8 TB/s.
+"""(project, device as named in its tables) → actual device. The named device is impossible: 1 GB of weights in 769 us
+is 1.32 TB/s, but a 910B4 has only 0.8 TB/s.
 """
 
 
@@ -184,8 +186,8 @@ def _call(
 def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
     """Return the op of each call, or the reason why `opreplay op` rejects the text.
 
-    All calls are resolved together, which takes a tenth of the time of resolving each separately. If this fails, each
-    half is resolved separately, until the failing call is found.
+    All calls are resolved together, which takes a tenth of the time of resolving each separately. If this fails, the
+    calls are split in halves that are resolved separately, until the failing call is found.
     """
     if not texts:
         return {}

@@ -2,8 +2,8 @@
 """Reads transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of
 transfers.
 
-The JSON files are as written by torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → times and, for
-each transport, the bytes, the time and the packets of each size.
+The JSON files have the format written by torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group. Each
+op@group has times and, for each transport, the bytes, the time and the packets of each size.
 """
 
 from __future__ import annotations

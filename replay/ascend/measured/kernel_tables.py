@@ -1,7 +1,7 @@
 # pyright: strict
-"""Reads kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`; no costs.
+"""Reads kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`.
 
-`opreplay.traces.dialects.kernel_table` defines the columns and their spellings.
+Computes no costs. `opreplay.traces.dialects.kernel_table` defines the columns and their spellings.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTable:
-    """Read a kernel table in launch order; broken rows are dropped and counted.
+    """Read a kernel table in launch order.
 
-    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, TooLarge for more than
-    `max_rows` rows.
+    Broken rows are dropped and counted. Raises TraceError if the file cannot be read, Malformed if it is not a kernel
+    table, TooLarge for more than `max_rows` rows.
     """
     with open_table(path, max_rows=max_rows) as table:
         rows: list[KernelRow] = []

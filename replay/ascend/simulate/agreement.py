@@ -1,8 +1,7 @@
 # pyright: strict
-"""Compares the kernels that an NPU ran for an op, as recorded, with the kernels that the lowering predicts; does not
-compare times.
+"""Compares the kernels that an NPU was recorded to run for an op with the kernels that the lowering predicts.
 
-Only a plan from a trace that was joined with a kernel table contains recorded kernels.
+Does not compare times. Recorded kernels exist only in a plan from a trace that was joined with a kernel table.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     verdict: Verdict
-    """"same" if all types and counts agree; "close" if they differ only in versions ("MatMulV2", "MatMulV3") and helper
-    kernels; otherwise "differs".
+    """"same" if all types and counts agree; "close" if they differ only in helper kernels and in versions of a type
+    ("MatMulV2", "MatMulV3"); otherwise "differs".
     """
     recorded: dict[str, float]
     """Kernel type → recorded launches per call, on average; calls of one signature may run different kernels."""
@@ -64,7 +63,7 @@ def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
 
 
 def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:
-    """Compare the kernels of all ops with recorded kernel types; ops with the most recorded time come first."""
+    """Compare the kernels of all ops with recorded kernel types. Ops with the most recorded time come first."""
     agreements = [agreement for op in ops if (agreement := compare_kernels(op)) is not None]
     return tuple(sorted(agreements, key=lambda agreement: -agreement.recorded_us))
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Share of the recorded work that predictions cover, by prediction method; weighted by recorded time."""
+"""Share of the recorded work that predictions cover, by prediction method. Ops are weighted by recorded time."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Return the share of the predicted time that has this confidence; if nothing is predicted, 1 for
-    "uncalibrated".
+    """Return the share of the predicted time that has this confidence. If nothing is predicted, the share of
+    "uncalibrated" is 1 and that of any other confidence is 0.
     """
     by_confidence = summed(times_us)
     total_us = sum(by_confidence.values())
@@ -82,10 +82,10 @@ MEASURED = {"call": "these calls", "op": "other calls of the same ops", "family"
 
 
 def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the shares of the predicted time that are based on the user's measurements, by what was measured (keys of
-    `MEASURED`).
+    """Return the shares of the predicted time that are based on the user's measurements.
 
-    `times_us` are (`Simulated.measured`, microseconds) of each prediction.
+    Keys are those of `MEASURED` and say what was measured. `times_us` are (`Simulated.measured`, microseconds) of each
+    prediction.
     """
     by_nearest = summed(times_us)
     total_us = sum(by_nearest.values())
@@ -103,8 +103,8 @@ def measured_text(shares: Mapping[str, float]) -> str:
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
-    """Return each op's share of the recorded device time, or of host time if there is none, or of the number of ops if
-    no time was recorded.
+    """Return each op's share of the recorded device time. Without device time, shares are of the recorded host time;
+    without any recorded time, each op has the same share.
     """
     for total, weight in ((plan.device_us_total, _device_us), (plan.host_us_total, _host_us)):
         if total > 0:
@@ -122,8 +122,8 @@ def clock_of(plan: ReplayPlan) -> str:
 
 
 def host_clock(selection: object) -> str:
-    """Return the name of the host time that shares refer to. For the selection "all", the time of a nested call also
-    counts in each enclosing call.
+    """Return the name of the host time that shares refer to. The selection "all" has its own name, because the time of
+    a nested call then also counts in each enclosing call.
     """
     return "the selected ops' host time" if selection == "all" else "host time"
 

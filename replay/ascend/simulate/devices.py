@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
     """Load simulated devices by name, in the given order.
 
-    With `cluster`, the cluster's SoC comes first, and all devices are dies of the cluster. Raises UsageError for
-    unknown devices, duplicate names, and registrations for an unknown device.
+    If `cluster` is given, its SoC comes first, and all devices are dies of the cluster. Raises UsageError for unknown
+    devices, for duplicate names, and for custom-op registrations that name an unknown device.
     """
     from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
 
@@ -43,8 +43,8 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
 
 
 def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
-    """Return a warning about collectives whose groups are larger than the cluster for which they are predicted; None if
-    there are none.
+    """Return a warning if groups of collectives are larger than the cluster for which they are predicted; otherwise
+    None.
     """
     groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
     largest = max(groups, default=0)
@@ -66,7 +66,7 @@ def simulate_plan(
 ) -> list[Step]:
     """Predict all ops of a plan on each device, in the given order.
 
-    `l2` is the L2 state of each op; "sequence" derives it from the op sequence.
+    `l2` is the L2 state at the start of each op; "sequence" derives it from the sequence of ops.
     """
     ops, contents = step.plan.ops, step.contents
     if l2 == "warm" or step.kernels is None:

@@ -56,7 +56,7 @@ def make_kit(
     seed: int = 0,
     memory_bytes: int,
 ) -> Kit:
-    """Select the calls whose measurement narrows a plan's predicted total most, within a budget of seconds.
+    """Select the calls whose measurement narrows the band of a plan's predicted total most, within a budget of seconds.
 
     Raises UsageError if no call of the plan can be measured.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Adjusts an op's prediction to the user's measurements on the device; `cost.own_measurements` computes the
+"""Adjusts an op's prediction to the user's measurements on the device. `cost.own_measurements` computes the
 adjustment.
 """
 

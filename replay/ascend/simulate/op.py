@@ -77,9 +77,9 @@ BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 
 
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
-    """Check whether a prediction covers the op's work; False for labels costed by bytes and for ops without arguments.
+    """Check whether a prediction covers the op's work.
 
-    Always False for a call that no device can run.
+    False for labels that are costed by bytes, for ops without arguments, and for a call that no device can run.
     """
     if is_impossible(op) or simulated.by == "nothing":
         return False
@@ -133,9 +133,9 @@ def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, flo
 
 
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
-    """Return the error factor of a sum of times, from the (error factor, microseconds) of each time.
+    """Return the error factor of a sum of times, given (error factor, microseconds) of each time.
 
-    Errors of an op's kernels are assumed to be independent, so their deviations add in quadrature.
+    Errors of an op's kernels are assumed to be independent, so the squares of their deviations are added.
     """
     squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
     return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
@@ -198,11 +198,11 @@ def simulate_op(
     """Predict one call of `op` on `device`: microseconds, bottleneck and an 80 % band.
 
     Methods in order of precedence: a user's estimator (bound "custom"), a user's properties, a tile program registered
-    for the op, the lowering to kernels, the op's bytes (marked "uncalibrated"); `by` says which was used. Views cost
+    for the op, the lowering to kernels, the op's bytes (marked "uncalibrated"). `by` says which was used. Views cost
     nothing and have the bound "none". `contents` describes the values of the arguments; by default, they are derived
     from the batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected by measured
-    calls: `learned`, or the shipped ones. Raises CustomOpError if a user's function fails, InternalError for an error
-    in opreplay.
+    calls: those in `learned` or, by default, the shipped ones. Raises CustomOpError if a user's function fails,
+    InternalError for an error in opreplay.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
@@ -216,7 +216,8 @@ def simulate_in_turn(
 ) -> list[Simulated]:
     """Predict consecutive calls that were timed together.
 
-    The first call starts in state `l2`; each further call finds the data of the previous call in L2, if it fits.
+    The first call starts in state `l2`. Each further call starts on warm caches: it finds the data of the previous call
+    in L2 if they fit.
     """
     return [
         simulate_op(op, device, contents(op) if contents is not None else None, "warm" if number else l2, learned)
@@ -238,11 +239,11 @@ def simulate_by_family(
     l2: L2State = "sequence",
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """Predict an op as `simulate_op` does; also return the microseconds of one call by kernel family ("custom" for a
-    user's estimate).
+    """Predict an op as `simulate_op` does.
 
-    `predict` caches the predictions of kernels that several ops have in common; `cached` gives the cache state of each
-    kernel, if known. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
+    Also return the microseconds of one call by kernel family; a user's estimate has the family "custom". `predict`
+    caches the predictions of kernels that several ops have in common. `cached` gives the cache state of each kernel, if
+    known. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -296,8 +297,8 @@ def _together(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their predictions, and the op's prediction; both adjusted to the user's measurements
-    on the device.
+    """Return an op's kernels with their predictions, and the op's prediction. Both are adjusted to the user's
+    measurements on the device.
     """
     parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
     if not device.measured or simulated.time_us <= 0 or op.collective is not None:
@@ -316,10 +317,10 @@ def _shipped(
     l2: L2State,
     learned: Learned | None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their times, and the op's prediction, without the user's measurements.
+    """Return an op's kernels with their times, and the op's prediction, both without the user's measurements.
 
-    In a network, the prediction uses the device's fitted constants; for an isolated call, it uses the constants for
-    isolated calls, corrected by measured calls.
+    In a network, the prediction uses the device's fitted constants. For an isolated call, it uses the constants for
+    isolated calls and is corrected by measured calls.
     """
     state = state_of(l2)
     if state != "network":
@@ -339,19 +340,21 @@ def _shipped(
 
 
 MOST_BELOW_WARM = 1.8
-"""Maximum factor by which an irregular op may be faster in a network than on warm caches.
+"""Maximum factor by which an irregular op may be predicted faster in a network than on warm caches.
 
-Programs of networks launch kernels faster than loops over one call, and different sources measured networks and loops.
+It may be faster at all for two reasons: programs of networks launch kernels faster than loops over one call do, and
+networks and loops were measured by different sources.
 """
 
 
 def _at_least_warm(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, parts: Parts, simulated: Simulated, learned: Learned
 ) -> tuple[Parts, Simulated]:
-    """Raise the predicted time of an irregular op in a network to its time on warm caches divided by `MOST_BELOW_WARM`.
+    """Raise the predicted time of an irregular op in a network to at least its time on warm caches divided by
+    `MOST_BELOW_WARM`.
 
-    The constants for networks come from few irregular calls, most of them small. No network leaves more data in L2 than
-    an identical call does.
+    The constants for networks come from few irregular calls, most of them small. The time on warm caches is a limit
+    because no network leaves more data in L2 than an identical call does.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -390,7 +393,7 @@ class Uncorrected(msgspec.Struct, frozen=True):
 def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> Uncorrected | None:
     """Predict an isolated call by the cost formulas alone.
 
-    Returns None for an op that is not lowered by a built-in rule, or that measured calls cannot correct.
+    Returns None if the op is not lowered by a built-in rule, or if measured calls cannot correct it.
     """
     lowering = lower(op)
     return _uncorrected(op, lowering, device, l2) if _by(lowering) == "rule" else None
@@ -437,10 +440,11 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
 
 
 def _work_of(name: str, lowering: Lowering, longest: str) -> str:
-    """Return a key for the work of an op: its kernel types for aten ops, because several names request the same work.
+    """Return a key for the work of an op.
 
-    The copy of a tensor that is then written in place is not part of the key, unless that copy is the `longest` kernel.
-    All programs on the control processors have the same kernel type, so the op's name is their key.
+    For aten ops it consists of the kernel types, because several names request the same work. The copy of a tensor that
+    is then written in place (TensorMove) is not part of the key, unless it is the `longest` kernel. All programs on the
+    control processors have the same kernel type, so the key of an op that runs there is its name.
     """
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
     if len(kinds) > 1 and longest != "TensorMove":
@@ -476,8 +480,8 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Return the prediction corrected by measured calls. The time is at least the lower bound of the op's kernels;
-    evidence and kind of work determine the band.
+    """Return the prediction corrected by measured calls. The time is at least the lower bound of the op's kernels. The
+    band depends on the evidence and the kind of work.
     """
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))
@@ -497,7 +501,7 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
 
 
 COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": ("cold",)}
-"""Cache state → colder states; a call is predicted to take no longer than in any of these."""
+"""Cache state → colder states. A call is predicted to take at most as long as in each of these."""
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
@@ -513,12 +517,12 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """Return a lower bound on the time of a call in microseconds: `least_us` of its kernels, or the HBM time of the
-    bytes that are not in L2.
+    """Return a lower bound on the time of a call in microseconds.
 
-    On cold caches all bytes read come from HBM. A loop over more data than L2 holds evicts the least recently used data
-    first, so nothing is found in L2 again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB of L2
-    (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
+    It is the larger of `least_us` of its kernels and the HBM time of the bytes that are not in L2. On cold caches, all
+    bytes read come from HBM. In a loop over more data than L2 holds, nothing is found in L2 again, because the least
+    recently used data are evicted first. Measured on a 910B2 with 192 MB of L2: a copy of 400 MB runs at 1.27 of 1.6
+    TB/s (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
     """
     bare, calls = alone(device), [call for call, _ in parts]
     floor_us = sum(
@@ -542,10 +546,10 @@ ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIn
 
 
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
-    """Return the bytes of the tensors that an op's kernels read in full, counting each tensor once.
+    """Return the bytes of the tensors that an op's kernels read in full.
 
-    If several kernels may have read the same tensor, the result is at least the bytes of the kernel that reads most.
-    Lookup tables do not count.
+    Each tensor counts once. If several kernels may have read the same tensor, the result is at least the bytes of the
+    kernel that reads most. Lookup tables do not count.
     """
     first_bytes, largest_bytes = 0.0, 0.0
     for call, touches in zip(calls, touches_in(calls, "cold"), strict=True):
@@ -558,10 +562,11 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """Return a text that says how the kernels of a user's rule are costed: as kernels of a family, or by bytes if their
-    name is unknown.
+    """Return a text that says how each kernel of a user's rule is costed: as a kernel of a family, or by its bytes if
+    its name is unknown.
 
-    If the arguments have no names, the text lists which argument was used for each name that the rule requested.
+    If the op's arguments have no names, the text also says which argument was used for each name that the rule
+    requested.
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
@@ -592,9 +597,9 @@ _NARROW_FLOATS = ("float8", "float4")
 
 
 def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
-    """Return the operand dtype of a matrix product if no known unit of the device multiplies it; otherwise "".
+    """Return the operand dtype of a matrix product that no known unit of the device can multiply; "" if there is none.
 
-    Such products are costed at the rate of another dtype: the device rejects them, or computes them on its host
+    Such a product is costed at the rate of another dtype. The real device either rejects it or computes it on its host
     processor.
     """
     products = [call for call in lowering.kernels if family_of(call, device).form in CUBE_FORMS]
@@ -609,8 +614,8 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
 
 
 _PACKED = frozenset({"int4", "uint8", "int32"})
-"""Dtypes of packed weights and indices that a kernel lists first; they are unpacked for the cube and not multiplied
-directly.
+"""Dtypes of packed weights and of indices that a kernel lists first. The cube does not multiply them directly: they are
+unpacked for it.
 """
 
 

@@ -38,7 +38,7 @@ class OpStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """All simulated ops of a plan on one device; times in microseconds, summed over all calls."""
+    """All simulated ops of a plan on one device. Times are in microseconds, summed over all calls."""
 
     device: str
     device_version: str
@@ -50,10 +50,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Bound → time, largest first; "custom" for users' own estimates."""
     by_family: dict[str, float]
     uncalibrated_share: float
-    """Share of the predicted time in ops with a kernel family that was not measured on any SoC; 1 if nothing is
-    predicted (also in timelines).
+    """Share of the predicted time in ops with a kernel family that was not measured on any SoC.
 
-    `coverage` has the share of the recorded time that predictions cover.
+    It is 1 if nothing is predicted (also in timelines). `coverage` computes another share: how much of the recorded
+    time predictions cover.
     """
     ops: tuple[OpStep, ...]
     measured: dict[str, float] = {}
@@ -61,8 +61,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     l2: L2State = "sequence"
     """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Resources to compare devices by; one with at least as much of each should be at least as fast. Cube and vector
-    cores times clock, L2, HBM, then the cube's rate for each of `COMPARED_DTYPES` and its output buffer.
+    """Resources by which devices are compared. A device with at least as much of each as another should be at least as
+    fast. In this order: cube cores times clock, vector cores times clock, L2, HBM, the cube's rate for each of
+    `COMPARED_DTYPES`, and the cube's output buffer.
     """
     hbm_bytes: float | None = None
     """Memory size of the device in bytes."""
@@ -77,8 +78,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Return the bytes/s that HBM would have to stream, if this exceeds the HBM peak because the prediction is too
-        short; otherwise None.
+        """Return the bytes/s that HBM would have to deliver to reach the predicted time, if this exceeds the HBM peak;
+        otherwise None. Such a prediction is too short.
         """
         l2_bytes, hbm_bytes_per_s = self.peaks[2:4] or (0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
@@ -104,10 +105,11 @@ class Inversion(NamedTuple):
 
 
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
-    """Return pairs of devices for which some ops are predicted to be faster on the smaller one, by more than `NOTABLE`.
+    """Return pairs of devices for which some ops are predicted to be faster on the smaller device, by more than
+    `NOTABLE`.
 
-    The cause is calibration: launches and kernels were measured on one device, but copied or not measured for the
-    other.
+    The cause is calibration: launches and kernels were measured on one device, but for the other they were copied or
+    not measured.
     """
     inverted: list[Inversion] = []
     for small, large in itertools.permutations(steps, 2):
@@ -143,11 +145,12 @@ def simulate_step(
 ) -> Step:
     """Predict the time of every op that can be predicted, and sum up.
 
-    Labels and ops without arguments are left out, because their time is not 0. `contents` describes the values of an
-    op's arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
+    Labels and ops without arguments are left out, because their time is unknown, not 0. `contents` describes the values
+    of an op's arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
     `step_residency`); `l2` sets one cache state for every op instead.
 
-    Errors of kernels in one family are correlated and add up; errors of different families are independent.
+    For the band, errors of kernels in one family are assumed to be correlated and add up. Errors of different families
+    are assumed to be independent.
     """
     parts: list[OpStep] = []
     failed: dict[str, str] = {}
@@ -196,8 +199,8 @@ def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
     """Return the 80 % deviations of the total: downward in log microseconds, upward in microseconds.
 
     Each op has the band of its own prediction. Errors of ops in one kernel family add up; families are independent.
-    Upward deviations are not added as logarithms, because an op that may take eight times as long would then contribute
-    too little.
+    Upward deviations are not added as logarithms: an op that may take eight times as long would then contribute too
+    little.
     """
     below, above = dict[str, float](), dict[str, float]()
     for part in parts:
@@ -223,10 +226,10 @@ def _largest_first(times: dict[str, float]) -> dict[str, float]:
 
 
 def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
-    """Return the `number` ops that lose most time compared with the recorded device, with their loss over all calls in
-    microseconds; worst first.
+    """Return the `number` ops that lose most time compared with the recorded device, worst first.
 
-    Ops without recorded device time are left out, because there is nothing to compare with.
+    The loss is in microseconds over all calls. Ops without recorded device time are left out, because there is nothing
+    to compare with.
     """
     known = {op.id: op for op in ops}
     lost = [

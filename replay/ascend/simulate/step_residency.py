@@ -1,8 +1,8 @@
 # pyright: strict
 """Derives the cache contents at each op from the calls of a recorded step and the identity of their tensors.
 
-Goes through the calls of the step; `residency` computes reuse distances and models the caches, `sequence.linking` finds
-the result that an argument comes from. The step is assumed to repeat: a parameter was last used one step ago.
+Goes through the calls of the step. `residency` computes reuse distances and models the caches; `sequence.linking` finds
+the result that an argument comes from. The step is assumed to repeat, so that a parameter was last used one step ago.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class PlannedStep:
-    """A plan and the expected contents of its arguments; kernels and cache contents are computed once."""
+    """A plan and the expected contents of its arguments. Kernels and cache contents are computed once and kept."""
 
     plan: ReplayPlan
     contents: ContentsOf | None = None
@@ -115,11 +115,11 @@ def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[
 
 
 def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container[str]) -> int:
-    """Return the bytes of distinct tensors that the step's kernels read in full but its calls do not create: mostly
-    parameters.
+    """Return the bytes of distinct tensors that the step's kernels read in full but the step's calls do not create.
 
-    All of them are loaded from HBM in each step, except what L2 still holds from the previous step. Tensors that may be
-    read only in part, as in lookups and attention, do not count; nor do tensors of ops without a prediction.
+    Most are parameters. All of them are loaded from HBM in each step, except what L2 still holds from the previous
+    step. Tensors that may be read only in part, as in lookups and attention, do not count. Neither do tensors of ops
+    without a prediction.
     """
     sizes: dict[Hashable, int] = {}
     reads: list[list[int]] = []
@@ -153,8 +153,8 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """Yield (op index, kernel number, tensor uses, whether the kernel's code is cached) for each launch of a step that
-    has already run once.
+    """Yield (op index, kernel number, tensor uses, whether the kernel's code is cached) for each launch of a step. The
+    step is assumed to have run once before.
     """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -192,8 +192,8 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
-    """Match each tensor of a kernel to the first unused tensor of the op with the same dtype and number of elements;
-    return their identities.
+    """Match each tensor of a kernel to the first op tensor with the same dtype and number of elements that is not
+    matched yet. Returns the identities of the matched tensors; None for a tensor without a match.
     """
     unmatched = list(tensors)
     out: list[Hashable] = []

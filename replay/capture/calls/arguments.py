@@ -1,6 +1,7 @@
-"""Converts one Python call to the form of the IR: arguments by schema names, tensors by their metadata.
+"""Converts one Python call to the form of the IR.
 
-Handles single calls only; `storages` tracks each tensor's storage across calls.
+Arguments get the names in the schema, and tensors are represented by their metadata. Handles single calls only;
+`storages` tracks each tensor's storage across calls.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
-    """Return metadata of the tensors of one call; tensors whose bytes overlap have the same storage number.
+    """Return the metadata of the tensors of one call.
 
-    The entry is None for a tensor that is sparse, nested, quantized, or of a dtype that plans do not support.
+    Tensors whose bytes overlap have the same storage number. The entry is None for a tensor that is sparse, nested,
+    quantized, or of a dtype that plans do not support.
     """
     spans: list[tuple[int, int, int]] = []
     for tensor in tensors:
@@ -69,8 +71,8 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """Return, for each span (storage, begin byte, end byte), the byte that its offset is relative to, and a number that
-    overlapping spans share.
+    """Return two lists with one entry for each span (storage, begin byte, end byte). The first holds the byte that the
+    span's offset is relative to. The second holds a number that overlapping spans share.
     """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
@@ -104,7 +106,7 @@ def named_values(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def key_of_value(value: Any) -> Any:
-    """Return a key that distinguishes argument values. All tensors have the same key, because their metadata is
+    """Return a key that distinguishes the values of arguments. All tensors have the same key, because their metadata is
     compared separately.
     """
     if isinstance(value, torch.Tensor):
@@ -119,9 +121,10 @@ def key_of_value(value: Any) -> Any:
 
 
 def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> ReplayArg | None:
-    """Return one argument in the form of the IR; `metas` yields the metadata of its tensors in order.
+    """Return one argument in the form of the IR; None for a value that a plan cannot hold, such as a process group or a
+    script object.
 
-    None for a value that a plan cannot hold, such as a process group or a script object.
+    `metas` yields the metadata of the argument's tensors in order.
     """
     kind, remaining = spec.kind, iter(metas)
     tensors: tuple[TensorMeta | None, ...] = ()
@@ -181,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 
 def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `torch.tensor` to read the tensors in a list individually.
+    """Wrap `torch.tensor` so that it reads the tensors in a list one by one.
 
     A dispatch mode then sees each read, and fake tensors with known values can return them.
     """

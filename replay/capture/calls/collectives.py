@@ -20,9 +20,10 @@ _PEERS = ("src", "dst")
 
 
 def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> Collective | None:
-    """Return the collective of a call, as seen by its rank; None for any other op, or if the arguments are ambiguous.
+    """Return the collective that a call performs, as seen by the calling rank.
 
-    `reduce_op` is "" for c10d ops, because Python cannot read their reduction.
+    None for any other op, and if the arguments are ambiguous. `reduce_op` is "" for c10d ops, because Python cannot
+    read their reduction.
     """
     kind = kind_of(spec.name) if spec.name.partition("::")[0] in COLLECTIVE_NAMESPACES else None
     if kind is None:  # `group` of native_group_norm is a number
@@ -74,7 +75,7 @@ def _first_number(values: Mapping[str, Any], names: Sequence[str]) -> int | None
 
 
 def group_name(func: Any, args: Sequence[Any]) -> str:
-    """Return the name of the process group passed as an object to an op of c10d; "" for other ops."""
+    """Return the name of the process group that a c10d op gets as an object; "" for other ops."""
     import torch
 
     if func.namespace not in COLLECTIVE_NAMESPACES:
@@ -118,7 +119,7 @@ def _sizes(
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:
-    """Return the number of elements of each split, given its number of rows; () for even splits."""
+    """Return the number of elements in each split, computed from the numbers of rows; () for even splits."""
     counts = tuple(int(row) for row in rows or ())
     if not sum(counts) or total % sum(counts):
         return ()

@@ -1,6 +1,7 @@
-"""Replaces real tensors in a step by fake tensors; the real ones stay unchanged.
+"""Replaces real tensors in a step by fake ones and leaves the real ones unchanged.
 
-torch's own fake mode runs an op on real data if all its tensors are real, which would write to the user's parameters.
+torch's own fake mode is not sufficient: it runs an op on real data if all its tensors are real, and would so write to
+the user's parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
-"""Ops that create a tensor from Python numbers; a fake tensor stores the values only if it sees this call."""
+"""Ops that create a tensor from Python numbers. A fake tensor can store these values only if it sees this call."""
 
 
 _MAX_KNOWN = 1 << 18
@@ -148,8 +149,8 @@ class _Known:
             self._real.pop(tensor, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Compute the result of a call if all its inputs are known; otherwise drop the known values that the call
-        overwrites.
+        """Track the known values through a call that has been made. If all its inputs are known, its result is
+        computed. Otherwise known values that the call overwrites are dropped.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
@@ -171,8 +172,8 @@ class _Known:
         self._real[fake] = real
 
     def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a call's result computed from known values; None if some are unknown, or if the op is random or
-        returns uninitialized memory.
+        """Return a call's result computed from known values. None if some inputs are unknown, if the op is random, or
+        if it returns uninitialized memory.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if is_lift(func):
@@ -195,10 +196,10 @@ class _Known:
             return func(*args, **kwargs)
 
     def _of_finite_numbers(self, func: Any, args: Any, returned: Any) -> torch.Tensor | None:
-        """Return the result of `all` or `any` in a check for non-finite numbers, assuming that there are none, as in a
-        working step.
+        """Return the result of `all` or `any` in a check for non-finite numbers.
 
-        Also tracks the other calls of the check; `isfinite` makes four calls.
+        It is assumed that there are none, as in a working step. Also tracks the other calls of the check, because
+        `isfinite` consists of four.
         """
         answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
         if answer is not None and func in _SUMMARIES:
@@ -339,5 +340,5 @@ class Fakes:
 
 
 def is_lift(func: Any) -> bool:
-    """Check whether a call creates a tensor from Python numbers; such a call must get the real tensor."""
+    """Check whether a call creates a tensor from Python numbers. If so, it must get the real tensor."""
     return func.namespace == "aten" and func._schema.name.partition("::")[2] in _LIFTS

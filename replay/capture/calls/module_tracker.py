@@ -1,7 +1,7 @@
 """Tracks which module makes each call of a step, and whether the call belongs to forward, backward or the optimizer.
 
-A call in backward belongs to the module whose forward created its autograd node. Nodes carry the sequence number of
-their creation, so no hooks on tensors are needed and the step is unchanged.
+A call in backward belongs to the module whose forward created its autograd node. The node is identified by its sequence
+number, which it got at its creation. So no hooks on tensors are needed, and the step is unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _optimizers: Any = import_module("torch.optim.optimizer")
 """`torch.optim.optimizer`, as Any because type checkers do not see its contents."""
 _NO_MODULE = -1
 _NO_NODE = (1 << 63) - 1
-"""Minimum sequence number of autograd nodes that accumulate gradients; all other nodes have smaller numbers."""
+"""Minimum sequence number of autograd nodes that accumulate gradients. All other nodes have smaller numbers."""
 
 
 class ModuleTracker:
@@ -212,7 +212,7 @@ _COUNTED = ("step", "mu_product")
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the step counters that torch.optim keeps in host tensors.
 
-    There are none if the optimizer is fused or capturable, and for ASGD, which counts on the device.
+    There are none if the optimizer is fused or capturable. Nor are there any for ASGD, which counts on the device.
     """
     if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
         return

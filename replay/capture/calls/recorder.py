@@ -47,8 +47,8 @@ _COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
-"""Called twice for each recorded call, with its number and its tensor arguments: before it runs (result None), and
-after it, with its results.
+"""Function that is called twice for each recorded call, with the call's number and tensor arguments. The first time is
+before the call runs, with None as the result; the second time is after it, with its results.
 """
 
 
@@ -266,7 +266,7 @@ class Recorder(TorchDispatchMode):
 def _refusal(
     spec: OpSpec, unresolved: Reason | None, args: Sequence[ReplayArg], missing: Sequence[str]
 ) -> Reason | None:
-    """Return why an op cannot be replayed; `missing` are arguments whose values a plan cannot hold."""
+    """Return the reason why an op cannot be replayed. `missing` names the arguments whose values a plan cannot hold."""
     reason = unresolved or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
     for arg in args:
         reason = reason or refuse_value(arg.name, arg.value)
@@ -276,7 +276,7 @@ def _refusal(
 
 
 def _decides_itself(kind: type) -> bool:
-    """Check whether tensors of this type handle `__torch_dispatch__` themselves, like a DTensor; False for fake
+    """Check whether tensors of this type handle `__torch_dispatch__` themselves, as a DTensor does. False for fake
     tensors.
     """
     from torch._subclasses.fake_tensor import FakeTensor
@@ -298,11 +298,11 @@ def _is_composed(func: Any) -> bool:
 
 
 def _is_internal(func: Any) -> bool:
-    """Check whether a call is not part of the step: a query, or torch's own detach of a tensor that it saves for
-    backward.
+    """Check whether a call is not part of the step.
 
-    Without a mode, torch's own detach is not dispatched. A user's detach arrives from below autograd, where the
-    autograd keys are excluded.
+    Such a call is a query, or a detach by which torch itself saves a tensor for backward. torch's own detach is
+    dispatched only because a mode is active. It is told from a user's detach by the autograd keys: a user's detach
+    arrives from below autograd, where they are excluded.
     """
     if func is not _DETACH or torch.is_inference_mode_enabled():
         return func.namespace in _QUERIES
@@ -323,10 +323,9 @@ def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
 def _slots(
     op: ReplayOp, values: Sequence[tuple[Any, Any]], inputs: Sequence[torch.Tensor], returned: Any
 ) -> tuple[list[int], list[int]]:
-    """Return the indices, among a call's tensors, of the op's tensor arguments (-1 for a Python number) and of its
-    results.
+    """Return two lists of indices into a call's tensors: for the op's tensor arguments, and for its results.
 
-    A value that is no tensor in the plan has no index.
+    The index is -1 for a Python number in place of a tensor. A value that is no tensor in the plan has no index.
     """
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []

@@ -1,6 +1,6 @@
-"""Tracks the storage of each tensor in a step, when storages are allocated and freed, and their total size.
+"""Tracks the storage of each tensor in a step: when storages are allocated and freed, and their total size.
 
-Manages numbers and bytes only; the code for modules, optimizers and gradients describes what a storage holds.
+It manages numbers and bytes only. The code for modules, optimizers and gradients describes what a storage holds.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Storages:
         return number
 
     def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Return a number for a dense tensor's start address; a conjugated or negated view gets another number than its
-        base.
+        """Return a number for the place in memory at which a dense tensor starts. A view that is conjugated or negated
+        gets another number than its base, although it starts at the same place.
         """
         place = (
             self.number(tensor, outside=outside),
@@ -99,7 +99,7 @@ class Storages:
                 entry.names[name] = None
 
     def of(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage; for a real tensor, the number of its replacement's storage."""
+        """Return the number of a tensor's storage. A real tensor is represented by the fake one that replaces it."""
         return self.number(self._seen_as(tensor))
 
     def is_outside(self, number: int) -> bool:
@@ -121,7 +121,7 @@ class Storages:
         )
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
-        """Return the peak memory in each phase of the step, by kind of data; `phases` has the phase of each call."""
+        """Return the peak memory in each phase of the step, by kind of data. `phases` holds the phase of each call."""
         alive, at = 0, 0
         by_kind: dict[Kind, int] = {}
         best: dict[StepPhase, PhasePeak] = {}

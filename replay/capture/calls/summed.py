@@ -1,9 +1,8 @@
-"""Finds gradients that autograd would sum in place if no dispatch mode were active, because nothing else refers to
-them.
+"""Finds gradients that autograd would sum in place if no dispatch mode were active.
 
 The autograd engine (InputBuffer.cpp, `accumulate`) writes to the partial sum if that tensor is dense, not a tensor
-subclass, and not referenced elsewhere; an active mode counts as a subclass. The plan must contain the calls that run
-without a mode.
+subclass, and not referenced elsewhere. An active mode counts as a subclass, so the engine then adds out of place. The
+plan must contain the calls that run without a mode.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Summed:
         self._node_of: dict[int, int] = {}
 
     def add(self, results: Iterable[torch.Tensor]) -> None:
-        """Record the running autograd node as creator of a call's results; does nothing in forward."""
+        """Record the running autograd node as the creator of a call's results. Does nothing in forward."""
         node = _node()
         if node is not None:
             for tensor in results:
@@ -51,8 +50,8 @@ class Summed:
     def is_summed_up(self, total: Any, more: Any) -> bool:
         """Check whether the engine would have added two tensors in place.
 
-        The partial sum must come from another node than the one that just ran, because a node that computes a sum
-        itself adds tensors that it created.
+        The partial sum must come from another node than the one that just ran. A node that computes a sum itself, in
+        contrast, adds tensors that it created.
         """
         node = _node()
         if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):

@@ -1,10 +1,9 @@
-"""Converts calls to those made when no dispatch mode is active and no tensor is fake, because torch's C++ code then
-takes other paths.
+"""Converts calls to those that torch makes when no dispatch mode is active and no tensor is fake.
 
-ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true for every tensor while a
-mode is active: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares
-instead of scattering, and autograd formulas write to copies. The plan must contain the calls that run without a mode,
-on every device.
+torch's C++ code takes other paths under a mode, but the plan must contain the calls that run without one, on every
+device. ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true for every tensor
+while a mode is active. Then `reshape` views instead of aliasing, `linear` and attention add out of place, `one_hot`
+compares instead of scattering, and autograd formulas write to copies.
 
 `Views` tracks views that autograd recreates after a write to their base. For a plain tensor, autograd recreates them
 from strides; for a fake tensor, it calls the view op again.
@@ -60,8 +59,8 @@ class Views:
             self._last[_key(func, args)] = weakref.ref(result), args[0]._version
 
     def is_of_gradient(self, func: Any, args: Sequence[Any], node: str | None) -> bool:
-        """Check whether a call views the copy of a gradient; for a plain tensor, autograd uses strides instead of this
-        call.
+        """Check whether a call takes a view of the copy of a gradient. For a plain tensor, autograd uses strides
+        instead of making this call.
         """
         is_copied = node is not None and node.endswith(_GRADIENTS_OF_VIEWS)
         return is_copied and func is not _AS_STRIDED and args[0].untyped_storage()._cdata == self._copied
@@ -90,8 +89,8 @@ _WRITES: dict[Any, Any] = {
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.put.default: _aten.put_.default,
 }
-"""Overload seen under a mode → in-place overload that autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) use
-on tensors they created.
+"""Overload that is called under a mode → in-place overload that is called without one. The calls are those that
+autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) make on tensors they created.
 """
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
 """Prefixes of autograd nodes whose formulas write to copies even without a mode."""
@@ -113,24 +112,25 @@ class WithoutMode:
     """Tracks which composite op is running, and determines which calls it would make without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
-        """`wraps` says whether tensors of a type make their own calls, like a DTensor; torch treats them as if a mode
-        were active.
+        """Create a converter that has seen no calls.
 
-        `fake` says whether calls run on fake tensors. `device` selects the calls of `one_hot`.
+        `wraps` says whether tensors of a type make their own calls, like a DTensor; torch treats such tensors as if a
+        mode were active. `fake` says whether calls run on fake tensors. `device` selects the calls of `one_hot`.
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
         self.views = Views()
         self.packing = 0
-        """Number of running hooks that pack tensors saved for backward; detach calls made by these hooks are not
+        """Number of running hooks that pack tensors saved for backward. Detach calls that these hooks make are not
         recorded.
         """
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Wrap the kernels of the relevant composite ops, also for calls from C++. Applies to the whole process.
+        """Wrap the kernels of the relevant composite ops, in the whole process and also for calls from C++.
 
-        Requires `torch.library.get_kernel` (torch 2.10); in older versions calls are recorded as a mode sees them.
+        Requires `torch.library.get_kernel` (torch 2.10). In older versions, calls are recorded as they are made under a
+        mode.
         """
         get_kernel = getattr(torch.library, "get_kernel", None)
         if get_kernel is None:
@@ -223,14 +223,14 @@ class WithoutMode:
 
     @property
     def makes_tensor(self) -> bool:
-        """Whether `torch.tensor` or `Tensor.new_tensor` is running; unlike other functions, they detach the tensor that
-        they create from Python numbers.
+        """Whether `torch.tensor` or `Tensor.new_tensor` is running. Unlike other functions, these detach the tensor
+        that they create from Python numbers.
         """
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """Return the function that runs a call: the op, or a substitute if the call reads a value that does not matter
-        from a fake tensor.
+        """Return the function that runs a call. It is the op itself, or a substitute if the call reads a value from a
+        fake tensor and any value will do.
         """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
@@ -262,10 +262,10 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 
 
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
-    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors; with `looks` (CPU), read the lowest
-    and highest index.
+    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors.
 
-    These values only decide whether to raise an error, so a fake index counts as valid.
+    With `looks` (on the CPU), the lowest and the highest index are read. They only decide whether to raise an error, so
+    a fake index counts as valid.
     """
     if index.numel() and looks:
         low, high = torch.aminmax(index)
@@ -288,8 +288,8 @@ def _zeros(args: Sequence[Any]) -> Call:
 
 
 def _formula() -> str | None:
-    """Return the name of the current autograd node if its formula is torch's own. None outside backward, and for a
-    user's formula, which runs as written.
+    """Return the name of the current autograd node if torch itself defines its formula. None outside backward. Also
+    None for a user's formula, which runs as written.
     """
     if _internal._current_graph_task_id() == -1:
         return None

@@ -1,5 +1,5 @@
-"""Finds attention in a captured plan, as one torch call or as matrix products, and replaces it by the attention kernel
-of Ascend servers.
+"""Finds attention in a captured plan and replaces it by the attention kernel of Ascend servers. In the plan, attention
+is one torch call, or consists of matrix products.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
-    """Return keys or values [batch, heads, tokens, width] from before transformers repeated the heads.
+    """Return keys or values [batch, heads, tokens, width] as they were before transformers repeated the heads.
 
-    If there is a mask, transformers copies each head for all query heads of its group; the kernel does not need copies.
+    If there is a mask, transformers copies each key or value head for all query heads of its group. The kernel does not
+    need these copies.
     """
     copied = graph.maker(tensor, "aten::clone")
     heads = None if copied is None else copied.values["self"]
@@ -68,7 +69,7 @@ class _Masking:
 
 
 def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
-    """Return the kernel arguments for a mask that is added to scores; None if the mask was not created from
+    """Return the kernel arguments for a mask that is added to scores. None if the mask was not created from
     booleans.
     """
     if mask is None:
@@ -98,7 +99,7 @@ HIDDEN = -1e4
 
 
 def _number(graph: Graph, tensor: Any) -> float | None:
-    """Return the value of a 0-dim tensor if the graph shows the call that created it; otherwise None."""
+    """Return the value of a 0-dim tensor; None if the graph does not contain the call that created it."""
     maker = graph.maker(tensor, "aten::scalar_tensor", "aten::zeros")
     if maker is None:
         return None
@@ -106,8 +107,8 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
-    """Match absorbed latent attention (see module `latent`): scores from latents and rotary parts, softmax, and a
-    product with the latents.
+    """Match absorbed latent attention (see module `latent`). It consists of scores, which are computed from latents and
+    rotary parts, a softmax, and a product with the latents.
     """
     if call.name != BMM:
         return None
@@ -146,9 +147,10 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 
 
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
-    """Match the product that absorbs the key projection into queries, and apply it directly to the non-rotary part.
+    """Match the product that absorbs the key projection into queries.
 
-    transformers joins that part with the rotary part and then splits them again.
+    The fused product reads the non-rotary part of the queries directly. transformers joins that part with the rotary
+    part and then splits them again.
     """
     joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == BMM else None
     parts = [] if joined is None else joined.values["tensors"]
@@ -265,8 +267,8 @@ class _Scores(NamedTuple):
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return the product, scale, mask and attention sinks from which scores were computed; None for any other
-    tensor.
+    """Return the parts from which attention scores were computed: product, scale, mask and attention sinks. None if the
+    tensor does not hold such scores.
     """
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
@@ -301,8 +303,8 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
-    """Return a tensor as [batch, heads, rows, width]; if heads were repeated for groups of queries, the tensor before
-    the repetition.
+    """Return a tensor as [batch, heads, rows, width]. If heads were repeated for groups of queries, this is the tensor
+    before the repetition.
     """
     shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:

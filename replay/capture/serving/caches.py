@@ -1,7 +1,8 @@
-"""Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE: one kernel per layer for keys and values.
+"""Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE, which run one kernel per layer for keys and
+values together.
 
-The kernel writes the rows of the new tokens to slots of pages; here each sequence has one page. The host counts
-positions, and slots are computed once per step.
+The kernel writes the rows of the new tokens to slots of pages; here each sequence has one page. Positions are counted
+on the host, and slots are computed once per step.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def full_window(graph: Graph, call: Call) -> Fusion | None:
-    """Match keys and values of a full sliding window, which transformers shifts by one position; servers overwrite the
-    oldest token instead.
+    """Match the update of keys and values in a full sliding window. transformers shifts the window by one position;
+    servers overwrite the oldest token instead.
     """
     parts = graph.matched(call, _MOVED_UP)
     if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
@@ -84,7 +85,8 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
 def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
     """Return the rows written to a cache as [batch, heads, 1, width]; None if there is not exactly one row per head.
 
-    `cache[:, :, index] = rows` omits leading dimensions of size 1: one sequence is written as [heads, 1, width].
+    The rows may lack dimensions: `cache[:, :, index] = rows` omits leading dimensions of size 1, so one sequence is
+    written as [heads, 1, width].
     """
     batch, heads, _, width = table.shape
     missing = len(table.shape) - len(rows.shape)
@@ -94,8 +96,8 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match new keys and values that are concatenated with keys and values from before the step; servers write the new
-    rows behind the old ones.
+    """Match the concatenation of new keys and values with those from before the step. Servers do not concatenate: they
+    write the new rows behind the old ones.
     """
     if call.name != _ATTENTION:
         return None
@@ -130,11 +132,12 @@ def _writing(
     numbering: set[Call] | None = None,
     counts: Sequence[Tensor] = (),
 ) -> Fusion:
-    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, replacing `calls`.
+    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, in place of
+    `calls`.
 
     The rows are written at positions `at` if given, otherwise from position `first` on. Slots with the same `key` are
-    computed once, for the first write; later writes do not need the calls in `numbering`. `counts` are counters that
-    the host keeps instead.
+    computed once, for the first write. Later writes reuse them, so they also replace the calls in `numbering`. `counts`
+    are counters that the host keeps instead.
     """
     rows, tables, written = writes
     slots = graph.shared.get(key)
@@ -154,8 +157,8 @@ def _writing(
 
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
-    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and the kernels that
-    compute these slots.
+    """Return the slots of new tokens and the kernels that compute these slots. `shape` is [batch, heads, tokens,
+    width]; `size` is the number of positions of a page.
     """
     batch, _, tokens, _ = shape
     starts = New(dense((batch,), "int32"))

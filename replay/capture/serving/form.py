@@ -31,8 +31,8 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
 
 
 def _attention(graph: Graph, call: Call) -> str | None:
-    """Return why the attention that ends with this matrix product is not fused, "" if unknown; None if the call does
-    not end attention.
+    """Return the reason why the attention that ends with this matrix product is not fused; "" if the reason is unknown.
+    None if the call does not end attention.
     """
     if call.name != BMM:
         return None
@@ -48,10 +48,10 @@ Fused = Literal["ascend", "none"]
 
 
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
-    """Return the plan with fused kernels, then with quantized weights, if requested.
+    """Return the plan as servers run it: first with fused kernels, then with quantized weights.
 
-    By default, an inference step of a model built from its config is fused, as servers run it. Raises UsageError in the
-    same cases as `fused` and `quantised`.
+    Without `fused`, kernels are fused only in an inference step of a model built from its config. Without `weights`,
+    nothing is quantized. Raises UsageError in the same cases as `fused` and `quantised`.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))

@@ -1,8 +1,9 @@
-"""Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE: finds matching calls by following their inputs.
+"""Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE.
 
-Norms, rotary embeddings, SwiGlu, attention and experts become the fused kernels of torch_npu. Calls are fused only if
-no other call uses their intermediate results, and if the inputs of the fused kernel still have the same values when it
-runs. This module rewrites a plan; `fusions` determines which calls form a kernel.
+Calls that match a fused kernel are found by following their inputs. Norms, rotary embeddings, SwiGlu, attention and
+experts become the fused kernels of torch_npu. Calls are fused only if no other call uses their intermediate results,
+and if the inputs of the fused kernel still have the same values when it runs. This module rewrites a plan; `fusions`
+determines which calls form a kernel.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Fusion:
     dropped: Sequence[Tensor] = ()
     """Outputs of the step that are removed because the host computes them (counters)."""
     is_early: bool = False
-    """Whether the kernels run at the position of the first replaced call; otherwise they run at the position of the
+    """Whether the kernels run at the position of the first replaced call. Otherwise they run at the position of the
     last one.
     """
     loaded: Sequence[Tensor] = ()
@@ -223,13 +224,13 @@ class Graph:
         return Tensor(storage, memory, len(self._writes[storage]), meta)
 
     def maker(self, tensor: Any, *names: str) -> Call | None:
-        """Return the call that created a tensor, if the call has one of these names; otherwise None."""
+        """Return the call that created a tensor; None if the call is unknown or has none of these names."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
-        """Return `call` and the calls that created its inputs, by the keys of the pattern; None if they do not match
-        the pattern.
+        """Return the calls that match a pattern, by the pattern's keys: `call` and those that created its inputs. None
+        if they do not match.
         """
         if call.name != pattern.name:
             return None
@@ -258,9 +259,9 @@ class Graph:
         return only if only is not None and only.name in names else None
 
     def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
-        """Return the calls that compute a tensor from the results of a call with one of these names.
+        """Return the calls that compute a tensor, back to a call with one of these names.
 
-        None if no such call or several such calls are found, or if more than `most` calls lie in between.
+        None if no such call or several are found, or if more than `most` calls lie in between.
         """
         waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
         while waiting:
@@ -285,13 +286,13 @@ class Graph:
         return parameter.names[0] if parameter is not None and parameter.names else ""
 
     def before_cast(self, tensor: Any) -> tuple[Any, set[Call]]:
-        """Return the tensor before a cast, and the casting call; the tensor itself if there is no cast."""
+        """Return (tensor before a cast, {casting call}); if there is no cast, (the tensor itself, empty set)."""
         cast = self.maker(tensor, "aten::_to_copy")
         return (tensor, set()) if cast is None else (cast.values["self"], {cast})
 
     def is_sound(self, fusion: Fusion) -> bool:
-        """Check that no other call uses an intermediate result of a fusion, and that no call has overwritten an input
-        when the kernels run.
+        """Check that a fusion does not change results. No other call may use one of its intermediate results, and no
+        call may have overwritten one of its inputs by the time the kernels run.
         """
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
@@ -323,9 +324,9 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
-    """Return the plan with fused kernels in place of the calls that they replace; a note lists the fusions.
+    """Return the plan with fused kernels in place of the calls that they replace.
 
-    Raises UsageError for a plan that lacks calls of its step.
+    A note in the plan lists the fusions. Raises UsageError for a plan that lacks calls of its step.
     """
     plan, counts = rewritten(plan, matchers)
     capture = plan.capture
@@ -339,7 +340,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """Return the plan with calls replaced as the matchers say, and the number of uses of each new kernel.
+    """Return the plan with calls replaced as the matchers say, and how often each new kernel was used.
 
     Raises UsageError for a plan that lacks calls of its step.
     """

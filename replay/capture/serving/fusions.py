@@ -37,7 +37,7 @@ _INVERSE_ROOT = made_by(
 
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
     """Match RMS norm in float32, times a weight: x · rsqrt(mean(x²) + ε) · weight. If x is a sum of two tensors, the
-    addition is included.
+    kernel also replaces the addition.
     """
     parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
@@ -75,8 +75,8 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
     """Return (weight of a norm, kernels that create it, calls that multiply by it); None if there is no weight.
 
-    The weight is a parameter, or a parameter plus one. The multiplication follows the cast back from float32, or
-    precedes it.
+    The weight is a parameter, or a parameter plus one. The multiplication may come before or after the cast back from
+    float32.
     """
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
@@ -148,8 +148,8 @@ _HALVES = made_by(
 
 
 def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
-    """Match rotary embedding with each angle stored once: (first half · cos − second half · sin, second half · cos +
-    first half · sin).
+    """Match rotary embedding in which each angle is stored once. It computes (first half · cos − second half · sin,
+    second half · cos + first half · sin).
     """
     parts = graph.matched(call, _HALVES)
     if parts is None or call.values.get("dim") != -1:
@@ -221,8 +221,8 @@ def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
 
 
 def swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """Match silu(gate) · up, where gate and up are halves of one tensor, or two products of one input, which are then
-    joined into one product.
+    """Match silu(gate) · up. gate and up are either halves of one tensor, or two products of one input. In the latter
+    case, the products are joined into one.
     """
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
         return None

@@ -17,8 +17,8 @@ _ADD, _SUB, _ARANGE = "aten::add.Tensor", "aten::sub.Tensor", "aten::arange"
 def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
     """Return the kernel arguments for a causal mask, with or without a sliding window; None for any other mask.
 
-    `visible` is a mask [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`.
-    The numbers of queries and keys must be equal; otherwise the position of the first query is unknown.
+    `visible` is a mask [..., queries, keys]. It is true where `key <= query` and, for a window of W keys, also `key >
+    query - W`. The numbers of queries and keys must be equal; otherwise the position of the first query is unknown.
     """
     queries, keys = visible.shape[-2:]
     parts = _parts(graph, visible)
@@ -66,9 +66,10 @@ def _shift(graph: Graph, compared: Call) -> int | None:
 
 
 def _number(graph: Graph, tensor: Tensor) -> int | None:
-    """Return the offset added to positions that count from 0; None for any other tensor.
+    """Return the offset in a tensor of positions, i.e. the number added to positions that count from 0.
 
-    A counter of earlier tokens counts as 0, because there are no earlier tokens if there are as many queries as keys.
+    None for any other tensor. A counter of earlier tokens counts as 0, because there are no earlier tokens if there are
+    as many queries as keys.
     """
     added = 0
     while (call := graph.maker(tensor, _ADD, _SUB)) is not None:

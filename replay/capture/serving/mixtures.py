@@ -1,5 +1,5 @@
-"""Finds mixtures of experts, to replace them by the kernels of Ascend servers: gating, routing, grouped matrix
-products, and exchange between ranks.
+"""Finds mixtures of experts and replaces them by the kernels of Ascend servers. These kernels are gating, routing,
+grouped matrix products, and exchange between ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _GROUPED, _ADDED, _PRODUCT = "aten::_grouped_mm", "aten::add_.Tensor", "npu::npu
 _ROUTING, _ROUTED = "npu::npu_moe_init_routing_v2", "npu::npu_moe_finalize_routing"
 _EXCHANGED, _WAITED = "_c10d_functional::all_to_all_single", "_c10d_functional::wait_tensor"
 MOST_DISPATCHED = 512
-"""Maximum tokens per rank that npu_moe_distribute_dispatch_v2 accepts, according to its documentation; for more tokens,
-servers exchange them in another way.
+"""Maximum number of tokens per rank for npu_moe_distribute_dispatch_v2, according to its documentation. Servers
+exchange more tokens in another way.
 """
 
 
@@ -39,7 +39,7 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _chosen(name: str, values: dict[str, Any], topk: Call, *, weights: Tensor, last: New) -> list[Kernel]:
-    """Return the kernel that computes weights and indices of the chosen experts, and the cast of these indices to
+    """Return two kernels: one computes the weights and indices of the chosen experts, the other casts these indices to
     int64, which other calls need.
     """
     chosen = topk.results[1]
@@ -80,8 +80,8 @@ _WEIGHED_BY_GROUPS = made_by("scaled", _MUL, self=_SHARES)
 
 
 def gating_by_groups(graph: Graph, call: Call) -> Fusion | None:
-    """Match the selection of experts per token by groups: the largest sigmoids plus bias within the best groups, with
-    weights that sum to one.
+    """Match the gating that selects experts for each token by groups. It selects the largest sigmoids plus bias within
+    the best groups. The weights of the selected experts sum to one.
     """
     parts = graph.matched(call, _WEIGHED_BY_GROUPS)
     if parts is None or not isinstance(call.values["other"], int | float):
@@ -316,10 +316,11 @@ _NUMBERS_SENT = made_by(
 
 
 def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match experts distributed over all ranks: tokens go to the ranks of their experts; results return and are summed.
+    """Match experts that are distributed over all ranks.
 
-    If the kernels accept the number of tokens, each direction is one kernel. For more tokens, one kernel reorders and
-    sums the returned rows.
+    Tokens are sent to the ranks of their experts; results are sent back and summed. If the kernels accept the number of
+    tokens, each direction becomes one kernel. For more tokens, only the reordering and the sum of the returned rows
+    become one kernel.
     """
     calls = graph.matched(call, _RETURNED)
     if calls is None or call.values["dim"] != (1,):

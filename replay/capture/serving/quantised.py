@@ -1,9 +1,9 @@
 """Rewrites a captured plan to the quantized weights that servers use: W8A8 and W4A16.
 
-W8A8: weights and activations in 8 bits, with a scale per row. W4A16: weights in 4 bits, unpacked in the matrix product.
-Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public checkpoints. In a mixture
-of experts, W4A16 applies only to the routed experts. This module determines which products are quantized; `fused`
-rewrites the plan.
+W8A8 means weights and activations in 8 bits, with a scale per row. W4A16 means weights in 4 bits, unpacked in the
+matrix product. Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public
+checkpoints. In a mixture of experts, W4A16 applies only to the routed experts. This module determines which products
+are quantized; `fused` rewrites the plan.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ PACKED = 8
 
 
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
-    """Return the plan with quantized products; its memory peaks use the quantized size of parameters.
+    """Return the plan with quantized products.
 
-    Raises UsageError for a training step, and for a plan without matrix products with parameters.
+    Memory peaks are computed with the size of quantized parameters. Raises UsageError for a training step, and for a
+    plan without matrix products with parameters.
     """
     if plan.capture is None or plan.sequence is None or "backward" in plan.capture.flops:
         raise UsageError("quantised weights are supported only for inference", hint="Remove --weights.")

@@ -41,8 +41,8 @@ float16.
 LARGE_INTEGER = 2**24 + 1
 """Factor for "large" int32 values: the first integer that float32 cannot represent."""
 FAR_OFFSET, FAR_OFFSET_16_BITS = 1024.0, 32.0
-"""Offsets added for "far" values, the second one for 16-bit dtypes: far from zero, but small enough that float16 and
-float32 still represent each value to about a hundredth.
+"""Offsets that are added to make "far" values. The second one is for 16-bit dtypes. With these offsets, values are far
+from zero, but float16 and float32 still represent each of them to about a hundredth.
 """
 SMALL = 2.0**-20
 BEYOND_FLOAT16_FACTOR = 2.0**18
@@ -65,8 +65,8 @@ SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
 }
-"""For the traits "conjugated" and "negated": a function that returns the same numbers as a lazy view, whose conjugation
-or negation torch has not yet applied to the memory.
+"""For the traits "conjugated" and "negated": a function that returns an equal tensor as a lazy view. Torch has not yet
+applied the view's conjugation or negation to the memory.
 """
 
 
@@ -88,8 +88,8 @@ class Arguments:
         return {name: value for name, value in self.values.items() if name in self.keyword_only}
 
     def copy(self) -> Arguments:
-        """Return a copy with the same values and strides in separate memory; arguments that shared memory share the
-        copied memory.
+        """Return a copy with the same values and strides in separate memory. Arguments that shared memory also share it
+        in the copy.
         """
         memo: dict[int, Any] = {}
         return Arguments(
@@ -136,9 +136,10 @@ class Results:
 
 
 def pair_results(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Pair the op's result tensors with the reference's; None if no pairing has equal counts.
+    """Pair each result tensor of the op with one of the reference.
 
-    Returned tensors may be paired with written ones, because the reference may return what the op writes.
+    Returned tensors may be paired with written ones, because the reference may return what the op writes. None if in no
+    such pairing both sides have the same number of tensors.
     """
     for ours, theirs in (
         (mine.all(), other.all()),
@@ -229,8 +230,8 @@ class Bench:
         return arguments
 
     def other_calls(self, case: Case) -> list[Case]:
-        """Return variants of the case with other ranks and other argument values, including strings that occur in the
-        reference's code.
+        """Return variants of the case with other ranks and other argument values. String arguments also get the strings
+        that occur in the reference's code.
         """
         function = self.reference.function_for(case.op.overload)
         constants = getattr(getattr(function, "__code__", None), "co_consts", ())
@@ -268,9 +269,10 @@ class Bench:
         return partial(self.target.function(case.op.overload), *arguments.positional, **arguments.by_name)
 
     def reference_call(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
-        """Return a function that calls the reference on these arguments; the op itself if there is no reference.
+        """Return a function that calls the reference on these arguments.
 
-        Arguments are passed in the reference's order or by its parameter names.
+        Arguments are passed in the reference's order or by its parameter names. If there is no reference, the function
+        calls the op itself.
         """
         function = self.reference.function_for(case.op.overload)
         if function is None:
@@ -312,7 +314,7 @@ def _give_room(tensor: torch.Tensor) -> None:
 
 
 def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Replace a tensor's values in place by values of the given kind, except in an expanded tensor.
+    """Replace a tensor's values in place by values of the given kind. Expanded tensors stay unchanged.
 
     `number` is the index of the tensor among the arguments; it shifts the positions of special values.
     """
@@ -325,7 +327,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Replace integers in place, only for kinds of values that apply to integers.
+    """Replace integers in place if the kind of values has a form for integers.
 
     int64 values are indices or sizes, so they change only for the out-of-range kinds ("too large", "negative").
     """
@@ -365,10 +367,10 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
-    """Return special values by flat position in a tensor of `count` elements; `number` shifts the positions.
+    """Return special values for a tensor of `count` elements, by flat position; `number` shifts the positions.
 
-    For "zeros", two of three elements (among the first `MOST_ZEROS`) become zeros of both signs. Otherwise NaN and
-    infinities are placed at the beginning, middle and end.
+    For "zeros", two of three elements become zeros, some of each sign; only the first `MOST_ZEROS` elements are
+    affected. For other kinds, NaN and infinities are placed at the beginning, middle and end.
     """
     if values == "zeros":
         places = range(min(count, MOST_ZEROS))
@@ -377,8 +379,8 @@ def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
-    """Return a mask of elements in every second row: for "NaN in rows" one element per row, in a column that differs
-    from row to row; otherwise the whole row.
+    """Return a mask that selects elements in every second row. For "NaN in rows" it selects one element per row, in a
+    column that differs from row to row. Otherwise it selects the whole row.
     """
     columns = tensor.shape[-1] if tensor.dim() else 1
     row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
@@ -459,9 +461,9 @@ def _defaults(spec: OpSpec) -> dict[str, Any]:
 def call_of_reference(
     function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    """Return a function that calls a reference, with arguments by name if its parameters have the op's argument names,
-    otherwise by position.
+    """Return a function that calls a reference.
 
+    Arguments are passed by name if the reference's parameters have the op's argument names, otherwise by position.
     Result buffers are left out if the reference has no parameter for them. Required parameters for which the call has
     no argument get the op's `defaults`.
     """
@@ -486,8 +488,9 @@ def call_of_reference(
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
     """Return positional and keyword arguments for a function whose parameter names differ from the op's.
 
-    Keyword-only arguments are passed by name. The others are passed by position: either all, or all that the op does
-    not write. None if the function takes neither number of arguments.
+    Arguments that the function has a parameter for are passed by name if they are keyword-only. The others are passed
+    by position: all of them, or, if the function takes fewer, all except those that the op writes. None if neither
+    number fits.
     """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
@@ -499,8 +502,8 @@ def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[lis
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """Return a function's parameter names and whether each is required; None if it takes *args or **kwargs, or has no
-    signature.
+    """Return a function's parameter names and whether each is required. None if the function takes *args or **kwargs,
+    or has no signature.
     """
     if isinstance(function, torch._ops.OpOverload):
         return {a.name: not a.has_default_value() for a in function._schema.arguments}

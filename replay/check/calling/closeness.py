@@ -1,6 +1,6 @@
 # pyright: strict
-"""Measures how far results are from exact ones, in units in the last place (ulp). Compares this distance with
-tolerances for the dtype and for the reference's own error.
+"""Measures how far results are from exact ones, in units in the last place (ulp). Compares this distance with the
+tolerance for the dtype and with the error that the reference itself makes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-"""Relative and absolute tolerances of torch.testing.assert_close.
+"""Relative and absolute tolerance for each dtype, from torch.testing.assert_close.
 
-The absolute tolerance is for results near 1. It shrinks with the largest result, but not below the effect of rounding
-the arguments.
+The absolute tolerance is for results near 1. For smaller results it shrinks in proportion to the largest one, but not
+below the error that rounding the arguments causes.
 """
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
 """Relative tolerance of 8-bit floats: one unit in the last place."""
@@ -33,8 +33,9 @@ FP8_OFF = 0.125
 An intermediate rounding to 16 bits changes about 1 in 30 elements; truncating instead of rounding changes half of them.
 """
 ROUNDING_STEPS, SCANS = 8.0, 0.01
-"""If the share of the reference's results that are off by more than `ROUNDING_STEPS` units in the last place exceeds
-`SCANS`, the reference accumulates errors; its largest error is then tolerated for all results.
+"""Limits for deciding that the reference accumulates errors, as in a scan. It does if more than `SCANS` of its results
+(as a fraction) are off by more than `ROUNDING_STEPS` units in the last place. Its largest error is then tolerated for
+all results.
 """
 HALF_STEPS = 4.0
 """Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
@@ -48,14 +49,15 @@ intermediate roundings to float16 move far fewer elements by that much.
 OF_REFERENCE = 4.0
 """Tolerance as a multiple of the reference's own distance from float64, e.g. due to another order of summation."""
 OF_LARGEST = 4.0
-"""Tolerance for sums: this many units in the last place of the largest result, times the square root of the number of
-terms.
+"""Tolerance for sums, in units in the last place of the largest result.
 
-16-bit dtypes are summed in float32, so for them the root multiplies the unit of float32.
+It is multiplied by the square root of the number of terms. 16-bit dtypes are summed in float32; for them, the unit of
+float32 is multiplied by the root.
 """
 NEAR_ZERO = 2.0**-8
-"""Fraction of the largest result. The error of a smaller result is measured in units in the last place of this
-fraction, because cancellation makes the last place of a nearly zero result meaningless.
+"""Results below this fraction of the largest one are compared with the precision of a result of that fraction. Their
+error is measured in units in the last place of the fraction, because cancellation makes the last place of a nearly zero
+result meaningless.
 """
 
 
@@ -113,7 +115,7 @@ def compare(
 
 
 def _root(dtype: torch.dtype, terms: float) -> float:
-    """Return the relative rounding error of a sum of `terms` numbers; sums of 16-bit numbers are done in float32."""
+    """Return the relative rounding error of a sum of `terms` numbers. 16-bit numbers are summed in float32."""
     info = torch.finfo(dtype)
     if info.bits <= 16:
         return max(info.eps, torch.finfo(torch.float32).eps * terms**0.5)
@@ -261,10 +263,10 @@ def _measured(
 
 
 def _coarse(exact: torch.Tensor, error: torch.Tensor, spared: torch.Tensor | None, info: torch.finfo) -> torch.Tensor:
-    """Return a mask of elements with errors as large as those of rounding to bfloat16; all False if there are few.
+    """Return a mask of elements whose errors are as large as those of rounding to bfloat16.
 
-    Elements below the mean are left out, because cancellation makes them inaccurate. Elements that change as much when
-    the arguments are rounded once more are left out, too.
+    All False if there are too few such elements. Elements below the mean are left out, because cancellation makes them
+    inaccurate. Elements that change as much when the arguments are rounded once more are left out, too.
     """
     size = exact.abs().where(torch.isfinite(exact), 0.0)
     counted = size >= max(float(size.mean()), info.smallest_normal)

@@ -12,8 +12,8 @@ import torch
 
 
 def copy_guarded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values with the same strides, in memory that ends with the tensor. Raises OSError if the system
-    refuses to allocate it.
+    """Return a copy of the tensor whose memory is followed by a page that may not be accessed. Values and strides stay
+    the same. Raises OSError if the system refuses to allocate the memory.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     extent = (1 + last) * tensor.itemsize

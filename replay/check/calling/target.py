@@ -85,10 +85,9 @@ def find_target(name: str) -> Target:
 
 
 def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
-    """Return the overloads of an op from an installed library or a reference implementation, and the name under which
-    they were found.
+    """Return the overloads of an op, and the name under which they were found.
 
-    Raises UsageError if there are none.
+    They come from an installed library or from a reference implementation. Raises UsageError if there are none.
     """
     policy = Policy()
     known = candidates(qualified, policy)
@@ -136,7 +135,7 @@ def user_function(text: str, *, flag: str) -> Callable[..., Any]:
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> Target:
-    """Return the target for a Python function; for a function from torch.library.custom_op, its op."""
+    """Return the target for a Python function. If torch.library.custom_op made the function, it is that op's target."""
     opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
@@ -267,11 +266,11 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Return the expected results of a backward op: autograd's gradients of the forward op, with arguments matched by
-    name.
+    """Return the expected results of a backward op: the gradients that autograd computes for the forward op.
 
-    The gradients of the forward results are the tensors with "grad" in their name, or named dy or dout. Values saved by
-    the forward op are not used. Raises TypeError if arguments are missing.
+    Arguments of the two ops are matched by name. The backward op's arguments with "grad" in their name, or named dy or
+    dout, are the gradients of the forward results. Values saved by the forward op are not used. Raises TypeError if
+    arguments are missing.
     """
     spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:

@@ -44,8 +44,8 @@ def _indices_refused(bench: Bench, case: Case) -> Finding:
 
 
 def _refused(bench: Bench, case: Case) -> Finding:
-    """Check that the op raises an exception with a message. Results pass, too, if there is no reference or if they
-    equal its results.
+    """Check that the op raises an exception with a message. If the op returns results instead, they pass if there is no
+    reference, or if the reference returns equal results.
     """
     arguments = arguments_for(bench, case)
     try:

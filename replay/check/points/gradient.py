@@ -1,5 +1,5 @@
-"""Gradients: whether one is registered, passes gradcheck, equals autograd's gradient of the reference, and can be
-differentiated again.
+"""Checks gradients: whether one is registered, passes gradcheck, equals autograd's gradient of the reference, and can
+be differentiated again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NOT_REGISTERED = (
 )
 """Parts of torch's error messages for an op without a registered gradient."""
 MOST_DERIVATIVES = 1 << 18
-"""Maximum number of derivatives (results times arguments), because torch computes and stores each: 3 million
+"""Maximum number of derivatives (results times arguments). torch computes and stores each of them: 3 million
 derivatives of a convolution took 12 GB.
 """
 ONCE = ("once_differentiable", "does not require grad", "not implemented", "no autograd formula", "derivative for")
@@ -57,8 +57,8 @@ ONCE = ("once_differentiable", "does not require grad", "not implemented", "no a
 
 
 class NoGradient(NotApplicable):
-    """Raised if the op or its reference has no gradient. If `missing`, no gradient is registered; otherwise none can
-    exist.
+    """Raised if the op or its reference has no gradient. `missing` says that no gradient is registered; otherwise none
+    can exist, e.g. for integer results.
     """
 
     def __init__(self, why: str, *, missing: bool = True) -> None:
@@ -67,8 +67,8 @@ class NoGradient(NotApplicable):
 
 
 def gradient(bench: Bench) -> list[Attempt]:
-    """Return the trials: a gradient exists, first- and second-order gradcheck pass, and each layout's gradients match
-    the reference's.
+    """Return the trials of this point. They check that a gradient exists, that first- and second-order gradcheck pass,
+    and that the gradients for each memory layout match the reference's.
     """
     base = bench.compact_bases[0]
     tensors = _named_tensors(bench, base)
@@ -159,10 +159,10 @@ def _not_differentiable(bench: Bench) -> tuple[str, ...]:
 def _gradients(
     call: Callable[[], Any], arguments: Arguments, form: Form | None = None
 ) -> list[tuple[str, torch.Tensor | None]]:
-    """Return the gradients of a fixed weighted sum of all results with respect to each argument, with argument names.
+    """Return the gradient with respect to each argument, with the argument's name.
 
-    The weights, which are the gradients of the results, have the strides that `form` gives them. Raises NoGradient;
-    exceptions of the call propagate.
+    What is differentiated is a weighted sum of all results with fixed weights. The weights, which are the gradients of
+    the results, have the strides that `form` gives them. Raises NoGradient; exceptions of the call propagate.
     """
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -271,11 +271,10 @@ def _checked_numerically(bench: Bench, case: Case, *, second: bool) -> Finding:
 
 
 def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
-    """Return a likely cause of a gradcheck failure: results for float64 arguments have only float32 precision; ""
-    otherwise.
+    """Return a likely cause of a gradcheck failure: the op computes float64 results with only float32 precision.
 
-    The arguments are changed by less than float32 can resolve. With float32 precision, gradcheck's steps of 1e-6 would
-    measure rounding errors.
+    "" if it does not. The test changes the arguments by less than float32 can resolve. With float32 precision,
+    gradcheck's steps of 1e-6 would measure rounding errors.
     """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ BATCH = 3
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Turn `judge` into a function that creates the only trial of a point; the trial judges the op's small
+    """Turn `judge` into a function that creates the trials of a point. There is one trial: it judges the op's small
     base case.
     """
 

@@ -21,8 +21,8 @@ from opreplay.replay.ir.reasons import NotReplayable
 MOST_PEAK = 1 << 29
 """Maximum peak memory in bytes of a case with many elements in float64; comparing results takes several times that."""
 MOST_SECONDS = 4.0
-"""Maximum seconds for one call of a case with many elements: op and reference are called several times within a trial's
-time limit.
+"""Maximum duration, in seconds, of one call with many elements. Op and reference are called several times within a
+trial's time limit.
 """
 
 
@@ -58,7 +58,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
     """Return the duration of a call in seconds.
 
-    The processor time is used if other programs used the processor, the wall time if the call used several cores.
+    On the CPU this is the smaller one of two times: the processor time, which excludes other programs, and the wall
+    time, which counts several cores once. On other devices it is the wall time.
     """
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
@@ -71,8 +72,8 @@ def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bo
 
 
 def arguments_for(bench: Bench, case: Case) -> Arguments:
-    """Return the arguments of a case. Raises NotApplicable if they cannot be created or the call would take too much
-    memory or time.
+    """Return the arguments of a case. Raises NotApplicable if they cannot be created, or if the call would take too
+    much memory or time.
     """
     if (reason := too_much(bench, case)) is not None:
         raise reason
@@ -83,10 +84,10 @@ def arguments_for(bench: Bench, case: Case) -> Arguments:
 
 
 def too_much(bench: Bench, case: Case) -> NotApplicable | None:
-    """Return why a case with many elements is not tried, estimated from smaller cases; None if it may be tried.
+    """Return the reason not to try a case with many elements; None if it may be tried.
 
-    Memory and time may grow with the square of the number of elements, as for attention; two smaller cases show the
-    quadratic part.
+    Its memory and time are estimated from two smaller cases. Two are needed because the cost may grow with the square
+    of the number of elements, as for attention.
     """
     if not case.smaller:
         return None

@@ -1,5 +1,5 @@
-"""Checks what an op declares about itself: which arguments it writes and aliases (its schema), and the shapes, strides
-and dtypes of its results (its fake kernel).
+"""Checks what an op declares about itself. Its schema declares which arguments it writes and aliases. Its fake kernel
+declares the shapes, strides and dtypes of its results.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Seq
 
 
 def _may_alias(operator: torch._ops.OpOverload) -> bool:
-    """Check whether torch allows the op to return either an argument or a copy, like composite ops such as `reshape`
-    and `contiguous`.
+    """Check whether torch allows the op to return either an argument or a copy of it. This holds for composite ops such
+    as `reshape` and `contiguous`.
     """
     return operator.namespace == "aten" and operator.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd

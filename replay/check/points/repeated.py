@@ -1,6 +1,6 @@
 # pyright: strict
-"""Repeated calls of an op: bitwise equal results, memory leaks, peak memory, and whether calls return before the device
-has finished.
+"""Checks repeated calls of an op: whether results are bitwise equal, whether memory leaks, the peak memory, and whether
+calls return before the device has finished.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
 
 
 def _spread(first: Results, again: Results) -> str | None:
-    """Describe the difference between the results of two runs; None if they are bitwise equal."""
+    """Describe how the results of two runs differ; None if they are bitwise equal."""
     before, after = first.all(), again.all()
     if [(a.shape, a.dtype) for a in before] != [(b.shape, b.dtype) for b in after]:
         return "sizes or dtypes differ"
@@ -142,8 +142,8 @@ def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[i
 
 
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:
-    """Return functions that report resources in use: Python objects, open files, threads, the C library's blocks, and
-    memory of the device's allocator.
+    """Return functions by resource name; each reads how much of the resource is in use. The resources are Python
+    objects, open files, threads, and bytes allocated by the C library (on the CPU) or by the device's allocator.
     """
     readings: dict[str, Callable[[], int]] = {"objects": sys.getallocatedblocks}
     for name, folder in {"open files": "/proc/self/fd", "threads": "/proc/self/task"}.items():

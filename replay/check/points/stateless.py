@@ -1,8 +1,8 @@
 # pyright: strict
-"""Checks that results do not depend on the previous call's values, uninitialized memory, thread counts or concurrent
-calls.
+"""Checks that results depend on the arguments only.
 
-A call must also leave torch's state unchanged.
+They must not depend on the previous call's values, uninitialized memory, thread counts or concurrent calls. A call must
+also leave torch's state unchanged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ THREADS = (1, 3)
 
 
 def stateless(bench: Bench, base: Case) -> list[Attempt]:
-    """Return trials of the same call under other conditions: after a call with other values in the same memory, in
-    memory full of NaN, with other thread counts, and from several threads at once.
+    """Return trials that repeat the same call under other conditions. The conditions are: after a call with other
+    values in the same memory, in memory full of NaN, with other thread counts, and from several threads at once.
     """
     states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
     if bench.device.type == "cpu":
@@ -78,8 +78,8 @@ def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], argument
 
 
 def _after_another(bench: Bench, case: Case) -> Finding:
-    """Check a call made after another call with different values in the same memory: an op that caches results by
-    address or shape returns the results of the earlier call.
+    """Check a call that follows a call with other values in the same memory. An op that caches results by address or
+    shape would return the results of the earlier call.
     """
     arguments = bench.arguments(case).copy()
     first = contiguous(arguments)
@@ -180,9 +180,9 @@ def leaves_state(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _unusual_state() -> Generator[None, None, None]:
-    """Set a state that no earlier call can have left behind; restore the previous one afterwards.
+    """Set random generators, thread count and denormal handling to a state that no earlier call can have left behind.
 
-    torch's random state is not restored, because each call seeds it.
+    The previous state is restored afterwards, except torch's random state, because each call seeds that.
     """
     of_python, of_numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     torch.set_num_threads(threads + 1)

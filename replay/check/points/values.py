@@ -44,8 +44,8 @@ TINY = 1e-30
 ODD = ("odd", "NaN in rows", "rows of -inf")
 """Kinds of values for which the float64 reference shows nothing more than the reference in the case's own dtypes."""
 MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
-"""Limits for checking whether all elements of a result occur among the arguments: maximum number of elements, minimum
-number of distinct values.
+"""Limits for the check whether all elements of a result occur among the arguments. The result may have at most
+`MOST_MOVED` elements and must have at least `FEWEST_MOVED` distinct values.
 """
 MOST_REFUSED = 2
 """If this many cases had no accepted alternative sizes, alternatives are no longer tried."""
@@ -165,10 +165,10 @@ def broadcast(bench: Bench) -> list[Attempt]:
 
 
 def against_reference(bench: Bench, case: Case) -> Finding:
-    """Compare the results of one case with the reference: in float64 if possible, and in the case's own dtypes.
+    """Compare the results of one case with the reference's: in float64 if possible, and in the case's own dtypes.
 
     If both op and reference refuse generated sizes, alternative sizes are tried until one call is accepted. Raises
-    NotApplicable if none is accepted.
+    NotApplicable if none is.
     """
     try:
         return _compared(bench, case)
@@ -222,8 +222,8 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """Compare again, tolerating errors from rounding the arguments and from sums along a row. None for values in `ODD`
-    if all results are floats.
+    """Judge the results again with larger tolerances. Errors that come from rounding the arguments, and from sums along
+    a row, are tolerated. None, i.e. not judged again, for values in `ODD` if all results are floats.
     """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
         return None
@@ -274,7 +274,7 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
 
 
 def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> list[Results]:
-    """Return the reference's results for arguments that were rounded once more, in several ways.
+    """Return the reference's results for arguments rounded once more, one entry for each of several ways to round.
 
     More ways are tried if integers are compared, because each integer must equal the result of one of them. For 8-bit
     results, arguments of any dtype are rounded as if they were float32.
@@ -286,11 +286,11 @@ def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results
 
 
 def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine: bool) -> Results | None:
-    """Return the reference's float64 results for arguments rounded once more; None if it refuses them.
+    """Return the reference's float64 results for arguments rounded once more; None if it refuses these.
 
-    A result within this distance of the exact one is as accurate as the arguments. Each pair of ways (0 and 1, 2 and 3,
-    ...) rounds in opposite directions. With `fine`, the first pair moves all elements of one tensor up and all of the
-    next one down, which changes a quotient most; the other ways move each element at random.
+    A result that is as close to the exact one as these results are is as accurate as the arguments. Each pair of ways
+    (0 and 1, 2 and 3, ...) rounds in opposite directions. With `fine`, the first pair moves all elements of one tensor
+    up and all of the next one down, which changes a quotient most. The other ways move each element at random.
     """
     wide = as_float64(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(1 + way // 2)
@@ -336,7 +336,7 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 
 
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
-    """Return a finding if the sign of a zero differs from the reference's; None if none does.
+    """Return a finding if a zero in the results has another sign than in the reference's; None if none has.
 
     Only zeros whose sign is determined by the arguments are compared. The expected sign is that of the result after
     tiny numbers replace the zeros in the arguments.
@@ -378,8 +378,8 @@ def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
 
 
 def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:
-    """Return the reference's results in the case's own dtypes, or its error; without a reference, the op's results on
-    contiguous copies.
+    """Return the reference's results in the case's own dtypes and None, or None and its error. If there is no
+    reference, the op itself is called on contiguous copies.
     """
     try:
         if bench.has_reference(case):
@@ -390,8 +390,8 @@ def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results 
 
 
 def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """Return the reference's results in float64; None if no dtype becomes wider, if the reference refuses float64, or
-    if the results are random.
+    """Return the reference's results in float64. None if no dtype becomes wider by this, if the reference refuses
+    float64, or if the results are random.
     """
     wide = as_float64(arguments)
     is_wide = all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True))
@@ -460,7 +460,7 @@ def _plainly_other(
     *,
     shape_only: bool,
 ) -> str | None:
-    """Describe a difference in a result's dtype, shape or device, or in copied numbers; None if there is none."""
+    """Describe how a result differs in dtype, shape or device, or in numbers that are copied; None if it does not."""
     other = _other_form(actual, native, shape_only=shape_only)
     return other if other is not None or shape_only else _moved_wrongly(case, actual, native, exact, arguments)
 

@@ -91,8 +91,8 @@ class Executor:
         """Evict the arguments of ops from the device's caches."""
 
     def as_in_step(self, prepared: Any, recency: Recency) -> Callable[[], None] | None:
-        """Return a function, to call before each call, that recreates the reuse distance of each argument in the step;
-        None if that is not possible on this device.
+        """Return a function that restores the step's reuse distance of each argument; it must be called before each
+        call. None if the device does not permit this.
         """
         return None
 
@@ -120,9 +120,10 @@ class Executor:
         """Read all tensor arguments again if a reset evicted them from the device's caches."""
 
     def check_results(self, prepared: Any, op: ReplayOp) -> tuple[Assumption, ...]:
-        """Call a user's function for the op once more, and return notes on its results; () for other ops.
+        """Call a user's function for the op once more, and return notes on its results. For ops without such a
+        function, return ().
 
-        Raises NotReplayable if it returns a different number of results than the op.
+        Raises NotReplayable if the function returns a different number of results than the op.
         """
         return ()
 

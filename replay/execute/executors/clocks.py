@@ -1,7 +1,8 @@
 # pyright: strict
-"""Clocks (host counter, device events), and reference workloads that distinguish a slower machine from a slower op.
+"""Clocks (host counter, device events), and reference workloads.
 
-A reference workload is fixed work that is timed together with the samples. Other modules decide when to stop.
+A reference workload is fixed work that is timed together with the samples. It distinguishes a slower machine from a
+slower op. Other modules decide when to stop.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 from opreplay.replay.host.interruptions import Interruptions, interruptions, threads_waited_us
 
 QUEUE_CALLS = 200
-"""Maximum number of calls in a batch on a device with a queue; CUDA queues 1,024 launches before it blocks."""
+"""Maximum number of calls in a batch on a device with a queue. CUDA queues 1,024 launches before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""Time for which the device is blocked per call of a batch, so that the host can queue the batch first.
+"""Time, in µs per call of a batch, for which the device is blocked so that the host can queue the whole batch first.
 
-If the host is slower, `HOLD_MARGIN` times the launch time is used.
+If the host needs longer, the device is blocked for `HOLD_MARGIN` times the launch time.
 """
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
@@ -46,7 +47,7 @@ class Clock:
         return self._timed(calls, len(calls))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """Return the time per call, in µs, that the host needs to queue a batch of `calls`; None if the host does the
+        """Return the time per call, in µs, that the host needs to queue a batch of `calls`. None if the host does the
         work itself.
         """
         return None
@@ -56,14 +57,14 @@ class Clock:
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """Return how often other programs have taken the processor so far; none if the device keeps working while the
-        host waits.
+        """Return how often other programs have taken the processor so far. The counts are zero if the device keeps
+        working while the host waits.
         """
         return Interruptions()
 
     def threads_waited_us(self) -> float:
-        """Return the total time that compute threads have waited for processors so far; 0 if the host does not
-        compute.
+        """Return the total time for which compute threads have waited for processors so far. It is 0 if the host does
+        not compute.
         """
         return 0.0
 
@@ -75,7 +76,8 @@ class Clock:
 class HostClock(Clock):
     """`perf_counter_ns` around a loop, minus the overhead, which is measured once.
 
-    The overhead is the time of an empty loop, and the extra time of a call through `partial` over a direct call.
+    The overhead has two parts: the time of an empty loop, and the time by which a call through `partial` takes longer
+    than a direct call.
     """
 
     max_calls = 100_000
@@ -124,8 +126,8 @@ class HostClock(Clock):
 class EventClock(Clock):
     """Device time between two events on the device's queue, without the host's launch gaps if possible.
 
-    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, like torch.cuda.Event;
-    `synchronize()` waits for the device; `hold(us)`, if given, keeps the device busy for about that long so that the
+    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, like torch.cuda.Event.
+    `synchronize()` waits for the device. `hold(us)`, if given, keeps the device busy for about that long, so that the
     batch is queued before it runs.
     """
 
@@ -147,9 +149,9 @@ class EventClock(Clock):
         self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float:
-        """Return the microseconds that the host needs per call to queue `calls` calls, without waiting for the device.
+        """Return the microseconds per call that the host needs to queue `calls` calls, without waiting for the device.
 
-        The device is then blocked before each later batch for as long as the batch takes to launch.
+        From then on, the device is blocked before each batch for as long as the batch takes to launch.
         """
         self._synchronize()
         started = perf_counter_ns()
@@ -173,9 +175,9 @@ class EventClock(Clock):
 
 
 class Gauge:
-    """Reference workloads on the device that runs the ops; the same for every op.
+    """Reference workloads on the device that runs the ops. They are the same for every op.
 
-    `compute` stays in the nearest cache; `memory`, if available, uses memory outside the caches. A disturbance, e.g.
+    `compute` stays in the nearest cache. `memory`, if available, uses memory outside the caches. A disturbance, e.g.
     another program on the same core or memory bus, may slow only one of them.
     """
 

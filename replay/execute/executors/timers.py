@@ -11,7 +11,7 @@ from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CA
 from opreplay.replay.host.interruptions import switches
 
 CHUNK = 50
-"""Number of calls queued while the device is blocked; less than the depth of the device's queue."""
+"""Number of calls that are queued while the device is blocked. It is smaller than the depth of the device's queue."""
 
 
 class Timer:
@@ -71,7 +71,7 @@ class EventTimer(Timer):
     """Records a pair of events on the device's queue around each call, and reads them after the pass.
 
     The device is kept busy while a chunk of calls is queued, so that slow launches on the host do not count. It is kept
-    busy for as long as queueing the previous chunk took.
+    busy for as long as it took to queue the previous chunk.
     """
 
     def __init__(

@@ -38,16 +38,16 @@ NOISE_BYTES = 2000
 LOOK_S = 5.0
 """Interval, in seconds, of checks of a starting child; one that is stopped at two checks in a row is given up."""
 STARTS = 3
-"""Maximum number of consecutive failed starts; only one if no child has started before and no signal ended or stopped
-the child.
+"""Maximum number of consecutive failed starts. If no child has started before and no signal ended or stopped the child,
+it is one.
 """
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """Modules that run in a child: `OPS` runs ops, `RANK` is one rank of a process group."""
 
 
 def _stderr_or_nothing() -> int:
-    """Return the file descriptor to which a child prints: stderr, because users' code may print and stdout is reserved
-    for results.
+    """Return the file descriptor to which a child prints: stderr. Users' code may print, and stdout is reserved for
+    results.
     """
     try:
         os.fstat(2)
@@ -69,8 +69,8 @@ class Child:
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
         """Start the child with `config` as the first message.
 
-        `module`, below `opreplay.replay`, has a `serve` function and sends messages of the type `replies`. Raises
-        EnvironmentRefused without torch.
+        `module` is a module below `opreplay.replay` with a function `serve`; it sends messages of the type `replies`.
+        Raises EnvironmentRefused without torch.
         """
         require_torch()
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
@@ -151,7 +151,7 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended or stopped the child; the cause may be outside it, so a retry may succeed."""
+        """Whether a signal ended or stopped the child. The cause may lie outside the child, so a retry may succeed."""
         code = self.process.poll()
         return self.is_stopped if code is None else code < 0
 

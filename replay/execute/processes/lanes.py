@@ -1,7 +1,8 @@
 # pyright: strict
 """Run ops on this machine, one after the other or on several workers at once.
 
-This module decides the order and waits for workers, which are child processes (`runner`); other machines are in `ray`.
+This module decides the order and waits for workers, which are child processes (`runner`). Workers on other machines are
+in `ray`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Engine(Protocol):
     """Runs many ops and yields their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Prepare the engine; return the facts of its device, or of the first of several devices. Raises OpReplayError
-        if the device is missing.
+        """Prepare the engine. Returns the facts of its device; if it has several devices, those of the first. Raises
+        OpReplayError if the device is missing.
         """
         ...
 
@@ -57,8 +58,8 @@ SETUP = 15.0
 class OneByOne:
     """Runs ops in order with one runner.
 
-    Each op is measured in `visits` rounds, `APART` ops apart, or in a single round if that uses up the time of all
-    rounds. If `visits` is None, the load of other programs at the start decides the number of rounds.
+    Each op is measured in `visits` rounds, which are `APART` ops apart. If one round uses up the time of all rounds, it
+    is the only one. If `visits` is None, the load of other programs at the start decides the number of rounds.
     """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
@@ -79,9 +80,9 @@ class OneByOne:
         yield from self._visited(list(ops), decide)
 
     def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield ops in order; an op is yielded when its last round and the last rounds of all earlier ops are done.
+        """Yield ops in order. An op is yielded when its last round and the last rounds of all earlier ops are done.
 
-        If the run ends early, yield the outcomes of the rounds so far.
+        If the run ends early, yield the outcomes of the rounds done so far.
         """
         outcomes: dict[int, Outcome] = {}
         unfinished: set[int] = set()
@@ -158,8 +159,8 @@ class Lane(Protocol):
     def open(self) -> None: ...
     def begin(self, op: ReplayOp) -> None: ...
     def step(self) -> Outcome | Reason | None:
-        """Return the op's outcome; None if there is none yet; or the reason why the worker was lost, so that another
-        worker can run the op.
+        """Return the op's outcome; None if there is none yet. If the worker was lost, return the reason; another worker
+        can then run the op.
         """
         ...
 
@@ -246,7 +247,8 @@ class Lanes:
     ) -> tuple[ReplayOp, Outcome] | None:
         """Process the message of a worker; return (op, outcome).
 
-        Return None if there is no outcome yet, or if the worker was lost and another worker gets the op.
+        Return None if there is no outcome yet. Also return None if the worker was lost: another worker then gets the
+        op.
         """
         outcome = lane.step()
         if lane in self._starting:
@@ -282,8 +284,8 @@ def split_cpus(lanes: int) -> list[tuple[int, ...]]:
 
 
 def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
-    """Return each worker's device. The CPU and `shared` devices are the same for all; "cuda" becomes cuda:0, cuda:1 and
-    so on.
+    """Return each worker's device. All workers get the same device if it is the CPU or `shared`; otherwise, "cuda"
+    becomes cuda:0, cuda:1 and so on.
 
     Raises UsageError if several workers would use one accelerator that they may not share.
     """

@@ -31,8 +31,8 @@ POLL_S = 1.0
 LOCAL_IP = "127.0.0.1"
 """Address of a cluster that opreplay starts: only local, because anyone who can reach a cluster can run code on it."""
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable that must be 0 when Ray is imported; otherwise Ray replaces a loopback address by the machine's
-own address.
+"""Environment variable that must be 0 when Ray is imported. Otherwise, Ray uses the machine's own address instead of a
+loopback address.
 """
 
 
@@ -160,8 +160,8 @@ class RayLanes(Lanes):
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
-        """Use `lanes` workers; None for as many as the free resources permit. Raises EnvironmentRefused without Ray,
-        UsageError as `share_of`.
+        """Use `lanes` workers; None stands for as many as the free resources permit. Raises EnvironmentRefused without
+        Ray, and UsageError as `share_of` does.
         """
         super().__init__((), self._answered)
         self._share = share_of(config.options.device, config.options.threads)
@@ -187,8 +187,8 @@ class RayLanes(Lanes):
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Wait for workers; return those that replied or are past their deadline. Raises EnvironmentRefused if all are
-        starting and none becomes ready.
+        """Wait for workers, and return those that replied or are past their deadline. Raises EnvironmentRefused if all
+        workers are starting and none becomes ready.
         """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:
@@ -205,10 +205,10 @@ class RayLanes(Lanes):
 
 
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:
-    """Yield `read(path)` for each path in order, run on the cluster with one CPU per file and a few files read ahead.
+    """Yield `read(path)` for each path in order.
 
-    The workers must be able to read the files. Raises EnvironmentRefused if a worker is lost more often than Ray
-    retries.
+    Files are read on the cluster, with one CPU per file and a few files ahead. The workers must be able to read the
+    files. Raises EnvironmentRefused if a worker is lost more often than Ray retries.
     """
     ray = import_ray(address)
     started_here = connect(ray, address, lanes=None)
@@ -249,7 +249,8 @@ def import_ray(address: str | None = None) -> Any:
 
 
 def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
-    """Connect to a cluster, or start one on this machine that ends with the run. Return False if already connected.
+    """Connect to a cluster, or start one on this machine that ends with the run. Returns False if Ray was already
+    connected.
 
     Raises EnvironmentRefused if the cluster cannot be reached.
     """
@@ -278,8 +279,8 @@ def _folder(started_here: bool, address: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _away() -> Generator[None]:
-    """Context manager that changes to the root folder: workers would search for modules first in the folder where a
-    cluster was started.
+    """Context manager that changes to the root folder. Otherwise, workers would search for modules first in the folder
+    in which a cluster was started.
     """
     before = os.getcwd()
     os.chdir(os.sep)

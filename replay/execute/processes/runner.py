@@ -1,9 +1,9 @@
 # pyright: strict
-"""Run each op in a child process, which is replaced when it dies, or in this process.
+"""Run each op in this process, or in a child process that is replaced when it dies.
 
-A hang, a crash, an abort, running out of memory or a broken device affects only the op that caused it. An op is retried
-in a new process if other ops ran in its process before, or if a signal ended the process. `workers` starts and ends
-processes, `worker` has their code, `lanes` runs several at once.
+A hang, a crash, an abort, running out of memory or a broken device then affects only the op that caused it. An op is
+retried in a new process if other ops ran in its process before, or if a signal ended the process. `workers` starts and
+ends processes, `worker` has their code, and `lanes` runs several at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from opreplay.replay.ir.reasons import WHILE_IT_RAN
 from opreplay.replay.results.outcome import Outcome, is_lost, unable
 
 RAISES_RETRIED = 2
-"""After this many ops have failed again when retried in a new process, failures are no longer retried, because each
-retry starts a process.
+"""Number of ops that may fail again when they are retried in a new process. After that, failures are no longer retried,
+because each retry starts a process.
 """
 
 
@@ -105,8 +105,8 @@ class ChildProcess(Workers):
     def step(self, *, waits: bool = False) -> Outcome | None:
         """Process the child's messages or its end; return None until the op's outcome is final.
 
-        Raises UsageError or EnvironmentRefused if no child can be started, and any exception that ends the run
-        (Ctrl-C); in each case no child is left.
+        Raises UsageError or EnvironmentRefused if no child can be started. Exceptions that end the run (Ctrl-C) pass
+        through. In each case, no child is left.
         """
         answer = self.take(waits=waits)
         if answer is None or self._task is None:
@@ -137,10 +137,11 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Check whether to retry the op in a new process: it failed after other ops, or a signal ended the process.
+        """Check whether to retry the op in a new process: it failed after other ops had run there, or a signal ended
+        the process.
 
-        After a timeout it is retried only if an earlier op failed in the same process, since a retry costs the time
-        limit again.
+        After a timeout, the op is retried only if an earlier op failed in the same process, since a retry costs the
+        time limit again.
         """
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:

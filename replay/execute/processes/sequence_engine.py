@@ -1,7 +1,8 @@
 # pyright: strict
-"""Replay a sequence in a child process, and again without an op that ends the process; yield the outcome of each op.
+"""Replay a sequence in a child process, and yield the outcome of each op. If an op ends the process, replay again
+without that op.
 
-This module decides what is retried; `workers` decides when a process is stuck, and `passes` runs inside the process.
+This module decides what is retried. `workers` decides when a process is stuck, and `passes` runs inside the process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _median(times_us: Sequence[float]) -> float | None:
 class Blame:
     """Finds the ops to exclude from a sequence because they ended processes.
 
-    Before an op is excluded, it gets separate arguments, and one more try if the process was ended from outside.
+    Before an op is excluded, it gets separate arguments. If the process was ended from outside, the op also gets one
+    more try.
     """
 
     def __init__(self) -> None:
@@ -79,8 +81,8 @@ class Blame:
         attempt: Callable[[Set[str]], _Answer | Death],
         reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
-        """Repeat an attempt with the remaining ops until it succeeds; return its reply, or the last death if no retry
-        is worthwhile.
+        """Repeat an attempt without the ops that failed until it succeeds, and return its reply. If no retry is
+        worthwhile, return the last death.
         """
         while True:
             remaining = [id_ for id_ in ids if id_ not in self.reasons]
@@ -102,7 +104,7 @@ def task_of(
     unshared: Iterable[str],
     left_s: float | None = None,
 ) -> SequenceTask:
-    """Return the task that replays these ops' calls in the step; the caller adds the heartbeat."""
+    """Return the task that replays these ops' calls in the step. The caller adds the heartbeat."""
     index = {op.id: at for at, op in enumerate(ops)}
     return SequenceTask(
         ops=tuple(ops),

@@ -54,8 +54,9 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     how: Literal["died", "hung", "stopped", "over", "said"]
     """How the task ended.
 
-    "died": a process exited or was killed. "hung": silent for too long. "stopped": silent, and stopped by a signal.
-    "over": out of time, or the device is lost. "said": a process reported a failure.
+    "died": a process exited or was killed. "hung": a process was silent for too long. "stopped": a process was silent
+    because a signal had stopped it. "over": the time was used up, or the device is lost. "said": a process reported a
+    failure.
     """
     cause: Reason
     ranks: tuple[int, ...] = (0,)
@@ -63,7 +64,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     at: int | None = None
     """Index of the op that the first process at fault was running; None without an op or a heartbeat."""
     signalled: bool = False
-    """Whether a signal ended or stopped the process; the signal may have been meant for another process."""
+    """Whether a signal ended or stopped the process. The signal may have been meant for another process."""
     raised: dict[int, Reason] = {}
     """Op index → error that the op raised."""
     after_s: float = 0.0
@@ -97,7 +98,7 @@ class Heartbeats:
 
 
 Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
-"""Starts processes, given the facts of earlier ones; the stack is closed when the processes end."""
+"""Function that starts processes, given the facts of earlier ones. The exit stack is closed when the processes end."""
 
 
 def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -109,7 +110,7 @@ class Workers:
     """One or more processes that work on a task together.
 
     To use several `Workers`, call `hand_out` on each, wait until one is readable or past its deadline, and call its
-    `take`. No process is left running when a method raises.
+    `take`. When a method raises, no process is left running.
     """
 
     def __init__(
@@ -123,11 +124,11 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """Set when a task ends: after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped
-        at two checks.
+        """Set when a task is ended: after `limit_s` without a message or heartbeat, at `until`, or if a process is
+        stopped at two checks in a row.
 
-        `until` is on the monotonic clock; the checks are `look_s` apart. `on_interim` gets `interim` messages, which
-        precede a process's reply.
+        `until` is a time on the monotonic clock. The checks are `look_s` apart. `on_interim` gets the messages of type
+        `interim`, which a process sends before its reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
@@ -188,8 +189,8 @@ class Workers:
         self.deadline = min(peer.next_look() for peer in self.peers)
 
     def start(self) -> dict[str, object]:
-        """Wait until all processes are ready; return the facts of the first. Raises UsageError or
-        EnvironmentRefused.
+        """Wait until all processes are ready, and return the facts of the first. Raises UsageError or
+        EnvironmentRefused if they cannot be started.
         """
         if not self.peers:
             self.open()
@@ -213,10 +214,11 @@ class Workers:
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Process messages or ends of processes; return all replies, None if some are missing, or why there are none.
+        """Process messages or ends of processes, and return the replies of all.
 
-        Raises UsageError or EnvironmentRefused if the processes cannot be started, and any exception that ends the run
-        (Ctrl-C).
+        Returns None if some replies are missing, and a `Death` with the reason if the task ended without them. Raises
+        UsageError or EnvironmentRefused if the processes cannot be started. Exceptions that end the run (Ctrl-C) pass
+        through.
         """
         try:
             left_s = min(max(0.0, self.deadline - monotonic()), LONGEST_WAIT_S) if waits else 0.0
@@ -271,8 +273,8 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Receive a process's first message; return why the process is not ready, or "" if it is ready or another
-        process may be the cause.
+        """Receive a process's first message, and return why the process is not ready. Returns "" if it is ready, or if
+        another process may be the cause.
         """
         self._waiting.remove(place)
         peer = self.peers[place]
@@ -283,8 +285,8 @@ class Workers:
             return ""
 
     def _start_again(self, who: str, why: str) -> None:
-        """Restart all processes because some were not ready in time or died during the start. Raises EnvironmentRefused
-        after too many failures.
+        """Restart all processes, because some were not ready in time or died during the start. Raises
+        EnvironmentRefused after too many failures.
         """
         self._failed_starts += 1
         again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
@@ -370,8 +372,9 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Return the processes at fault if none makes progress: the stopped ones; otherwise those in a call, not in a
-        collective; otherwise all that have not replied.
+        """Return the processes at fault if no process makes progress. Processes that are stopped are at fault. If there
+        are none, it is those in a call that is not a collective. If there are none either, it is all that have not
+        replied.
         """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:

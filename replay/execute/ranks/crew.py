@@ -17,9 +17,9 @@ from opreplay.replay.ir.reasons import Reason
 
 
 def local_ranks(config: RankConfig, *, limit_s: float, until: float = inf) -> Workers:
-    """Return `Workers` with one child process per rank; the ranks rendezvous through a file.
+    """Return `Workers` with one child process per rank. The ranks find each other through a file.
 
-    `config` applies to every rank; rank number, device and store are set here.
+    `config` applies to every rank. Rank number, device and store are set here.
     """
 
     def launch(_: dict[str, object], files: ExitStack) -> Iterator[Child]:

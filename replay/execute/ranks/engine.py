@@ -1,7 +1,7 @@
 # pyright: strict
-"""Run the collectives of a plan on ranks, and all other ops on another engine; compute the figures of collectives.
+"""Run the collectives of a plan on ranks, and all other ops on another engine. Compute the figures of the collectives.
 
-This module combines the times of the ranks; `timing` measures them, and `crew` starts the ranks.
+This module combines the times of the ranks. `timing` measures them, and `crew` starts the ranks.
 """
 
 from __future__ import annotations
@@ -123,10 +123,11 @@ def outcome_of(
 def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, float | None, WaitBy, int | None]:
     """Return (transfer, wait, method, rank that usually arrived last); times are medians in microseconds.
 
-    With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the wait is
-    the time from the first to the last arrival. With separate clocks, the rank with the shortest time is assumed to
-    have arrived last, and its time is the transfer. This holds only if no rank can finish before all ranks have
-    arrived, so not for collectives with a root.
+    With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done. The wait is the
+    time from the first to the last arrival.
+
+    With separate clocks, the rank with the shortest time is assumed to have arrived last, and its time is the transfer.
+    This holds only if no rank can finish before all ranks have arrived, so it is not used for collectives with a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:

@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
-"""Seconds beyond an op's limit after which a process group gives up; the parent ends the process long before."""
+"""Seconds after an op's limit at which a process group gives up. The parent ends the process long before."""
 LOOPBACK = "lo"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

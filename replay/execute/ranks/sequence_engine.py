@@ -1,7 +1,8 @@
 # pyright: strict
-"""Replay a step with its collectives on ranks of this machine, after one process found which calls can be replayed.
+"""Replay a step with its collectives on ranks of this machine. Before, one process found out which calls can be
+replayed.
 
-This module retries without the ops that ended a rank, and combines the ranks' times; `torch.step` runs a rank's passes.
+This module retries without the ops that ended a rank, and combines the ranks' times. `torch.step` runs a rank's passes.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """Prepare to replay a plan from `calls_alone`. `config` applies to the plan's calls; `budget_bytes` limits the
-        calls' tensors on each rank.
+        """Prepare to replay a plan that `calls_alone` returned. `config` applies to the plan's calls. `budget_bytes`
+        limits the memory of the calls' tensors on each rank.
         """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s
@@ -72,8 +73,8 @@ class SequenceOnRanks(WithRanks):
         self._blame = Blame()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step with its outcome; ops for which `decide` returns an outcome are excluded from the
-        step.
+        """Yield each op of the step, then the op with its outcome. Ops for which `decide` returns an outcome are
+        excluded from the step.
         """
         every = list(ops)
         calls = [op for op in every if op.collective is None]
@@ -206,8 +207,8 @@ class SequenceOnRanks(WithRanks):
     def _outcomes(
         self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
-        """Return the outcomes by op id: calls with the times of the first rank, collectives with the times of all ranks
-        from start to end.
+        """Return the outcomes by op id. Calls have the times of the first rank; collectives have the times of all
+        ranks, from start to end.
         """
         first, backend = replies[0].calls.outcomes, self._rank_config.backend
         missing = unable(Reason("failed", "no times from the first rank"))
@@ -229,7 +230,7 @@ def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with its collectives listed separately from the calls of its sequence; a capture lists them among
+    """Return the plan with its collectives listed separately from the calls of its sequence. A capture lists them among
     the calls.
     """
     sequence: RecordedSequence | None = plan.sequence

@@ -1,12 +1,13 @@
 # pyright: strict
 """Lifetimes and total size of a sequence's tensors, kept within a memory budget; independent of torch.
 
-This module counts bytes and decides what is shared or recreated over the budget; `linking` identifies tensors.
+This module counts bytes and decides what is shared or recreated if the budget is exceeded. `linking` identifies
+tensors.
 
-A result lives until its last use in the step, and an external tensor (made by no call) as long as the sequence runs. If
-that exceeds the budget, external tensors of the same argument of one op share memory, largest first. If that is not
-enough, they are created for each call. As the last step, results whose next use is farthest away are dropped early, and
-recreated.
+A result lives until its last use in the step. An external tensor (made by no call) lives as long as the sequence runs.
+If they exceed the budget, three measures follow. First, external tensors of the same argument of one op share memory,
+largest first. Second, external tensors are created for each call. Third, results whose next use is farthest away are
+dropped early, and recreated.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
     """Plan the sequence so that its tensors take at most `budget_bytes` at any time.
 
-    Raises ValueError if a single op needs more; the caller must exclude these ops.
+    Raises ValueError if a single op needs more. The caller must exclude such ops.
     """
     sizes = _Sizes(ops)
     whole = _Sweep(ops, sizes, linked, math.inf).result()
@@ -83,8 +84,8 @@ class _Sizes:
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
-    """Let external tensors share memory until they take `room` bytes or each argument has only one tensor; return (new
-    links, number of tensors that share memory).
+    """Let external tensors share memory until they take at most `room` bytes, or each argument has only one tensor.
+    Returns (new links, number of tensors that share memory).
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, tensor in enumerate(linked.outside):
@@ -230,7 +231,7 @@ class _Sweep:
         return next_use
 
     def _add_results(self, place: int, index: int, sources: Sequence[Source]) -> None:
-        """Add the call's results; results of a view or in-place op use the memory of its first argument."""
+        """Add the call's results. The results of a view or an in-place op use the memory of the op's first argument."""
         first = sources[0] if sources and self._in_place[index] else Source("absent")
         root = None if first.value is None else self._memory_of[first.value]
         if first.kind in ("outside", "own"):

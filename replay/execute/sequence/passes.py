@@ -1,10 +1,10 @@
 # pyright: strict
-"""Replay a sequence inside the process that runs it, from its ops to its outcome; other modules start and end the
+"""Replay a sequence inside the process that runs it, from its ops to its outcome. Other modules start and end the
 process.
 
 Ops that cannot be prepared are excluded. The others are linked, and run once with all checks. A finding (an op that
-raises, a result that the plan does not expect) changes the links, until a pass has no finding. The measured passes
-follow.
+raises, a result that the plan does not expect) changes the links, and another checking pass follows. After a pass
+without findings, the measured passes follow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from opreplay.traces.errors import OpReplayError
 BEAT = struct.Struct("<qq")
 """Format of a heartbeat: index of the op, and a counter of calls."""
 ROUNDS = 10
-"""Maximum number of checking passes, each linked with the findings of the previous one; two or three are usual."""
+"""Maximum number of checking passes. Each is linked with the findings of the previous one; two or three are usual."""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
 """Maximum number of stored call times; with many calls per pass, fewer passes are made."""
@@ -67,7 +67,7 @@ def serve_sequence(
 ) -> SequenceOutcome:
     """Replay the sequence of `task`. Raises LostDevice; other exceptions end the process.
 
-    The outcome has no times without a complete measured pass. `op_bytes` is the memory limit of a single op; `tell` is
+    If no measured pass is completed, the outcome has no times. `op_bytes` is the memory limit of a single op. `tell` is
     called after each pass.
     """
     parts = executor.for_sequences()
@@ -250,15 +250,16 @@ class SequenceRun:
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
     def exclude_raised(self, raised: Mapping[int, Exception]) -> None:
-        """Exclude ops that raised in a later pass; `raised` maps their number in the program to the error."""
+        """Exclude ops that raised in a later pass. `raised` maps each op's number in the program to its error."""
         for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
-        """Run one pass that does not count, because the checks in the first pass leave other data in the caches.
+        """Run one pass that does not count. The checks in the first pass leave other data in the caches than a measured
+        pass.
 
-        Does nothing if one pass takes longer than the time for all passes.
+        If one pass takes longer than the time for all passes, do nothing.
         """
         if self._pass_s > self._task.time_s:
             return
@@ -292,7 +293,7 @@ class SequenceRun:
             self._ruled.add(op.id)
 
     def _linked(self) -> Program:
-        """Link the remaining ops within the memory budget; return their program, with its tensors."""
+        """Link the remaining ops within the memory budget. Returns their program, with its tensors."""
         self._numbers = [index for index in sorted(self._forms) if self._task.ops[index].id not in self.reasons]
         place = {index: at for at, index in enumerate(self._numbers)}
         ops = [self._ops[index] for index in self._numbers]
@@ -315,7 +316,7 @@ class SequenceRun:
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
-        """Give separate arguments to an op that raised; exclude the op if it already has them, or if `last`."""
+        """Give separate arguments to an op that raised. If it already has them, or if `last`, exclude the op."""
         op = self._ops[self._numbers[at]]
         if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)
@@ -344,9 +345,10 @@ class SequenceRun:
         resolution_us: float,
         interrupted: Mapping[int, int] | None = None,
     ) -> SequenceOutcome:
-        """Return the outcome of the passes; `samples` maps the index of an op in the task to its times.
+        """Return the outcome of the passes.
 
-        `interrupted` counts an op's samples during which another program ran on the processor.
+        `samples` maps an op's index in the task to its times. `interrupted` maps it to the number of samples during
+        which another program ran on the processor.
         """
         assert self._plan is not None
         outcomes = self.left_out()

@@ -1,7 +1,8 @@
 # pyright: strict
-"""A linked sequence on a device: its external tensors, and one pass over its calls; without clocks or retries.
+"""A linked sequence on a device: its external tensors, and one pass over its calls. It has no clocks and no retries.
 
-Touches torch only through the tensors that it is given, so an executor without tensors runs sequences without torch.
+The module uses torch only through the tensors that it is given, so an executor without tensors runs sequences without
+torch.
 """
 
 from __future__ import annotations
@@ -81,15 +82,16 @@ class Program:
         return findings
 
     def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
-        """Run one pass at full speed; `at` is called with the op's index before each call.
+        """Run one pass at full speed. `at` is called with the op's index before each call.
 
-        `beside` is called before each call with the call's position, and after the last call with the number of calls.
+        `beside` is called with the call's position before each call. After the last call, it is called with the number
+        of calls.
         """
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill external tensors that calls made non-finite or moved out of the domain that an op reading them
-        requires; return how many.
+        """Refill external tensors whose values calls have spoiled; return the number of these tensors. The values are
+        non-finite, or outside the domain that an op reading them requires.
         """
         mended = 0
         for number in self._written():
@@ -165,7 +167,7 @@ class Program:
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
         """Check whether an op that requires a domain returned non-finite values.
 
-        If so, its arguments with that domain are refilled before each call, as its initializer fills them.
+        If so, its arguments with that domain are from then on refilled before each call, as its initializer fills them.
         """
         linked = self._plan.linked
         index, sources = linked.calls[place], linked.sources[place]
@@ -282,10 +284,10 @@ class Program:
         return by_number
 
     def _spread(self, index: int, argument: int) -> float | None:
-        """Return the standard deviation for a weight matrix; None if the argument is not a weight.
+        """Return the standard deviation for filling a weight matrix; None if the argument is not a weight.
 
-        With this deviation, N(0, 1) values keep their scale through layers forward and backward. Rows and columns count
-        equally, as in the initialization of Glorot and Bengio (2010).
+        With this deviation, N(0, 1) values keep their scale through layers, both forward and backward. As in the
+        initialization of Glorot and Bengio (2010), rows and columns count equally.
         """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]
@@ -349,8 +351,8 @@ class _Place(NamedTuple):
 
 
 def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
-    """Return an argument with placeholders for its tensors; those of a repeated tensor are numbered in the order of the
-    call.
+    """Return an argument with placeholders for its tensors. If a tensor occurs several times, its placeholders are
+    numbered in the order of the call.
     """
     if isinstance(value, list):
         slots = [_slot(item, places) for item in cast("list[Any]", value)]

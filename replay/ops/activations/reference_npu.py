@@ -98,7 +98,7 @@ def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 @stands_for("npu::npu_clipped_swiglu")
 def clipped_swiglu(c: Call) -> Tensor:
-    """Return (up + bias) · gate · sigmoid(alpha · gate), with gate and up clamped, as in gpt-oss; rows after the last
+    """Return (up + bias) · gate · sigmoid(alpha · gate), with gate and up clamped, as in gpt-oss. Rows after the last
     group are zero.
     """
     dim = c.dim
@@ -156,8 +156,8 @@ def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) ->
 
 @stands_for("npu::npu_masked_softmax_with_rel_pos_bias")
 def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
-    """Return softmax(scale · x + mask + bias) over the last dim; mask is [W, S, S], and bias [N, S, S] has one matrix
-    per head.
+    """Return softmax(scale · x + mask + bias) over the last dim. The mask is [W, S, S]. The bias [N, S, S] has one
+    matrix per head.
     """
     scores = c.x.float() * c.scale_value + c.relative_pos_bias.float()
     if c.atten_mask is not None:
@@ -307,8 +307,8 @@ def mask_bytes(elements: int) -> int:
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Apply dropout with probability p, scaling kept elements by 1 / (1 − p); return (output, packed uint8 mask with
-    the first element in bit 0).
+    """Apply dropout with probability p and scale the kept elements by 1 / (1 − p). Returns (output, uint8 mask). The
+    mask holds 8 elements per byte, the first of them in bit 0.
     """
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)

@@ -20,9 +20,9 @@ def scaled(inputs: Tensor, scale: float) -> Tensor:
 
 @stands_for("te_softmax::scaled_masked_softmax_fwd", writes=())
 def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return softmax(inputs · scale) over the keys, with scores set to -10000 where mask [B or 1, 1, Q, K] is 1.
+    """Return softmax(inputs · scale) over the keys, with masked scores set to -10000.
 
-    Fully masked rows are zero.
+    Scores are masked where mask [B or 1, 1, Q, K] is 1. Fully masked rows are zero.
     """
     masked = mask == 1
     scores = (inputs.float() * scale).masked_fill(masked, _MASKED)
@@ -35,9 +35,9 @@ def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
     writes=(),
 )
 def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
-    """Return softmax(inputs · scale) with a causal mask aligned to the last key: the last query sees all keys.
+    """Return softmax(inputs · scale) with a causal mask.
 
-    Keys after a query's own position get zeros.
+    The mask is aligned to the last key, so the last query sees all keys. Keys after a query's own position get zeros.
     """
     queries, keys = inputs.shape[-2:]
     later = torch.ones((queries, keys), dtype=torch.bool, device=inputs.device).triu(keys - queries + 1)

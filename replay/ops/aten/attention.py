@@ -1,6 +1,6 @@
 """Fused attention forward ops of CUDA and ROCm, computed by aten::scaled_dot_product_attention without dropout.
 
-Results match the originals in number, sizes and dtypes; log-sum-exps, random states and masks are placeholders, because
+Results match the originals in number, sizes and dtypes. Log-sum-exps, random states and masks are placeholders, because
 replays do not read them.
 """
 
@@ -18,7 +18,7 @@ Maybe = Tensor | None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Maybe, *, causal: bool, scale: float | None) -> Tensor:
-    """Compute attention: q [B, H, Sq, D], k and v [B, Hkv, Sk, D] → [B, H, Sq, Dv]; H is a multiple of Hkv."""
+    """Compute attention of q [B, H, Sq, D], k and v [B, Hkv, Sk, D]; return [B, H, Sq, Dv]. H is a multiple of Hkv."""
     if mask is not None and causal:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask, causal = mask.masked_fill(~seen, -torch.inf), False
@@ -86,8 +86,8 @@ def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
 
 
 def flash_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Compute attention in layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are
-    ignored.
+    """Compute attention in layout [B, S, H, D], or in packed layout [T, H, D] if the call has cumulative lengths.
+    Windows and ALiBi are ignored.
     """
     q, k, v = c.query, c.key, c.value
     if c.cum_seq_q is None:

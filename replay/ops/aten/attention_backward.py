@@ -17,8 +17,8 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def gradients(
     tensors: Tensors, lse: Tensor, mask: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; q, grad and out are [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B,
-    H, Sq or more].
+    """Return the gradients of q, k and v. q, grad and out are [B, H, Sq, D]; k and v are [B, Hkv, Sk, D]; lse is
+    float32 [B, H, Sq or more].
     """
     grad, q, k, v, out = tensors
     repeats = q.shape[1] // max(1, k.shape[1])
@@ -107,9 +107,10 @@ def _heads_first(tensors: Tensors) -> Tensors:
 def _packed(
     tensors: Tensors, ends_q: Tensor, ends_k: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of packed sequences [T, H, D].
+    """Return the gradients of q, k and v for packed sequences [T, H, D].
 
-    Zeros replace the recorded log-sum-exps, because the packed layout of log-sum-exps differs by library.
+    The recorded log-sum-exps are not used; zeros replace them. The reason is that each library packs log-sum-exps
+    differently.
     """
     grad, q, k, v, out = tensors
     starts_q = ends_q.tolist()

@@ -23,8 +23,8 @@ def convolution_backward_overrideable(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cudnn_convolution(c: Call) -> Tensor:
-    """Convolve self [N, C, *] with weight [O, C / groups, *k]; with output padding, the convolution is transposed and
-    the weight is [C, O / groups, *k].
+    """Convolve self [N, C, *] with weight [O, C / groups, *k]. If the call has an output padding, the convolution is
+    transposed and the weight is [C, O / groups, *k].
     """
     extra = getattr(c, "output_padding", None)
     sizes = (c.stride, c.padding, c.dilation, extra is not None, [0] * len(c.stride) if extra is None else extra)
@@ -50,7 +50,7 @@ miopen_convolution_add_relu = cudnn_convolution_add_relu
 
 
 def conv_depthwise2d(c: Call) -> Tensor:
-    """Return the depthwise convolution, 2-D or 3-D, with one group per channel; the weight gives the kernel size."""
+    """Return the depthwise convolution (2-D or 3-D): one group per channel, with the kernel size of the weight."""
     return cudnn_convolution(with_changes(c, groups=c.self.shape[1]))
 
 

@@ -111,8 +111,8 @@ def batch_norm_backward_elemt(c: Call) -> Tensor:
 def fused_rms_norm_backward(
     grad: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Maybe, output_mask: Sequence[bool]
 ) -> tuple[Maybe, Maybe]:
-    """Return the gradients of x [*, *normalized_shape] and of the weight, each None if not requested; rstd is [*,
-    1...].
+    """Return the gradients of x [*, *normalized_shape] and of the weight; None for a gradient that is not requested.
+    rstd is [*, 1...].
     """
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     scaled = x * rstd

@@ -48,8 +48,8 @@ def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -
 def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
     """Multiply x bfloat16 [M, K] by an int4 weight.
 
-    The weight is int32 [N / 8, K / (16 t), 32, t / 2] with t = inner K tiles. Its bytes are read as [N, K / 2], which
-    permutes the values.
+    The weight is int32 [N / 8, K / (16 t), 32, t / 2], where t is the number of inner K tiles. Its bytes are read as if
+    they were [N, K / 2], which permutes the values.
     """
     n = scales_and_zeros.shape[1]
     packed = weight.contiguous().view(torch.uint8).reshape(n, -1)

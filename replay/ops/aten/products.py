@@ -1,8 +1,9 @@
 # pyright: strict
 """Scaled matrix products of 8-bit and 4-bit numbers: operands are scaled, then multiplied in float32.
 
-A scale covers the whole tensor, a row or column, or a block. Blocks have float32 scales, or one scale per 32 numbers
-(`float8_e8m0fnu`, MX) or 16 numbers (`float8_e4m3fn`, NVFP4), which CUDA stores in tiles of 128 rows and 4 blocks.
+A scale covers the whole tensor, a row, a column or a block. Block scales are float32, `float8_e8m0fnu` (MX, one per 32
+numbers) or `float8_e4m3fn` (NVFP4, one per 16 numbers). CUDA stores MX and NVFP4 scales in tiles of 128 rows and 4
+blocks.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def numbers_of(x: Tensor) -> Tensor:
 def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
     """Return the scale of each number as float32 [rows, width] from one scale per block.
 
-    Block scales are [rows, blocks], or padded and in CUDA's tiles. Raises ValueError if the number of scales fits
-    neither.
+    `scale` is either [rows, blocks], or padded and stored in CUDA's tiles. Raises ValueError if its number of elements
+    fits neither form.
     """
     block = BLOCKS[str(scale.dtype)]
     blocks = -(-width // block)
@@ -83,8 +84,8 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiply x [M, K] by mat2 [K, N]; `scale_b` is laid out like mat2 or, with one scale per block, like mat2's
-    transpose.
+    """Multiply x [M, K] by mat2 [K, N]. `scale_b` is laid out like mat2. If it has one scale per block, it is laid out
+    like the transpose of mat2.
     """
     del use_fast_accum
     of_blocks = str(scale_b.dtype) in BLOCKS or scale_b.dim() < 2
@@ -105,9 +106,9 @@ def scaled_mm_v2(c: Call) -> Tensor:
 
 
 def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """Return the grouped products with block scales, which are padded for each group separately.
+    """Return the products of a grouped matmul with block scales, which are padded for each group separately.
 
-    Raises ValueError if `mat2` is not [G, K, N] or if grouped rows have no `offs`.
+    Raises ValueError if `mat2` is not [G, K, N], or if x is not split into groups and `offs` is missing.
     """
     if mat2.dim() != 3:
         raise ValueError("block scales are implemented only for grouped matrices [G, K, N]")
@@ -147,9 +148,10 @@ def scaled_grouped_mm_v2(c: Call) -> Tensor:
 
 
 def scaled_grouped_mm(c: Call) -> Tensor:
-    """Multiply groups: x [M, K] or [G, M, K], mat2 [G, K, N] or [K, N], one scale per row of x and per column of mat2.
+    """Multiply the matrices of each group: x [M, K] or [G, M, K] by mat2 [G, K, N] or [K, N].
 
-    If one of the tensors has no group dimension, int32 `offs` [G] splits the dimension that the groups share.
+    There is one scale per row of x and per column of mat2. If x or mat2 has no group dimension, int32 `offs` [G] splits
+    the dimension that the groups share.
     """
     product = _grouped(c.self, c.mat2, c.scale_a, c.scale_b, c.offs)
     return _written(product, c.bias, None, c.out_dtype or torch.bfloat16)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""cuDNN's and MIOpen's recurrent networks: forward by aten's ops, backward by autograd; fused cells in plain torch.
+"""Recurrent networks of cuDNN and MIOpen, and fused recurrent cells.
 
-Each network backward first runs its forward again, because devices save values in different forms.
+Forward passes of networks use aten's ops, backward passes autograd. The fused cells are written in plain torch. Each
+network's backward first runs its forward again, because devices save values in different forms.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _LSTM, _GRU = 2, 3
 
 
 def cudnn_rnn(c: Call) -> Any:
-    """Run the network on input [T, B, C]: return output, final hidden and cell states, an empty reserve, and the flat
-    weights.
+    """Run the network on input [T, B, C].
 
-    The input is [B, T, C] if batch_first, or packed [ΣT, C] with batch_sizes.
+    Returns the output, the final hidden and cell states, an empty reserve and the flat weights. The input is [B, T, C]
+    if batch_first is set, and packed [ΣT, C] if batch_sizes is given.
     """
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[c.mode]
@@ -100,8 +101,8 @@ miopen_rnn_backward = cudnn_rnn_backward
 def thnn_fused_lstm_cell_backward_impl(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the gates [B, 4H], of cx and of the bias, from gradients [B, H] and the activated gates
-    in workspace [B, 4H].
+    """Return the gradients of the gates [B, 4H], of cx and of the bias. The incoming gradients are [B, H]. `workspace`
+    [B, 4H] holds the activated gates.
     """
     i, f, g, o = workspace.chunk(4, 1)
     tanh = cy.tanh()
@@ -117,8 +118,8 @@ def thnn_fused_lstm_cell_backward_impl(
 def thnn_fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of input and hidden gates [B, 3H], of hx, and of both biases [3H], from grad_hy [B, H] and
-    workspace [B, 5H].
+    """Return the gradients of the input gates and hidden gates (both [B, 3H]), of hx, and of both biases [3H]. grad_hy
+    is [B, H]; workspace is [B, 5H].
     """
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)

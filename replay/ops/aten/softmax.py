@@ -1,5 +1,5 @@
 # pyright: strict
-"""Softmaxes of 16-bit inputs with float32 results, and their backwards to 16 bits; only accelerators fuse
+"""Softmaxes of 16-bit inputs with float32 results, and their backwards, which return 16 bits. Only accelerators fuse
 these casts.
 """
 

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Table of device-only ops and the equivalents that replay them; torch is imported only when an equivalent is loaded.
+"""Table of device-only ops and the equivalents that replay them.
 
 An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments. It does the same
-work with ops that run on every device; results are not bit-equal (random numbers and workspaces differ).
+work with ops that run on every device. Results are not bit-equal, because random numbers and workspaces differ. torch
+is imported only when an equivalent is loaded.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Equivalent:
     one_dtype: tuple[str, ...] = ()
     """Arguments that the CPU kernel requires to have the same dtype; with mixed dtypes the kernel counts as missing."""
     wants: tuple[tuple[str, str], ...] = ()
-    """(argument, dtype) pairs that the kernel requires. Another dtype means that the argument is in a device-specific
-    form, and the kernel counts as missing.
+    """(argument, dtype) pairs that the kernel requires. If an argument has another dtype, it is in a device-specific
+    form, and the device is treated as having no kernel.
     """
     op: str = ""
     """Name of the op in `aten` if `function` reads the arguments by their schema names, otherwise ""."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Function that returns whether the CPU has no kernel for (dtypes, values). Both map argument names; the value of a
-    tensor is its size.
+    """Function that is given (dtypes, values) and returns True if the CPU has no kernel for them. Both are keyed by
+    argument name. The value of a tensor is its size.
     """
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
@@ -60,7 +61,9 @@ class Equivalent:
 
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
-    """Return {op: equivalent}; each equivalent's function is named like the op without leading underscores."""
+    """Return {op: equivalent} for `entries` {op name: op that does the work}. The function of each equivalent is named
+    like the op, without leading and trailing underscores.
+    """
     equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
         equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"), op=op)
@@ -70,9 +73,10 @@ def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
 def equivalent_for(
     name: str, dtypes: Mapping[str, str], values: Mapping[str, Any] | None = None, *, has_kernel: bool, device: str
 ) -> Equivalent | None:
-    """Return the equivalent to use for a call, or None if the op itself can run or no equivalent exists.
+    """Return the equivalent to use for a call; None if the op itself can run, or if there is no equivalent.
 
-    `dtypes` maps tensor arguments to dtypes; `values` maps tensor arguments to sizes and other arguments to values.
+    `dtypes` maps tensor arguments to dtypes. `values` maps tensor arguments to sizes, and other arguments to their
+    values.
     """
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
@@ -219,6 +223,6 @@ EQUIVALENTS: dict[str, Equivalent] = {
     **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
        for op in ("mm", "bmm", "addmm", "baddbmm")},
 }  # fmt: skip
-"""Recorded op → equivalent. `mm` and similar ops are listed for their `dtype` overloads; other overloads have kernels
-everywhere.
+"""Map of recorded op to equivalent. `mm` and similar ops are listed only because of their `dtype` overloads; their
+other overloads have kernels everywhere.
 """

@@ -50,7 +50,8 @@ def _state(q: Tensor) -> Tensor:
 def dense_forward(c: Call) -> _Four:
     """Compute attention in layout [B, S, H, D].
 
-    Returns (out, lse float32 [B, H, Sq] or empty, dropout mask (empty), random state int64 [2]).
+    Returns (out, lse, dropout mask, random state). lse is float32 [B, H, Sq] or empty, the dropout mask is empty, and
+    the random state is int64 [2].
     """
     q = c.q
     v_descale = getattr(c, "v_descale", None)
@@ -90,8 +91,8 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
 
 @stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
 def varlen_forward(c: Call) -> _Four:
-    """Compute attention of packed queries [T, H, D]; keys are packed, or paged by block_table with lengths from
-    cu_seqlens_k.
+    """Compute attention of packed queries [T, H, D]. Keys are packed, or paged if the call has a block_table. The
+    lengths of paged keys come from cu_seqlens_k.
     """
     _refuse(c.dropout_p, c.bias)
     rules = Rules(
@@ -125,9 +126,9 @@ def _packed_result(
 
 @stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
 def mha_batch_prefill(c: Call) -> _Four:
-    """Compute attention of q [T, H, D] over k, v [slots, Hkv, D] or [pages, page, Hkv, D].
+    """Compute attention of q [T, H, D] over k and v, which are [slots, Hkv, D] or [pages, page, Hkv, D].
 
-    The pages of sequence i are kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]].
+    Sequence i has the pages kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]].
     """
     _refuse(c.dropout_p, getattr(c, "bias", None))
     rules = Rules(
@@ -155,10 +156,10 @@ def csr_keys_values(
     last_page_lens: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (k, v) [tokens, Hkv, D] of each sequence from its CSR page list; a 3-D cache has pages of one token.
+    """Return (k, v) [tokens, Hkv, D] of each sequence from its list of pages in CSR form.
 
-    The number of tokens in the last page comes from `lengths` if given, otherwise from `last_page_lens`; without
-    either, the page is full. Raises ValueError for 5-D caches.
+    The pages of a 3-D cache hold one token each. The number of tokens in the last page comes from `lengths` if given,
+    otherwise from `last_page_lens`. If neither is given, the last page is full. Raises ValueError for 5-D caches.
     """
     if k.dim() == 5:
         raise ValueError("5-D vectorised caches are not implemented")
@@ -206,8 +207,8 @@ def paged_attention_ragged(c: Call) -> Tensor:
 def pa_fwd_asm(c: Call) -> Tensor:
     """Compute attention of Q [S, H, D] over a paged cache with scale 1/√D.
 
-    K is [blocks, Hkv, D/x, page, x]; V is [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page]. Quantisation scales of
-    the cache are not applied, because they do not change the work.
+    K is [blocks, Hkv, D/x, page, x]. V is [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page]. The cache's
+    quantisation scales are not applied, because they do not change the work.
     """
     values = c.V.permute(0, 1, 3, 2, 4).flatten(3) if c.V.dim() == 5 else c.V
     lengths = c.context_lens.tolist()
@@ -223,7 +224,8 @@ def pa_fwd_asm(c: Call) -> Tensor:
 
 @stands_for("vllm::rocm_aiter_mla_decode_fwd")
 def mla_decode(c: Call) -> None:
-    """Compute attention of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; write o [T, H, rank].
+    """Compute attention of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope] and write it to o [T, H,
+    rank].
 
     The values are the first `rank` elements of the latent rows.
     """

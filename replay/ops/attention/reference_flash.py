@@ -1,7 +1,7 @@
 """flash-attention: `flash_attn::*` (custom ops of the Python package) and vLLM's builds `_vllm_fa2_C`, `_vllm_fa3_C`.
 
-Nonzero dropout is rejected, because its random numbers cannot be reproduced. Rotary embeddings and new keys in version
-3's `fwd` are rejected as well.
+Nonzero dropout is rejected, because its random numbers cannot be reproduced. `fwd` of version 3 also rejects rotary
+embeddings and new keys.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def sequences(
     seqused_k: Tensor | None,
     block_table: Tensor | None,
 ) -> Sequences:
-    """Split packed k, v [T, Hkv, D] into sequences by cu_seqlens_k, or paged k, v [blocks, page, Hkv, D] by block_table
-    [B, blocks].
+    """Split packed k, v [T, Hkv, D] or paged k, v [blocks, page, Hkv, D] into sequences.
 
-    Lengths are seqused_k if given, otherwise the differences of cu_seqlens_k.
+    Packed ones are split by cu_seqlens_k, paged ones by block_table [B, blocks]. The lengths are seqused_k if given,
+    otherwise the differences of cu_seqlens_k.
     """
     query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
     batch = len(query_ends) - 1
@@ -102,10 +102,10 @@ def _wide(q: Tensor) -> torch.dtype:
 
 @stands_for("_vllm_fa3_C::fwd", fake=fake_fa3)
 def vllm_fa3_fwd(c: Call) -> list[Tensor]:
-    """Return [out, softmax_lse, two empty accumulators]; q is packed [T, H, D] with cu_seqlens_q, otherwise [B, S, H,
-    D].
+    """Compute attention; return [out, softmax_lse, two empty accumulators].
 
-    The scale defaults to 1/√D; descales of fp8 operands are averaged over batch and heads.
+    q is packed [T, H, D] if cu_seqlens_q is given, otherwise [B, S, H, D]. The scale defaults to 1/√D. Descales of fp8
+    operands are averaged over batch and heads.
     """
     q, k, v, cu_seqlens_q, cu_seqlens_k = c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k
     for condition, what in (

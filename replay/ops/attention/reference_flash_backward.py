@@ -15,8 +15,8 @@ from opreplay.replay.ops.maths.attention import SCORE_BYTES
 def sequence_gradients(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Same as `masked_gradients`, with a window as mask; `bounds` are the numbers of visible keys left and right of the
-    diagonal (negative: all).
+    """Return the same as `masked_gradients`, for a window instead of a mask. `bounds` are the numbers of keys to the
+    left and to the right of the diagonal that a query sees. A negative number means all.
     """
     shift = k.shape[0] - q.shape[0]
     column = torch.arange(k.shape[0], device=q.device)
@@ -45,8 +45,8 @@ def masked_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dq, dk, dv and softmax_d = Σ dout · out (float32 [H, Sq]) of one sequence.
 
-    Tensors are [S, H, D], lse is [H, Sq]. `hidden` returns the keys masked for a block of query rows, bool [rows, Sk]
-    or [1 or H, rows, Sk], or None if these rows see all keys.
+    Tensors are [S, H, D]; lse is [H, Sq]. `hidden` gets a block of query rows and returns which keys are masked for
+    them, bool [rows, Sk] or [1 or H, rows, Sk]. It returns None if these rows see all keys.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     group = heads // kv_heads

@@ -113,11 +113,10 @@ def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
 def fwd_kvcache(c: Call) -> list[Tensor]:
-    """Append new k, v [B, Sn, Hkv, D] to the caches from position seqlens_k on; return [out [B, Sq, H, D], lse [B, H,
-    Sq]].
+    """Append new k, v [B, Sn, Hkv, D] to the caches and compute attention; return [out [B, Sq, H, D], lse [B, H, Sq]].
 
-    Caches are [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding
-    and left padding.
+    The new keys start at position seqlens_k. Caches are [B, S, Hkv, D], or pages [blocks, page, Hkv, D] if block_table
+    is given. Raises ValueError for rotary embedding and left padding.
     """
     block_table = c.block_table
     if c.rotary_cos is not None or c.leftpad_k is not None:
@@ -168,8 +167,8 @@ def _fake_segments(q: Tensor) -> Tensor:
 def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Return the attention of a vision encoder: q, k, v [B, S, H, D]; cu_seqlens splits the flattened tokens into
-    segments.
+    """Return the attention of a vision encoder: q, k, v are [B, S, H, D]. If cu_seqlens is given, it splits the tokens
+    of the whole batch into segments, which replace the rows of the batch.
     """
     rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if cu_seqlens is None:
@@ -189,8 +188,8 @@ def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
 def rocm_varlen(c: Call) -> Tensor:
-    """Compute causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; write it
-    to out.
+    """Compute causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]. The result is
+    written to out and returned.
     """
     before, after = c.window_size or (-1, -1)
     rules = Rules(scale=c.softmax_scale, causal=True, window=(before, after))
@@ -268,9 +267,10 @@ def _fake_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
 
 @stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
 def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    """Compute attention of q, k, v [B, M, H, K] (B = 1 if packed with cu_seqlens).
+    """Compute attention of q, k, v [B, M, H, K]; B is 1 if sequences are packed with cu_seqlens.
 
-    Returns out, lse [B, H, M rounded up to 32], seed, offset, maximum lengths. Raises ValueError for dropout and bias.
+    Returns (out, lse, seed, offset, maximum query length, maximum key length). lse is [B, H, M rounded up to 32].
+    Raises ValueError for dropout and bias.
     """
     query = c.query
     if c.dropout_p > 0 or c.bias is not None:

@@ -1,8 +1,8 @@
 """torch_npu's inference attention: `npu_fused_infer_attention_score`, its prefill and decode ops, and paged decode.
 
-A mask value of 1 hides a key. sparse_mode 0 uses the mask as given, 2 a causal mask aligned to the top left, 3 one
-aligned to the bottom right, 4 a band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs,
-pse and padding are rejected.
+A mask value of 1 hides a key. sparse_mode selects the mask: 0 is the given mask, 2 a causal mask aligned to the top
+left, 3 a causal mask aligned to the bottom right. 4 is a band around the bottom-right diagonal, with pre_tokens keys
+before it and next_tokens keys after it. Quantised inputs, positional shifts (pse) and padding are rejected.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def attend_sequences(
 
 
 def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
-    """Return the masked keys of one sequence, bool [1 or H, rows, keys]; `mask` has one entry per sequence or one for
-    the batch.
+    """Return which keys of one sequence are masked, bool [1 or H, rows, keys]. `mask` has one entry per sequence, or
+    one entry for the whole batch.
     """
     of_sequence = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
     return of_sequence.reshape(-1, *of_sequence.shape[-2:])[..., :rows, :keys] != 0
@@ -77,8 +77,8 @@ def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
 def _masked(
     q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, *, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of one sequence with the mask `visible`, bool [1 or H, Sq, Sk]; rows without visible keys give
-    zeros.
+    """Compute attention of one sequence, restricted to the (query, key) pairs in `visible`, bool [1 or H, Sq, Sk]. Rows
+    without a visible key give zeros.
     """
     group = q.shape[1] // k.shape[1]
     q3 = q.transpose(0, 1)
@@ -131,10 +131,11 @@ def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
 def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
-    """Return the output, in the query's layout or a requested one, and the log-sum-exp.
+    """Return the attention output and the log-sum-exp.
 
-    The log-sum-exp is float32 [B, N, S, 1] or [T, N, 1], or a single zero. Lengths are host ints: cumulative for TND,
-    otherwise per sequence; lengths of paged keys are never cumulative.
+    The output has the query's layout, or another one if the call requests it. The log-sum-exp is float32 [B, N, S, 1]
+    or [T, N, 1], or a single zero. Lengths are ints on the host. They are cumulative for layout TND and per sequence
+    otherwise; lengths of paged keys are never cumulative.
     """
     num_heads = c.num_heads
     query_rope = getattr(c, "query_rope", None)
@@ -222,8 +223,8 @@ def npu_incre_flash_attention(c: Call) -> Tensor:
 
 @stands_for("npu::_npu_paged_attention")
 def npu_paged_attention(c: Call) -> None:
-    """Compute attention of query [S, H, D], one row per sequence, over caches [blocks, page, Hkv, D]; write out [S, H,
-    D].
+    """Compute attention of query [S, H, D] over caches [blocks, page, Hkv, D] and write it to out [S, H, D]. The query
+    has one row per sequence.
     """
     for i, length in enumerate(c.context_lens.tolist()):
         k, v = (

@@ -36,11 +36,11 @@ def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
 
 @stands_for("npu::npu_fusion_attention", fake=fake_fusion)
 def npu_fusion_attention(c: Call) -> _Fusion:
-    """Return (out, softmax_max and softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask
-    elements).
+    """Compute training attention.
 
-    softmax_max is the maximum of a row's visible scores, softmax_sum the sum of exp(score − max). A row without visible
-    keys has −inf and 0. Raises ValueError for dropout.
+    Returns (out, softmax_max, softmax_sum, softmax_out, seed, offset, number of mask elements). softmax_max is the
+    maximum of a row's visible scores, softmax_sum the sum of exp(score − max); both are float32 [.., 8]. In a row
+    without visible keys they are −inf and 0. softmax_out is empty. Raises ValueError for dropout.
     """
     query = c.query
     refuse(pse=c.pse, sink=getattr(c, "sink", None), dropout=c.keep_prob < 1)

@@ -1,4 +1,5 @@
-"""torch_npu's other training attention ops: newer versions of `npu_fusion_attention`, gradients, merging of parts.
+"""Other training attention ops of torch_npu: newer versions of `npu_fusion_attention`, gradients, and merging of
+partial results.
 
 Dropout, sinks and positional shifts (pse) are rejected, as in the forward pass.
 """

@@ -1,7 +1,7 @@
 # pyright: strict
 """SGLang's attention ops, and the attention calls that its profiling patch records as `sglang_profiler::*`.
 
-The patch's wrappers record only the tensors of a function; the scalars are assumed to have their usual values.
+The patch records only the tensors of a function. The scalars are assumed to have their usual values.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Te
 
 @stands_for("sglang::unified_attention_with_output")
 def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | None, output: Tensor) -> None:
-    """Same as `vllm::unified_attention_with_output`, with the same assumptions; without a key the query is used as
-    key.
+    """Do the same as `vllm::unified_attention_with_output`, with the same assumptions. If there is no key, the query is
+    used as key. If there is no value, the key is used as value.
     """
     key = query if key is None else key
     unified_attention_with_output(query, key, key if value is None else value, output)

@@ -17,9 +17,9 @@ from opreplay.replay.ops.maths.quantize import fp8_view
 def paged_keys_values(
     key_cache: Tensor, value_cache: Tensor, table: Tensor, length: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return k, v [length, Hkv, D] in `dtype` of one sequence of vLLM's packed caches.
+    """Return k, v [length, Hkv, D] of one sequence, in `dtype`, read from vLLM's packed caches.
 
-    Caches: key [blocks, Hkv, D/x, page, x], value [blocks, Hkv, D, page].
+    The key cache is [blocks, Hkv, D/x, page, x], the value cache [blocks, Hkv, D, page].
     """
     page = value_cache.shape[-1]
     keys = gather_blocks(key_cache, table, length, page).to(dtype)
@@ -39,8 +39,8 @@ def _decode(
     rules: Rules,
     scales: tuple[Tensor | float, Tensor | float],
 ) -> None:
-    """Compute attention of one query row per sequence over the sequence's cache; `rows` are row indices in query and
-    out [T, H, D].
+    """Compute attention of one query row per sequence over the sequence's cache. `rows` gives, for each sequence, the
+    index of its row in query and out, which are [T, H, D].
     """
     k_scale, v_scale = (float(scale) if isinstance(scale, Tensor) and scale.numel() == 1 else scale for scale in scales)
     for index, row in enumerate(rows):
@@ -52,8 +52,8 @@ def _decode(
 
 @stands_for("_C::paged_attention_v1", "_C::paged_attention_v2")
 def paged_attention(c: Call) -> None:
-    """Compute attention of query [S, Hq, D]; row s attends to the first seq_lens[s] tokens of block_tables[s]. Writes
-    out.
+    """Compute attention of query [S, Hq, D] and write it to out. Row s attends to the first seq_lens[s] tokens in the
+    blocks of block_tables[s].
     """
     if c.blocksparse_vert_stride > 1:
         raise ValueError("block-sparse paged attention is not implemented")
@@ -88,9 +88,9 @@ def rocm_paged_attention(c: Call) -> None:
 
 @stands_for("_C::merge_attn_states")
 def merge_attn_states(c: Call) -> None:
-    """Merge two partial attentions [T, H, D] by their log-sum-exps [H, T].
+    """Merge two partial attentions [T, H, D], prefix and suffix, by their log-sum-exps [H, T].
 
-    Tokens from `prefill_tokens_with_context` on have no prefix: their result is the suffix part.
+    Tokens from index `prefill_tokens_with_context` on have no prefix. Their result is the suffix part.
     """
     prefix_output, prefix_lse = c.prefix_output, c.prefix_lse
     prefill_tokens_with_context = getattr(c, "prefill_tokens_with_context", None)

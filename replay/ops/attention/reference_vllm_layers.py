@@ -2,8 +2,8 @@
 """vLLM's opaque layer ops: `unified_attention*`, `unified_kv_cache_update`, `moe_forward*`, `unified_mla_attention*`.
 
 The real ops find weights, cache and lengths through a layer name, in a context that traces do not record. These
-replacements do similar dense work with their tensor arguments only; each docstring and docs/vendor-ops.md list the
-assumptions. Empty and unknown layer names are accepted.
+replacements do similar dense work with their tensor arguments only. Each docstring lists the assumptions, and so does
+docs/vendor-ops.md. Empty and unknown layer names are accepted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
 
 
 def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the causal attention of a batch: query [T, H, D], key [T, Hkv, D], value [T, Hkv, Dv] → [T, H, Dv] in
-    `dtype`.
+    """Return the causal attention [T, H, Dv] of a batch in `dtype`.
 
-    Lengths come from `batch_layout.current_layout`; the scale is 1/√D.
+    query is [T, H, D], key [T, Hkv, D] and value [T, Hkv, Dv]. The sequence lengths come from
+    `batch_layout.current_layout`; the scale is 1/√D.
     """
     layout = current_layout(query.shape[0])
     rules = Rules(scale=query.shape[-1] ** -0.5, causal=True)
@@ -69,8 +69,9 @@ def unified_attention_with_output(
 ) -> None:
     """Write causal attention of the batch to output [T, H, D].
 
-    Assumptions: sequence lengths of the active `batch_layout`, or one sequence of all T tokens without a layout; no
-    window, no sinks. If there are fewer key rows than query rows (a shared cache), the key rows repeat.
+    The sequence lengths are assumed to be those of the active `batch_layout`; without one, all T tokens are assumed to
+    form one sequence. No window and no sinks are assumed. If there are fewer key rows than query rows (a cache shared
+    with another layer), the key rows repeat.
     """
     q, k, v = _heads(query, key, value)
     wide = torch.bfloat16 if output.dtype.itemsize == 1 else output.dtype
@@ -103,7 +104,7 @@ def _fake_empty(key: Tensor) -> Tensor:
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     """Write key and value [T, Hkv, D] once, to separate memory instead of the layer's cache.
 
-    Returns an empty tensor that only orders this op before the attention.
+    Returns an empty tensor. Its only purpose is that this op runs before the attention.
     """
     torch.stack((key, value)) if key.shape == value.shape else (key.clone(), value.clone())
     return key.new_empty((0,))
@@ -115,9 +116,9 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
-    """Compute attention of q [T, H, D] over one latent head: kv_c and k_pe, concatenated and padded or cut to D.
+    """Compute attention of q [T, H, D] over one latent head; the result is [T, H, rank].
 
-    The values are kv_c; the result is [T, H, rank].
+    The keys are kv_c_normed and k_pe, concatenated and padded or cut to D. The values are kv_c_normed.
     """
     latent = torch.cat((kv_c_normed, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
     width = q.shape[-1]
@@ -183,9 +184,9 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Compute a mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
-    Assumptions: softmax routing to `assumed_topk(E)` experts, SwiGLU with intermediate size H (`current_sizes()`
-    overrides both), 16-bit weights. All experts share one pair of matrices, so only a fraction of the real weights'
-    memory is read.
+    Assumed are 16-bit weights, softmax routing to `assumed_topk(E)` experts per token, and SwiGLU with intermediate
+    size H. `current_sizes()` can override the number of experts per token and the intermediate size. All experts share
+    one pair of matrices, so only a fraction of the real weights' memory is read.
     """
     return _experts(hidden_states, router_logits)
 

@@ -37,10 +37,10 @@ def _cached_like(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Write the normed rank part of kv [B, 1, S, rank + rope] to ckv_cache and the rotated rope part to k_cache.
 
-    Mode Norm: index int64 [B, S] holds positions in each sequence's own cache [B, 1, places, ..]. Modes PA and PA_BNSD:
-    index [B · S] holds slots of paged caches [blocks, page, 1, ..]. Traces do not record the mode; a flat index without
-    a mode is read as slots. Negative indices are skipped. Only unquantised caches in token order are supported; raises
-    ValueError for other modes.
+    In mode Norm, index int64 [B, S] holds positions in each sequence's own cache [B, 1, places, ..]. In modes PA and
+    PA_BNSD, index [B · S] holds slots of paged caches [blocks, page, 1, ..]. Traces do not record the mode, so a flat
+    index without a mode is read as slots. Negative indices are skipped. Only unquantised caches in token order are
+    supported. Raises ValueError for other modes.
     """
     index, k_cache = c.index, c.k_cache
     if c.cache_mode not in ("Norm", "PA", "PA_BNSD"):

@@ -13,9 +13,10 @@ from opreplay.replay.ops.declared import stands_for
 def store_cache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor, reserved_skip_index: int | None = None
 ) -> None:
-    """Write rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T].
+    """Write the rows of k and v [T, ..] into k_cache and v_cache [slots, ..], at slots `indices` [T].
 
-    Tokens with slot `reserved_skip_index` are not stored. The op's argument num_split only tunes the kernel.
+    Tokens whose slot is `reserved_skip_index` are not stored. The op also has an argument num_split, which only tunes
+    the kernel.
     """
     if reserved_skip_index is not None:
         stored = indices != reserved_skip_index

@@ -123,8 +123,8 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
 def _with_product(op: OpView, kind: str) -> list[KernelCall]:
     """Return the kernels of a matrix product fused with a collective.
 
-    The product is x1 (rows, K) with x2 (K, N) or (N, K), or with the experts' weights. The collective moves x1 before
-    the product, or the result after it.
+    The product is x1 (rows, K) with x2 (K, N) or (N, K), or with the experts' weights. The collective runs before the
+    product and moves x1, or after it and moves the result.
     """
     a = op.need("x1", "self", "gmm_x", at=0, rank=2)
     world = op.integer("world_size", "tpRankSize", "ep_world_size", default=0) or op.op.ranks or 0
@@ -179,8 +179,8 @@ def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
 
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of `record_param_comms`. The op's name does not say which collective it is; the recorded
-    device kernels do.
+    """Return the kernels of `record_param_comms`. Its name does not say which collective it is. The recorded device
+    kernels do.
     """
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:

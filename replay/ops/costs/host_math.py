@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lowering of ops without AI-core kernels to AI CPUs: decompositions, sets, histograms, sparse layouts.
+"""Lowering of ops that have no AI-core kernel to AI CPUs: decompositions, sets, histograms, sparse layouts.
 
-This module defines the number of operations of each op; the device defines the speed of its AI CPUs.
+This module gives the number of operations of each op. The speed of the AI CPUs is a property of the device.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
 
 
 STEP_OPERATIONS = 3400.0
-"""Duration of one sequential step, such as a row of a triangular system, in operations.
+"""Duration of one sequential step, such as a row of a triangular system, expressed as a number of operations.
 
-3400 operations take 0.85 us, because solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2
+3400 operations take 0.85 us. Source: solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2
 (blas-ops_bench of botcanlearn/cann-bench-upstream).
 """
 
@@ -68,8 +68,8 @@ LABEL_OPERATIONS = 20.0
 
 @costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return the AI CPU program of the CTC loss of (T, N, C): sequential time steps, each over the labels of all
-    samples and the blanks between them.
+    """Return the AI CPU program of the CTC loss of scores (T, N, C). It runs T sequential time steps. Each step goes
+    over the labels of all samples and the blanks between them.
     """
     scores = op.need("log_probs", at=0)
     steps = max(1, scores.shape[0] if scores.shape else 1)

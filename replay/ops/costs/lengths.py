@@ -1,8 +1,9 @@
 # pyright: strict
 """Lengths of packed and paged sequences for the cost of attention.
 
-They come from argument values, the iteration's batch annotation, or shapes. If none of these gives the context length,
-the longest length that the arguments allow is assumed, as the initializers do, and a note is added. Defines no kernels.
+They come from argument values, from the iteration's batch annotation, or from shapes. If none of these gives the
+context length, the longest one that the arguments allow is assumed, and a note is added. The initializers assume the
+same. This module defines no kernels.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
 
 
 def layout_of(op: OpView) -> str | None:
-    """Return the `input_layout` of a torch_npu attention op, or None for an op without this argument.
+    """Return the layout (`input_layout`) of a torch_npu attention op; None if the op has no such argument.
 
-    The recorded layout has priority ("" if it was not recorded), then the default of the schema.
+    If the argument is in the call, this is its recorded value, or "" if the value was not recorded. Otherwise it is the
+    default of the schema.
     """
     if "input_layout" in op.args:
         return str(op.value("input_layout") or "")
@@ -51,8 +53,8 @@ def layout_of(op: OpView) -> str | None:
 
 
 def contents_of(op: OpView, rows: int) -> Contents:
-    """Return the numbers of tokens and attended pairs of a call, summed over its sequences; `rows` is the number of
-    query tokens in the shapes.
+    """Return the numbers of tokens and of attended (query, key) pairs of a call, summed over its sequences. `rows` is
+    the number of query tokens according to the shapes.
     """
     if op.contents is not None and op.contents.pairs is not None:
         for note in op.contents.notes:
@@ -91,8 +93,8 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Return the maximum number of keys that a query attends to, including the key at its own position; None without a
-    window, or if the window ends after the query.
+    """Return the maximum number of keys that a query attends to, including the key at its own position. Returns None if
+    there is no window, or if the window extends beyond the query's own position.
     """
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
@@ -221,8 +223,9 @@ def _causal_pairs(
 ) -> float:
     """Return the number of causal pairs: Σ (n · s − (n² − n) / 2) over sequences of n query and s context tokens.
 
-    `new`, `seen`, `products` and `squares` are Σ n, Σ s, Σ n · s and Σ n². Sequences of equal length are assumed if
-    `products` or `squares` is missing, or if the annotation's context `total` exceeds what the call can hold (`seen`).
+    `new`, `seen`, `products` and `squares` are Σ n, Σ s, Σ n · s and Σ n². `total` is the number of context tokens in
+    the batch annotation; `seen` is limited to what the call can hold. All sequences are assumed to have equal lengths
+    if `products` or `squares` is missing, or if `total` exceeds `seen`.
     """
     if products is None or (total is not None and seen < total):
         pairs = new * seen / sequences

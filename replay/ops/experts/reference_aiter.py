@@ -1,7 +1,8 @@
 # pyright: strict
 """aiter's MoE (aiter/fused_moe.py, aiter/ops/moe_op.py, moe_sorting.py): sorting with packed ids, two stages, routing.
 
-Packed ids: slot << 24 | token, slot < topk; filler: topk << 24 | T. Pre-shuffled weights are read as plain rows.
+A packed id is slot << 24 | token, with slot < topk. Padding entries are topk << 24 | T. Pre-shuffled weights are read
+as plain rows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def blocks_by_expert(
 ) -> list[tuple[int, Tensor, Tensor, Tensor]]:
     """Return (expert, tokens, slots, positions in the sorted list) for each run of consecutive blocks of one expert.
 
-    Fillers are left out. Raises ValueError if num_valid_ids is larger than the number of ids.
+    Padding entries are left out. Raises ValueError if num_valid_ids is larger than the number of ids.
     """
     valid = int(num_valid_ids.flatten()[0])
     if not 0 <= valid <= sorted_token_ids.numel():
@@ -82,9 +83,9 @@ def blocks_by_expert(
 
 @stands_for("aiter::ck_moe_stage1")
 def ck_moe_stage1(c: Call) -> None:
-    """Compute stage 1: hidden_states [T, H], w1 [E, 2I, H] → out [T, k, I].
+    """Compute stage 1 of the experts: from hidden_states [T, H] and w1 [E, 2I, H], write out [T, k, I].
 
-    The gate comes before up in w1; sorted_weights are applied if given.
+    In w1, the gate comes before up. The results are multiplied by sorted_weights if given.
     """
     gate = gate_by_name(ACTIVATIONS[c.activation])
     hidden = dequantized(c.hidden_states, c.a1_scale, c.out.dtype)
@@ -102,9 +103,9 @@ def ck_moe_stage1(c: Call) -> None:
 
 @stands_for("aiter::ck_moe_stage2")
 def ck_moe_stage2(c: Call) -> None:
-    """Compute stage 2: inter_states [T, k, I], w2 [E, H, I]; add the sum over k to out [T, H].
+    """Compute stage 2 of the experts: from inter_states [T, k, I] and w2 [E, H, I], add the sum over k to out [T, H].
 
-    sorted_weights are applied if given.
+    The results are multiplied by sorted_weights if given.
     """
     tokens = c.inter_states.shape[0]
     inner = dequantized(c.inter_states.reshape(tokens * c.topk, -1), c.a2_scale, c.out.dtype)

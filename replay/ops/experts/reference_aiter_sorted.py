@@ -36,7 +36,7 @@ def _experts(
     input_scale: Tensor | None = None,
     weigh_input: bool = False,
 ) -> None:
-    """Add the results of the selected experts' two layers to out [T, H]; gate [E, I or 2I, H], down [E, H, I]."""
+    """Add the results of the selected experts' two layers to out [T, H]. gate is [E, I or 2I, H]; down is [E, H, I]."""
     ids, owners, dtype = c.sorted_token_ids, c.sorted_expert_ids, c.out.dtype
     hidden = dequantized(c.input, _rows_first(input_scale, c.input), dtype)
     act = gate_by_name(ACTIVATIONS[activation]) if gated else {0: F.silu, 1: F.gelu}[activation]
@@ -131,8 +131,8 @@ def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::topk_softplus", "aiter::topk_gating_fwd", writes=("topk_weights", "topk_indices"))
 def topk_gating(c: Call) -> None:
-    """Write the top-k experts by score (√softplus by default, or softmax or sigmoid); a bias affects only the
-    selection.
+    """Write the weights and ids of the top-k experts by score. The score is √softplus by default, or softmax or
+    sigmoid. A bias affects only the selection.
     """
     logits = c.gating_output.float()
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(

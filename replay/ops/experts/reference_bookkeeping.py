@@ -49,8 +49,8 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
 def moe_mm_data(c: Call) -> None:
     """Write the data that grouped GEMMs need for topk_ids [T, k].
 
-    Writes offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the sorted row of each (token, k).
-    Sizes are never swapped, unlike in the kernels, which swap them for few rows.
+    This is the experts' offsets, their problem sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the
+    sorted row of each (token, k). Sizes are never swapped here; the real kernels swap them if there are few rows.
     """
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)

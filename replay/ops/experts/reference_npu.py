@@ -26,8 +26,8 @@ def _fake_gating(x: Tensor, k: int) -> _Three:
 def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> _Three:
     """Select the top-k experts of x [T, E] by softmax.
 
-    Returns weights and experts int32 [T, k], and row_idx int32 = slot · T + token (slot < k). Finished rows get expert
-    E.
+    Returns (weights, experts, row_idx), each [T, k]; the last two are int32. row_idx is slot · T + token, with slot <
+    k. Finished rows get the expert number E.
     """
     weights, ids = torch.softmax(x.float(), -1).topk(k, dim=-1)
     if finished is not None:
@@ -49,8 +49,8 @@ def npu_moe_gating_top_k(c: Call) -> _Three:
     """Select the top-k experts of x [T, E].
 
     Returns weights [T, k], experts int32 [T, k], and all normalised scores float32 [T, E] or empty. norm_type 0 is
-    softmax, 1 sigmoid (the selected weights are then divided by their sum). A group's score is its largest score
-    (group_select_mode 0) or the sum of its two largest (1).
+    softmax. norm_type 1 is sigmoid, and the selected weights are then divided by their sum. The score of an expert
+    group is its largest score (group_select_mode 0) or the sum of its two largest ones (1).
     """
     scores = c.x.float().sigmoid() if c.norm_type == 1 else c.x.float().softmax(-1)
     choice = scores if c.bias is None else scores + c.bias.float()
@@ -76,8 +76,8 @@ def _fake_init(x: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
     """Sort x [T, H] by expert; row_idx and expert_idx are [T, k].
 
-    Returns the rows in expert order [min(T, active_num) · k, H], the new position of each (slot, token), and the sorted
-    experts.
+    Returns (rows in expert order, new position of each (slot, token), sorted experts). The rows are [min(T, active_num)
+    · k, H].
     """
     experts, order = torch.sort(expert_idx.flatten(), stable=True)
     source = row_idx.flatten()[order].to(torch.int64)
@@ -104,12 +104,13 @@ def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_
 
 @stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
 def npu_moe_init_routing_v2(c: Call) -> _Four:
-    """Sort x [T, H] by expert_idx [T, k]; return the rows in expert order, row index, tokens per expert, scales of the
-    rows.
+    """Sort x [T, H] by expert_idx [T, k]; return (rows in expert order, row index, tokens per expert, scales of the
+    rows).
 
-    The row index gives the destination (row_idx_type 0) or the source (1) of flat position t · k + slot; counts are
-    cumulative (expert_tokens_num_type 0) or plain (1). Rows of experts outside the range come last, with index −1.
-    Raises ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than rows.
+    With row_idx_type 0, the row index gives the destination of flat position t · k + slot. With row_idx_type 1, it
+    gives the flat position that is the source of each sorted row. Tokens per expert are cumulative for
+    expert_tokens_num_type 0 and plain for 1. Rows of experts outside the range come last, with index −1. Raises
+    ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than rows.
     """
     active_num = getattr(c, "active_num", -1)
     if 0 <= active_num < c.expert_idx.numel():
@@ -136,10 +137,10 @@ def npu_moe_init_routing_v2(c: Call) -> _Four:
 
 @stands_for("npu::npu_moe_finalize_routing")
 def npu_moe_finalize_routing(c: Call) -> Tensor:
-    """Return the sum over k of scales · (row + bias of its expert) (+ skip1 + skip2), [T, H].
+    """Return the sum over k of scales · (row + bias of its expert), plus skip1 and skip2 if given, [T, H].
 
-    drop_pad_mode 0, 1: index is slot-major (slot · T + token, slot < k); 2, 3: token-major. Index −1 means a dropped
-    row.
+    The index is slot-major (slot · T + token, slot < k) for drop_pad_mode 0 and 1, and token-major for 2 and 3. Index
+    −1 means a dropped row.
     """
     rows = c.expanded_permuted_rows.reshape(-1, c.expanded_permuted_rows.shape[-1])
     topk = c.scales.shape[1] if c.scales is not None else 1
@@ -243,10 +244,10 @@ def _fake_grouped(c: Call) -> list[Tensor]:
 
 @stands_for("npu::npu_grouped_matmul", fake=_fake_grouped)
 def npu_grouped_matmul(c: Call) -> list[Tensor]:
-    """Return the list of products x[i] @ weight[i]; a single x [M, K] is split by group_list among the weights.
+    """Return the products x[i] @ weight[i] as a list.
 
-    A single weight [E, K, N] holds E weights. Raises ValueError for a split along K and for 4- or 8-bit weights with
-    16-bit activations.
+    A single x [M, K] is split among the weights by group_list. A single weight [E, K, N] holds E weights. Raises
+    ValueError for a split along K, and for 4- or 8-bit weights with 16-bit activations.
     """
     x = c.x
     if c.group_type == 2 or c.antiquant_scale:

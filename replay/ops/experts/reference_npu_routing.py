@@ -47,9 +47,12 @@ def _fake_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_moe_re_routing", fake=_fake_re_routing)
 def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reorder rows from rank-major, expert-minor to expert order; return (rows, scales, index, rows per expert).
+    """Reorder rows that are sorted by rank, then expert, into expert order; return (rows, scales, index, rows per
+    expert).
 
-    expert_token_num_per_rank [ranks, E] holds counts; the index is each row's source (idx_type 0) or destination (1).
+    expert_token_num_per_rank [ranks, E] holds the number of rows of each (rank, expert). The index is each row's source
+    (idx_type 0) or its destination (1). Rows per expert are plain counts for expert_token_num_type 1, otherwise
+    cumulative.
     """
     tokens = c.tokens
     numbers = c.expert_token_num_per_rank.to(torch.int64)

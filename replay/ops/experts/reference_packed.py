@@ -1,6 +1,7 @@
 """Experts' matrix products over sorted tokens: packed weights (Marlin, WNA16) and 8-bit grouped GEMMs (CUTLASS).
 
-Sorted ids follow vLLM: flat positions t · k + slot, padded with T · k. `packed_weights` reads the packed layouts.
+Sorted ids are as in vLLM: flat positions t · k + slot, padded with T · k. Module `packed_weights` reads the packed
+layouts.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from opreplay.replay.ops.maths.quantize import scaled_linear
 
 
 def runs(sorted_ids: Tensor, expert_ids: Tensor, total: Tensor, block: int, filler: int) -> list[tuple[int, Tensor]]:
-    """Return (expert, flat ids) of each block that has ids below `filler`; blocks of expert −1 are skipped.
+    """Return (expert, flat ids) of each block that has ids below `filler`, the value of padding entries.
 
-    Raises ValueError if `total` is larger than the number of ids.
+    Blocks of expert −1 are skipped. Raises ValueError if `total` is larger than the number of ids.
     """
     valid = int(total.flatten()[0])
     if not 0 <= valid <= sorted_ids.numel():
@@ -107,8 +108,8 @@ def _fake_hidden(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::fused_marlin_moe", "sglang::fused_marlin_moe", fake=_fake_hidden)
 def fused_marlin_moe(c: Call) -> Tensor:
-    """Apply both packed expert layers, w1 [E, H/16, ..] and w2 [E, I/16, ..], to hidden_states [T, H]; the result is
-    [T, H].
+    """Apply both layers of experts with packed weights to hidden_states [T, H]; the result is [T, H]. The weights are
+    w1 [E, H/16, ..] and w2 [E, I/16, ..].
     """
     hidden_states = c.hidden_states
     w1_bias = getattr(c, "w1_bias", None)
@@ -160,9 +161,10 @@ def fused_marlin_moe(c: Call) -> Tensor:
 
 
 def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tuple[int, int]]:
-    """Return the start and end row of each expert, from offsets [E (+ 1)] and sizes [E, 3] of m, n, k (or n, m, k).
+    """Return the first row and the end of the rows of each expert.
 
-    Raises ValueError for rows out of range.
+    offsets is [E] or [E + 1]; sizes [E, 3] holds (m, n, k) or (n, m, k) of each expert. Raises ValueError for rows out
+    of range.
     """
     table = sizes.tolist()
     turned = all(size[0] == columns for size in table) and any(size[1] != columns for size in table)
@@ -190,8 +192,8 @@ def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: b
     writes=("output",),
 )
 def blockwise_grouped_mm(c: Call) -> None:
-    """Write (scales_a · a) @ (scales_b[e] · b[e]) to the rows of each expert e; scales are per row, per block or per
-    tensor.
+    """Write (scales_a · a) @ (scales_b[e] · b[e]) to the rows of each expert e. There is one scale per row, per block
+    or per tensor.
     """
     size_n, size_k = c.output.shape[1], c.a.shape[1]
     turned = c.b.shape[1:] != (size_n, size_k)
@@ -208,8 +210,8 @@ def blockwise_grouped_mm(c: Call) -> None:
 
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")
 def masked_silu_mul_quant(c: Call) -> None:
-    """Apply SwiGLU to the first counts[e] rows of each expert in input [E, T, 2H] and quantise them by groups; keep
-    other rows.
+    """Apply SwiGLU to the first counts[e] rows of each expert e in input [E, T, 2H], and quantise the results by
+    groups. All other rows of the outputs keep their contents.
     """
     group_size = getattr(c, "group_size", 128)
     limit = torch.finfo(c.y_q.dtype).max

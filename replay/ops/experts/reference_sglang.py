@@ -39,9 +39,10 @@ def topk_sigmoid(c: Call) -> None:
 
 @stands_for("sgl_kernel::moe_align_block_size")
 def moe_align_block_size(c: Call) -> None:
-    """Same as vLLM's op with all ids shifted by one: id −1 is the first bucket, whose blocks are assigned to expert −1.
+    """Do the same as vLLM's op, with all ids shifted by one.
 
-    num_experts includes that bucket. Without pad_sorted_token_ids the padding keeps the buffer's old contents.
+    Id −1 becomes the first bucket, which num_experts includes; the blocks of this bucket are assigned to expert −1.
+    Without pad_sorted_token_ids, padding entries keep the buffer's old contents.
     """
     block_size = c.block_size
     length = max(c.sorted_token_ids.numel(), c.experts_ids.numel() * block_size)
@@ -68,8 +69,9 @@ def _fake_gate(input: Tensor, topk: int) -> list[Tensor]:
 def moe_fused_gate(c: Call) -> list[Tensor]:
     """Return weights float32 [T, k] and ids int32 [T, k] of DeepSeek-V3's gate for input [T, E].
 
-    The last columns are shared experts: their ids start at E, and each weight is (sum of the other weights) /
-    routed_scaling_factor.
+    The last columns are shared experts, whose ids start at E. The weights of a token's other experts are divided by
+    their sum, and each shared expert has the weight 1 / routed_scaling_factor. With
+    apply_routed_scaling_factor_on_output, all weights are multiplied by that factor.
     """
     num_fused_shared_experts = getattr(c, "num_fused_shared_experts", 0)
     routed_scaling_factor = getattr(c, "routed_scaling_factor", 1.0)

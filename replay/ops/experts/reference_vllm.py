@@ -28,7 +28,7 @@ def write_choice(
 
 @stands_for("_moe_C::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Write the top-k of the softmax over E experts for each token; token_expert_indices = slot · T + token."""
+    """Write the top-k experts of each token by softmax over E experts, and token_expert_indices = slot · T + token."""
     scores = torch.softmax(c.gating_output.float(), dim=-1)
     write_choice(
         scores,
@@ -110,10 +110,11 @@ def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, exper
 
 @stands_for("_moe_C::moe_permute")
 def moe_permute(c: Call) -> None:
-    """Sort rows of input [T, H] by local expert; write each expert's start and the permutation in both directions.
+    """Sort the rows of input [T, H] by local expert; write the start of each expert and the permutation in both
+    directions.
 
     permuted_idx[i] is the flat index t · k + slot of sorted row i; inv_permuted_idx is its inverse. Rows of non-local
-    experts come last and are not copied.
+    experts come last. They are not copied.
     """
     flat = c.topk_ids.flatten().to(torch.int64)
     local = flat if c.expert_map is None else c.expert_map[flat].to(torch.int64)

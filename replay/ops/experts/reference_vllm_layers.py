@@ -68,8 +68,8 @@ def run_aiter_experts(
     activation: int,
     weigh_input: bool,
 ) -> Tensor:
-    """Compute fused experts with aiter's codes: activation 0 silu, 1 gelu, 2 swiglu; expert_mask [E] is 1 for local
-    experts.
+    """Compute fused experts with aiter's codes of activations: 0 is silu, 1 gelu, 2 swiglu. expert_mask [E] is 1 for
+    local experts.
     """
     names = {0: "silu", 1: "gelu", 2: "swigluoai"}
     if activation not in names:

@@ -1,7 +1,7 @@
 """Mathematics of attention over packed and paged sequences; no ops are declared here.
 
-Sequences are processed one at a time, so that memory is bounded by the longest sequence; there is no loop over tokens.
-Materialised scores are computed in blocks of query rows of at most SCORE_BYTES.
+Sequences are processed one at a time, so the longest sequence bounds the memory. There is no loop over tokens. Where
+scores are stored, they are computed in blocks of query rows of at most SCORE_BYTES.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class _Band(NamedTuple):
         return self.shift == 0 and self.before < 0 and self.after == 0
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (first query, last query, first key, last key) of blocks of `rows` queries; blocks without a visible
-        key are skipped.
+        """Yield the bounds (query start, query end, key start, key end) of blocks of `rows` queries; ends are
+        exclusive. Blocks without a visible key are skipped.
         """
         for start in range(0, self.queries, rows):
             stop = min(start + rows, self.queries)
@@ -100,11 +100,10 @@ def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of one sequence.
+    """Compute attention of one sequence: q [Sq, H, D], k [Sk, Hkv, D] and v [Sk, Hkv, Dv].
 
-    q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H, Sq]. Query head h reads KV
-    head h // (H / Hkv). Rows without visible keys give zeros and −inf. The log-sum-exp is None unless requested. k and
-    v are converted to q's dtype.
+    Returns (out [Sq, H, Dv], log-sum-exp float32 [H, Sq]). The log-sum-exp is None unless requested. Query head h reads
+    KV head h // (H / Hkv). Rows without visible keys give zeros and −inf. k and v are converted to q's dtype.
     """
     queries, heads, _ = q.shape
     keys, _, width = v.shape
@@ -158,9 +157,10 @@ def _attend_block(
 
 
 def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
-    """Return the largest visible score per row, float32 [H, Sq], which a softmax subtracts; −inf without visible keys.
+    """Return the largest visible score of each row, float32 [H, Sq], which a softmax subtracts.
 
-    q is [Sq, H, D] and k [Sk, Hkv, D]; only scale, causal and window of `rules` are used.
+    A row without visible keys gives −inf. q is [Sq, H, D] and k [Sk, Hkv, D]. Only scale, causal and window of `rules`
+    are used.
     """
     queries, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -185,10 +185,10 @@ def attend_packed(
     *,
     need_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of sequences packed along q's first dim.
+    """Compute attention of sequences packed along the first dim of q [T, H, D].
 
-    q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T]. keys_values[i] is (k, v) of sequence i. Tokens
-    after the last sequence give zeros.
+    Returns (out [T, H, Dv], lse [H, T]). query_ends is [0, .., T]. keys_values[i] is (k, v) of sequence i. Tokens after
+    the last sequence give zeros.
     """
     width = keys_values[0][1].shape[-1] if keys_values else q.shape[-1]
     out = q.new_zeros((*q.shape[:2], width))

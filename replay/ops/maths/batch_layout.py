@@ -1,7 +1,7 @@
 # pyright: strict
 """Lengths of the sequences in a batch, for ops whose arguments do not contain them (`vllm::unified_attention*`).
 
-The caller that knows the lengths sets them around a call; the op reads them here.
+A caller that knows the lengths sets them for the time of a call. The op reads them here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # pyright: strict
 """Mathematics of a mixture of experts after routing; no ops are declared here.
 
-Each call reads the number of tokens of each expert from the device, then multiplies expert by expert.
+Each call first reads from the device how many tokens each expert has. It then multiplies expert by expert.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | No
 
 
 def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """Return the flat positions of ids sorted by expert, and the start of each expert, [experts + 1].
+    """Return the flat positions of ids, sorted by expert, and the start of each expert in this order, [experts + 1].
 
     Ids that are not in 0 .. experts − 1 come last.
     """
@@ -76,10 +76,11 @@ def fused_experts(
     weigh_input: bool = False,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """Return Σ over the selected experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
+    """Return Σ over the selected experts of routing weight · w2(activation(w1(x))), [T, H].
 
-    `expert_map` int [all experts] gives the local index of each expert; −1 marks non-local experts, which add nothing.
-    `weigh_input` multiplies the routing weight into the input instead (top-1 models).
+    hidden is [T, H]; topk_weights and topk_ids are [T, k]. `expert_map` int [all experts] gives the local index of each
+    expert; −1 marks non-local experts, which add nothing. With `weigh_input`, the routing weight is multiplied into the
+    input instead of the result (top-1 models).
     """
     topk = topk_ids.shape[1]
     ids = topk_ids if expert_map is None else expert_map[topk_ids.to(torch.int64)]

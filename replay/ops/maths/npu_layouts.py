@@ -1,6 +1,7 @@
-"""Convert torch_npu's attention layouts (BSH, BSND, BNSD, SBH, TND, NTD and pairs) to sequences and back; no ops.
+"""Conversion of torch_npu's attention layouts to sequences and back; no ops.
 
-B batch, S tokens, N heads, D head size, H = N · D, T tokens of all sequences together.
+The layouts are BSH, BSND, BNSD, SBH, TND, NTD and pairs of them. B is the batch, S the tokens of a sequence, N the
+heads, D the head size, H = N · D, and T the tokens of all sequences together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
 
 
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:
-    """Return each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
+    """Return each sequence as [S, heads, D]. For TND and NTD, lengths are the cumulative ends of the sequences. For
+    other layouts, they are the numbers of valid tokens.
+    """
     rows = x.transpose(*SWAPPED[layout]) if layout in SWAPPED else x
     if layout in ("TND", "NTD"):
         ends = lengths or [rows.shape[0]]

@@ -1,7 +1,8 @@
 # pyright: strict
 """Mathematics of packed weights: 4- and 8-bit integers and small floats, several per word; no ops here.
 
-Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows: the same bytes and work, but different values.
+Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows. The bytes and the work are the same, but the values are
+different.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ def spread(groups: Tensor, rows: int) -> Tensor:
 def grouped_weight(
     packed: Tensor, size_k: int, size_n: int, scales: Tensor, zeros: Tensor | None, kind: Kind | None
 ) -> Tensor:
-    """Return the float32 weight [K, N] of packed rows, (number − zero) · scale.
+    """Return the float32 weight [K, N] of packed rows: (number − zero) · scale.
 
-    Scales are [groups, N]; zeros are packed or unpacked. Without zeros and kind, the middle of the integer range is the
-    zero point.
+    Scales are [groups, N]. Zeros are packed or unpacked. If both `zeros` and `kind` are None, the zero point is the
+    middle of the integer range.
     """
     bits = bits_of(packed, size_k * size_n)
     numbers = unpack(packed.reshape(size_k, -1), bits)

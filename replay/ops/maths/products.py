@@ -1,7 +1,7 @@
 # pyright: strict
 """Matrix products for reference implementations, and splitting of large CPU tensors into row blocks.
 
-Blocks keep float32 copies of 16-bit data small and in the cache; no ops are declared here.
+The blocks keep float32 copies of 16-bit data small and in the cache. No ops are declared here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ _COPY_ELEMENTS = 1 << 25
 
 
 def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Yield slices of at most `elements` elements that divide `rows` rows of `width` elements.
+    """Yield slices that divide `rows` rows of `width` elements into blocks of at most `elements` elements.
 
-    Yields a single slice on devices whose kernels need no float32 copies, and for fake and meta tensors, which hold no
-    data.
+    Devices whose kernels need no float32 copies get a single slice. So do fake and meta tensors, which hold no data.
     """
     real = type(like) is torch.Tensor and like.device.type == "cpu"
     step = max(1, elements // max(width, 1)) if real else max(rows, 1)
@@ -37,9 +36,9 @@ def as_rows(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Return x [.., K] @ weight [N, K]ᵀ + bias in `dtype` (default: x's).
 
-    On a CPU, 16-bit operands are converted to float32 first, block by block, because without bfloat16 instructions
-    torch multiplies them some 300 times slower than float32 (measured with torch 2.13 on an AVX2 machine: 0.34 against
-    131 GFLOP/s).
+    On a CPU, 16-bit operands are first converted to float32, block by block. The reason is that on CPUs without
+    bfloat16 instructions, torch multiplies them some 300 times slower than float32 (measured with torch 2.13 on an AVX2
+    machine: 0.34 against 131 GFLOP/s).
     """
     wanted = dtype or x.dtype
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):

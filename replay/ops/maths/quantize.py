@@ -15,9 +15,10 @@ FP8_BY_KIND: dict[str, torch.dtype] = {
 
 
 def largest(dtype: torch.dtype) -> float:
-    """Return the number to which the largest input is quantised: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
+    """Return the number to which quantisation maps the largest input.
 
-    224 is vLLM's choice for e4m3fnuz (csrc/quantization/utils.cuh: the ROCm maximum of 240 costs accuracy).
+    It is 127 for int8, 224 for e4m3fnuz, and otherwise the dtype's maximum. 224 is vLLM's choice; the ROCm maximum of
+    240 costs accuracy (csrc/quantization/utils.cuh).
     """
     if dtype == torch.float8_e4m3fnuz:
         return 224.0
@@ -63,8 +64,8 @@ def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
     """Return a scale in a shape that broadcasts over [rows, columns].
 
-    One element: the whole matrix. [rows] or [rows, 1]: by row. [1, columns]: by column. [r, c]: by blocks of
-    ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
+    One element covers the whole matrix. [rows] and [rows, 1] have one scale per row, [1, columns] one per column. [r,
+    c] has one per block of ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
     """
     if scale.numel() == 1:
         return scale.reshape(1, 1)
@@ -108,10 +109,10 @@ def scaled_linear(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return (a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
+    """Return (a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K] and weight [N, K] are quantised.
 
-    Scales have the shapes that `expand_scale` accepts; the weight's can also be [1, N], one per output. Sums are
-    float32. Scales that do not vary along K are applied to the product.
+    Scales have the shapes that `expand_scale` accepts. The weight's scale can also be [1, N], one per output column.
+    Sums are float32. Scales that do not vary along K are applied to the product.
     """
     if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
         scale_weight = scale_weight.mT

@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
-    """Rotate pairs of x [.., rot] by angles given as cos, sin [.., rot/2] (broadcast); the result has x's dtype.
+    """Rotate pairs of elements of x [.., rot]; the result has x's dtype.
 
-    With neox, element i is paired with i + rot/2; without it, 2i with 2i + 1 (GPT-J).
+    The angles are given as cos and sin [.., rot/2], which are broadcast. With neox, element i is paired with i + rot/2.
+    Without it, 2i is paired with 2i + 1 (GPT-J).
     """
     if neox:
         first, second = x.chunk(2, dim=-1)
@@ -31,7 +32,7 @@ def rotate_by_position(
 ) -> Tensor:
     """Rotate the elements [offset, offset + rot) of each head of x, which is [T, heads·head] or [.., heads, head].
 
-    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], which hold rot/2 cosines, then
+    positions int [T] or [B, S] select rows of cos_sin_cache [max position, rot]. Such a row holds rot/2 cosines, then
     rot/2 sines. `inverse` rotates in the opposite direction. The result has x's shape and is contiguous.
     """
     rot = cos_sin_cache.shape[-1]

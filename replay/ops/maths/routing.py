@@ -1,6 +1,6 @@
 """Mathematics of MoE routing: selecting experts, sorting tokens by expert; no ops are declared here.
 
-All functions are vectorised over tokens and have fixed output shapes, so they never wait for the device.
+All functions are vectorised over tokens. Their output shapes are fixed, so they never wait for the device.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def choose(scores: Tensor, topk: int, *, renormalize: bool, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select the topk experts of scores [T, E] → (weights float32 [T, k], ids int64 [T, k]).
+    """Select the topk experts of each token from scores [T, E]; return (weights float32 [T, k], ids int64 [T, k]).
 
-    `bias` [E] affects only the selection; `renormalize` scales each token's weights to a sum of one.
+    `bias` [E] affects only the selection. `renormalize` scales each token's weights to a sum of one.
     """
     if bias is None:
         weights, ids = scores.topk(topk, dim=-1)
@@ -49,10 +49,10 @@ def grouped_topk(
     scaling: float = 1.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Select experts only from the best groups (DeepSeek's grouped top-k).
+    """Select experts only from the best groups of experts (DeepSeek's grouped top-k).
 
     A group's score is its highest score or, with a bias, the sum of its two highest. scores [T, E] are probabilities or
-    sigmoids; returns (weights float32 [T, k] · scaling, ids int64 [T, k]).
+    sigmoids. Returns (weights float32 [T, k], multiplied by `scaling`; ids int64 [T, k]).
     """
     choice = scores if bias is None else scores + bias
     ids = mask_groups(choice, groups, keep, best_of=1 if bias is None else 2).topk(topk, dim=-1).indices
@@ -72,9 +72,9 @@ def counts(ids: Tensor, experts: int) -> Tensor:
 def align(ids: Tensor, experts: int, block: int, filler: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort the flat positions of ids by expert and pad every expert to a multiple of `block`.
 
-    Returns (sorted positions int64 [length], with `filler` as padding; expert of each block int64 [ceil(length /
-    block)], −1 after the last block; padded total int64 [1]). Ids outside 0 .. experts − 1 and positions beyond
-    `length` are dropped.
+    Returns the sorted positions int64 [length], the expert of each block int64 [ceil(length / block)], and the padded
+    total int64 [1]. Padding entries of the positions are `filler`. Blocks after the last used one have expert −1. Ids
+    outside 0 .. experts − 1 and positions beyond `length` are dropped.
     """
     flat = ids.flatten().to(torch.int64)
     number = counts(ids, experts)

@@ -61,8 +61,8 @@ def pad(input: Tensor, paddings: list[int]) -> Tensor:
 
 @stands_for("npu::npu_one_hot")
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
-    """Return the float32 one-hot encoding, on_value at each index and off_value elsewhere, with the depth at dim
-    `num_classes` (last if not given).
+    """Return the float32 one-hot encoding: on_value at each index and off_value elsewhere. The new dim of size `depth`
+    is inserted at dim `num_classes`. It is the last dim if num_classes is -1.
     """
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
     encoded = torch.where(hit, float(on_value), float(off_value))

@@ -147,7 +147,7 @@ def rmsnorm_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
 def rmsnorm_add_smoothquant(c: Call) -> None:
-    """Quantise RMS norm(input + residual_in) · xscale by rows; write the sum to residual_out."""
+    """Quantise RMS norm(sum) · xscale by rows, and write the sum, input + residual_in, to residual_out."""
     normed, total = fused_add_rms_norm(c.input, c.residual_in, c.weight, c.epsilon)
     c.residual_out.copy_(total)
     if c.out_before_quant is not None:
@@ -159,7 +159,7 @@ def rmsnorm_add_smoothquant(c: Call) -> None:
 def add_rmsnorm_quant(c: Call) -> None:
     """Quantise the RMS norm of input + residual_in by rows or by groups.
 
-    The sum is written as well; scales are never shuffled.
+    The sum is written to residual_out. Scales are never shuffled.
     """
     out, scale = c.out, c.scale
     normed, total = fused_add_rms_norm(

@@ -1,7 +1,7 @@
 # pyright: strict
 """SGLang's RMS norms, and the norms that its profiling patch records as `sglang_profiler::*`.
 
-The patch's wrappers record only the tensors of a function; the scalars are assumed to have their usual values.
+The patch records only the tensors of a function. The scalars are assumed to have their usual values.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def profiler_reshape(x: Tensor) -> None:
 
 @stands_for("sglang_profiler::utils_apply_qk_norm")
 def profiler_qk_norm(q: Tensor, k: Tensor) -> None:
-    """Compute the RMS norm of the heads of q and k, with an assumed head size of 128; the results are discarded."""
+    """Compute the RMS norm of each head of q and k. The head size is assumed to be 128. The results are discarded."""
     for tensor in (q, k):
         rms_norm(tensor.reshape(-1, 128 if tensor.shape[-1] % 128 == 0 else tensor.shape[-1]), None, 1e-6)

@@ -42,8 +42,8 @@ def rms_norm_dynamic_per_token_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_per_block_quant")
 def rms_norm_per_block_quant(c: Call) -> None:
-    """Quantise the RMS norm with one scale per `group_size` consecutive elements; a transposed scale is
-    [groups, rows].
+    """Quantise the RMS norm with one scale per `group_size` consecutive elements. If the call wants a transposed scale,
+    it is [groups, rows].
     """
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     groups = group_scale(normed, c.group_size, largest(c.result.dtype))

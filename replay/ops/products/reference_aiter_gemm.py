@@ -1,7 +1,7 @@
 # pyright: strict
-"""aiter's matrix products (aiter/ops/gemm_op_a8w8.py, aiter/tuned_gemm.py): A [M, K], B [N, K].
+"""aiter's matrix products (aiter/ops/gemm_op_a8w8.py, aiter/tuned_gemm.py); A is [M, K], B is [N, K].
 
-Pre-shuffled weights are read as plain rows: the same bytes and work, but different values.
+Pre-shuffled weights are read as plain rows. The bytes and the work are the same, but the values are different.
 """
 
 from __future__ import annotations

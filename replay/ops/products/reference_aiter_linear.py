@@ -1,7 +1,7 @@
-"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton); same mathematics as
-`reference_aiter_gemm`.
+"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton).
 
-Operands are A [M, K] and B [N, K]; pre-shuffled weights are read as plain rows.
+The mathematics is that of `reference_aiter_gemm`. Operands are A [M, K] and B [N, K]. Pre-shuffled weights are read as
+plain rows.
 """
 
 from __future__ import annotations

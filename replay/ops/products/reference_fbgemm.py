@@ -76,9 +76,10 @@ def _stacked_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_stacked", writes=(), fake=_stacked_like)
 def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
-    """Return X [ΣM, K] @ W [G, N, K]ᵀ: M_sizes[g] consecutive rows with matrix g; rows after the last group are zero.
+    """Return X [ΣM, K] @ W [G, N, K]ᵀ: M_sizes[g] consecutive rows of X are multiplied by matrix g.
 
-    Returns a new tensor and does not write `out`. Raises ValueError for groups that have more rows than X.
+    Rows after the last group are zero. The result is a new tensor; `out` is not written. Raises ValueError for groups
+    that have more rows than X.
     """
     out = X.new_zeros((X.shape[0], W.shape[1]), dtype=torch.bfloat16)
     start = 0
@@ -104,9 +105,10 @@ def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor
 
 @stands_for("fbgemm::f8f8bf16_rowwise_batched", writes=(), fake=lambda XQ, WQ: _dynamic_like(XQ, WQ))
 def batched_fp8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return XQ [B, M, K] @ WQ [B, N, K]ᵀ with x_scale [B, M], w_scale [B, N] and bias [N] or [B, N]; bfloat16.
+    """Return XQ [B, M, K] @ WQ [B, N, K]ᵀ as bfloat16.
 
-    Returns a new tensor and does not write `output`.
+    Scales are x_scale [B, M] and w_scale [B, N]; the bias is [N] or [B, N]. The result is a new tensor; `output` is not
+    written.
     """
     product = torch.stack([_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)])
     return product if bias is None else (product + bias.reshape(-1, 1, bias.shape[-1])).to(torch.bfloat16)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""LoRA's two products, shrink (to the rank) and expand (from the rank), as ops of vLLM, Punica and vllm-ascend.
+"""LoRA's two products as ops of vLLM, Punica and vllm-ascend: shrink (to the rank) and expand (from the rank).
 
-Weights are [adapters, out, in] (or [adapters, 1, out, in]); a token with a negative adapter index gets no contribution.
+Weights are [adapters, out, in] or [adapters, 1, out, in]. A token with a negative adapter index gets no contribution.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _expand_into(
 
 
 def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: int) -> Tensor:
-    """Return the adapter of each token from the sequences' starts, lengths and adapters; −1 after the last sequence."""
+    """Return the adapter of each token, given the start, length and adapter of each sequence. Tokens outside all
+    sequences get −1.
+    """
     place = torch.arange(tokens, device=indices.device)
     sequence = torch.searchsorted(starts.to(torch.int64).contiguous(), place, right=True) - 1
     sequence = sequence.clamp(0, indices.numel() - 1)
@@ -51,8 +53,8 @@ def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: in
 
 @stands_for("vllm::lora_shrink", "vllm::v1_shrink")
 def lora_shrink(c: Call) -> None:
-    """Write scaling · inputs [T, H] @ A of each slice to output_tensor [slices, T, rank]; tokens without an adapter
-    give 0.
+    """Write scaling · inputs [T, H] @ A to output_tensor [slices, T, rank], for each slice with its own A. Tokens
+    without an adapter give 0.
     """
     c.output_tensor.zero_()
     for number, weights in enumerate(c.lora_a_weights):

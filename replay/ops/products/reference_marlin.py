@@ -1,7 +1,8 @@
 # pyright: strict
 """Matrix products with packed weights: Marlin, GPTQ, AWQ, Machete, AllSpark (vLLM csrc/quantization), and repacking.
 
-Activation order (g_idx, perm) does not change the amount of work and is ignored; see `packed_weights` for layouts.
+The activation order (g_idx, perm) is ignored, because it does not change the amount of work. Module `packed_weights`
+describes the layouts.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
 
 @stands_for("_C::marlin_qqq_gemm", writes=(), fake=_fake_qqq)
 def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, s_group: Tensor, size_n: int) -> Tensor:
-    """Return `a` int8 [M, K] @ int4 [K, N] · s_tok [M, 1] · s_ch [1, N] in float16; s_group [groups, N] scales the
-    weight.
+    """Return `a` int8 [M, K] @ weight int4 [K, N] · s_tok [M, 1] · s_ch [1, N] in float16. The weight is scaled by
+    s_group [groups, N] first.
     """
     group = s_group if s_group.numel() else torch.ones((1, size_n), device=a.device)
     product = grouped_linear_packed(a.float(), b_q_weight, size_n, group, None, Kind(0, 4, False, 8))
@@ -145,8 +146,8 @@ def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
 
 @stands_for("_C::machete_mm", fake=_fake_machete)
 def machete_mm(c: Call) -> Tensor:
-    """Return A [M, K] @ weight int32 [K · bits / 32, N]; scales per group [groups, N], channel [N] and token [M]; zeros
-    are added after scaling.
+    """Return A [M, K] @ the dequantised weight, which is int32 [K · bits / 32, N]. There are scales per group [groups,
+    N], per channel [N] and per token [M]. Zeros are added after scaling by group.
     """
     A = c.A
     dtype = c.out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)

@@ -37,10 +37,9 @@ def _by_group(table: Tensor, size_k: int) -> Tensor:
     fake=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[-1] * (8 if weight.dtype == torch.int32 else 1))),
 )
 def weight_quant_batchmatmul(c: Call) -> Tensor:
-    """Return x [.., K] @ (weight [K, N] + offset) · scale + bias; int32 weights hold eight signed 4-bit numbers along
-    N.
+    """Return x [.., K] @ (weight [K, N] + offset) · scale + bias.
 
-    Raises ValueError for a quantised result.
+    An int32 weight holds eight signed 4-bit numbers per element along N. Raises ValueError for a quantised result.
     """
     if c.quant_scale is not None:
         raise ValueError("a quantised result is not implemented in the reference of npu_weight_quant_batchmatmul")
@@ -129,10 +128,11 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Apply SwiGLU to x [T, 2H] (int32 is first multiplied by its scales), then quantise to int8.
+    """Apply SwiGLU to x [T, 2H], then quantise the result to int8.
 
-    The scale is one per row (quant_mode 1) or given (quant_mode 0). Each group of rows (counts in group_index) has its
-    own weight_scale and quant_scale.
+    An int32 x is first multiplied by its scales. With quant_mode 1, the result has one scale per row; with 0, the scale
+    is given. Rows can be in groups, whose sizes are in group_index. Each group then has its own weight_scale and
+    quant_scale.
     """
     x, bias = c.x, c.bias
     clamp_limit = getattr(c, "clamp_limit", 7.0)
@@ -183,8 +183,8 @@ def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def _grouped_rows(x: Tensor, weights: list[Tensor], scales: list[Tensor], x_scale: Tensor, ends: list[int]) -> Tensor:
-    """Return int8 rows of each group @ the group's weight [K, N] · both scales; float32 [M, N], zeros after the last
-    group.
+    """Multiply the int8 rows of each group by the group's weight [K, N] and both scales; return float32 [M, N]. Rows
+    after the last group are zero.
     """
     out = torch.zeros((x.shape[0], weights[0].shape[-1]), dtype=torch.float32, device=x.device)
     start = 0
@@ -276,9 +276,10 @@ _FFN = {
 
 @stands_for("npu::npu_ffn", fake=lambda x, weight2: x.new_empty((*x.shape[:-1], weight2.shape[-1])))
 def npu_ffn(c: Call) -> Tensor:
-    """Return activation(x [.., K1] @ weight1 [(E,) K1, N1]) @ weight2 [(E,) K2, N2]; expert_tokens splits the rows.
+    """Return activation(x @ weight1) @ weight2.
 
-    Raises ValueError for quantised weights.
+    x is [.., K1], weight1 [K1, N1] and weight2 [K2, N2]. With a leading dim E, the weights are those of experts, and
+    expert_tokens splits the rows among them. Raises ValueError for quantised weights.
     """
     weight2 = c.weight2
     if c.deq_scale1 is not None or c.antiquant_scale1 is not None:

@@ -102,8 +102,8 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
 
 @stands_for("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(c: Call) -> None:
-    """Write (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias to out [M, N]; scales are per tensor, row,
-    or block.
+    """Write (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias to out [M, N]. There is one scale per tensor, per row
+    or per block.
     """
     c.out.copy_(
         scaled_linear(c.a, c.b.t(), c.a_scales, _scale_of_columns(c.b_scales), getattr(c, "bias", None), c.out.dtype)
@@ -112,9 +112,10 @@ def cutlass_scaled_mm(c: Call) -> None:
 
 @stands_for("_C::cutlass_scaled_mm_azp")
 def cutlass_scaled_mm_azp(c: Call) -> None:
-    """Write a_scales · b_scales · (a @ b − azp · azp_adj) + bias to out; azp_adj int32 [N] are b's column sums.
+    """Write a_scales · b_scales · (a @ b − azp · azp_adj) + bias to out.
 
-    If azp is None, azp_adj already includes the factor azp.
+    azp is the zero point of a. azp_adj int32 [N] holds the column sums of b. If azp is None, azp_adj already includes
+    the factor azp.
     """
     product = c.a.float() @ c.b.float()
     shift = c.azp_adj.float().reshape(1, -1)

@@ -2,8 +2,8 @@
 """FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with configurable exponent, and the row-wise scaled
 format.
 
-Up to the largest number, they equal torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn
-of x · 2^(b − 7), e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
+Up to their largest number, they equal torch's float8 types with another exponent bias: e4m3 with bias b is
+float8_e4m3fn of x · 2^(b − 7), and e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ _SCALE_BYTES = 8
 
 @stands_for("fbgemm::FloatToFP8RowwiseQuantized")
 def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
-    """Convert [.., C] to uint8 [.., C rounded up to 4, plus 8]: the scaled row, the scale as float32, and 4 zero bytes.
+    """Convert each row of [.., C] to uint8: the scaled numbers, the scale as float32, and 4 zero bytes.
 
-    The forward uses e4m3, the backward e5m2.
+    The result is [.., C rounded up to a multiple of 4, plus 8]. The forward direction uses e4m3, the backward direction
+    e5m2.
     """
     ebits, bias, max_pos = _FORWARD if forward else _BACKWARD
     columns = -(-t.shape[-1] // 4) * 4

@@ -2,7 +2,7 @@
 """Work of layers whose arguments do not determine it: attention over the sequences of a server's batch, and experts.
 
 The lengths of the sequences come from the annotation of the iteration. The sizes of experts come from the launch grids
-of the products: a product in tiles of 128 x 128 that is launched on 46 x 287 tiles has 5,888 columns.
+of the matrix products. Example: a product in tiles of 128 x 128 that is launched on 46 x 287 tiles has 5,888 columns.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _tells_window(call: Arguments) -> bool:
 def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> int | None:
     """Return the number of heads of keys [tokens, heads, width] or of a cache [blocks, page, heads, width].
 
-    Returns None if either of the cache's two middle sizes may be the heads.
+    Returns None if it is not clear which of the cache's two middle sizes is the number of heads.
     """
     said = call.integer("num_kv_heads")
     if said:
@@ -264,9 +264,10 @@ _BITS = (
 
 
 def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tuple[_Matrices, int] | str:
-    """Return the matrices and the experts per token, derived from the two launched products of a layer.
+    """Return the matrices and the number of experts per token, derived from the two products that a layer launches.
 
-    The second product must have as many columns as the hidden states, which verifies that the grids are read correctly.
+    To verify that the grids are read correctly, the second product must have as many columns as the hidden states. If
+    the sizes cannot be derived, return the reason.
     """
     products = [(name, grid) for name, grid in evidence.kernels if _PRODUCTS.search(name) and _TILES.search(name)]
     if len(products) != 2:
@@ -300,8 +301,9 @@ def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tupl
 def _tiles_of(name: str, grid: Grid | None, rows: int, experts: int, *, turned: bool) -> tuple[int, int]:
     """Return (tiles along the columns, columns of a tile) of a product of `rows` rows sorted by expert.
 
-    Returns (0, 0) if the grid does not match the kernel's tiles. Rows are padded to whole tiles of one expert, so the
-    launch has the maximum number of tiles that any routing needs. `turned`: the first tile size counts columns.
+    Returns (0, 0) if the grid does not match the kernel's tiles. Each expert's rows are padded to whole tiles, and the
+    launch has the largest number of tiles that any routing needs. `turned` says that the first tile size in the name
+    counts columns.
     """
     match = _TILES.search(name)
     if match is None or grid is None:

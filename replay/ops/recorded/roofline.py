@@ -163,7 +163,8 @@ def rated(
 ) -> RooflineRow:
     """Return a row with the rates for `work`, which is the work of all its calls.
 
-    `in_tf32` is the share of the row's time in calls that multiply in TF32; `call_bytes` is the bytes of one call.
+    `in_tf32` is the share of the row's time that is spent in calls that multiply in TF32. `call_bytes` is the number of
+    bytes that one call moves.
     """
     tflops = speed = share = None
     bound: Bound = ""
@@ -394,10 +395,10 @@ def _kinds(trace: Trace, at: Rows, length: int) -> list[str]:
 
 
 def _element_bytes(trace: Trace) -> dict[int, int]:
-    """Map signatures to the bytes per element that their kernels move, if the kernel names agree.
+    """Map signatures to the bytes per element that their kernels move.
 
-    Profiles do not record the dtypes in a list of tensors, but names of kernels that concatenate tensors contain the
-    size of opaque elements.
+    Profiles do not record the dtypes in a list of tensors. However, the names of kernels that concatenate tensors
+    contain the size of an opaque element. A signature is left out if its kernels' names disagree.
     """
     bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
     owned = (trace.kernels.owner >= 0) & np.isin(

@@ -2,13 +2,14 @@
 """Work of a call from its recorded sizes: floating-point operations of products, bytes of arguments and results.
 
 A product [m, k] x [k, n] is 2 m n k operations. Attention is two products over all pairs of tokens, halved if the call
-is causal. The work of packed or paged attention is known if the number of sequences and the longest one determine each
-length. An expert layer multiplies each token by the matrices of its experts. A convolution is 2 operations per pair of
-filter weight and result element, and as many again for each gradient. Ops without products count `PER_ELEMENT`
-operations per element.
+is causal. The work of packed or paged attention is known only if the number of sequences and the longest length
+determine all lengths. An expert layer multiplies each token by the matrices of its experts. A convolution is 2
+operations per pair of filter weight and result element, and as many again for each gradient. Ops without products count
+`PER_ELEMENT` operations per element.
 
-Bytes count each argument once, and the result if the arguments determine its size; of a cache, only the pages that are
-read or written; of a table, only the rows. `layers` derives what an op's own arguments do not determine.
+The bytes include each argument once, and the result once if the arguments determine its size. Of a cache, only the
+pages that are read or written count; of a table, only the rows. Module `layers` derives what an op's own arguments do
+not determine.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     ),
     "_nnpack_spatial_convolution": (4, 3, None, False),
 }
-"""aten op → positions of its stride, padding and dilation (None: it has none), and whether it is transposed, as a bool
-or as the position of that argument.
+"""Map of aten op to (positions of its stride, padding and dilation arguments; whether it is transposed). A dilation of
+None means that the op has none. Whether it is transposed is given as a bool, or as the position of the argument that
+says so.
 """
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
@@ -143,10 +145,10 @@ PER_ELEMENT = {
     "copies": 0,
     "indexing and sorting": 0,
 }
-"""Class of an op without products → operations per element of its largest tensor, by convention.
+"""Map of the class of an op without products to its operations per element of the largest tensor, by convention.
 
-A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bounds
-these ops.
+A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bandwidth
+bounds these ops.
 """
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 """Indexing ops that read all of their arguments and return as many elements."""
@@ -169,10 +171,10 @@ POOLS: dict[str, tuple[int | None, int, int]] = {
     "avg_pool2d": (None, 4, 0),
     "avg_pool3d": (None, 4, 0),
 }
-"""aten op → positions of its dilation and of the flag that rounds sizes up, and bytes of the index of each result
-element.
+"""Map of aten op to (position of its dilation, position of the flag that rounds sizes up, bytes of each result
+element's index).
 
-After the input come the window, its stride (empty: the window) and the padding.
+The arguments after the input are the window, its stride (empty means the window's size) and the padding.
 """
 POOLS_BACKWARD = frozenset(f"{name}_backward" for name in POOLS)
 
@@ -197,8 +199,8 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
     """Return the work of one call of a recorded op, as far as its own arguments determine it.
 
-    `element_bytes` is the element size in lists of tensors, if the caller knows it and the signature does not contain
-    it.
+    `element_bytes` is the size of an element in lists of tensors. A caller gives it if it knows the size and the
+    signature does not contain it.
     """
     shapes, dtypes = _tensors(signature)
     base = signature.name.rpartition("::")[2].split(".")[0]
@@ -233,8 +235,8 @@ _KINDS = (
     ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
     ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
 )
-"""(class, pattern) of library ops that only their full name with namespace classifies: `_vllm_fa2_C::varlen_fwd`,
-`sgl_kernel::fp8_scaled_mm`.
+"""(class, pattern) of library ops that can be classified only by their full name with namespace. Examples are
+`_vllm_fa2_C::varlen_fwd` and `sgl_kernel::fp8_scaled_mm`.
 """
 
 
@@ -371,7 +373,7 @@ def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, flo
 def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:
     """Return (operations, bytes) of rotary embeddings.
 
-    One row of the angle table is read per token; queries and keys are read and written. An element takes two
+    For each token, one row of the angle table is read. Queries and keys are read and written. An element takes two
     multiplications and one addition.
     """
     arguments = Arguments(signature)
@@ -404,7 +406,7 @@ def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
     """Return (operations, elements of the result) of a library's product of rows [..., k] with weights [n, k] or [k,
     n].
 
-    The op's other arguments may be in any order. Returns None for packed weights.
+    The op's other arguments may be in any order. Both numbers are None for packed weights.
     """
     arguments = Arguments(signature)
     known = parameters_of(signature.name, len(signature.dims or ()))
@@ -454,8 +456,8 @@ def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | 
 
 
 def _cached(shapes: Shapes, dtypes: list[str]) -> float:
-    """Return the bytes that a cache write reads in its input's dtype and writes in the cache's dtype; tokens without a
-    slot and slots without a token are padding.
+    """Return the bytes that a cache write reads and writes. It reads elements in its input's dtype and writes them in
+    the cache's dtype. Tokens without a slot and slots without a token are padding, which does not count.
     """
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
@@ -490,8 +492,8 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
 def _keys_read(
     signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
 ) -> int | None:
-    """Return the number of tokens whose keys are read: all tokens without a cache, otherwise from the `known` lengths
-    or from the pages.
+    """Return the number of tokens whose keys are read, or None if unknown. Without a cache, these are all tokens. With
+    a cache, the number comes from the `known` length of the sequences or, failing that, from the number of pages.
     """
     if at.pages is None and not _shape(signature, at.table):
         return keys[0]
@@ -502,8 +504,8 @@ def _keys_read(
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of attention for a single new token; None for several, because the arguments do not
-    contain the lengths.
+    """Return (operations, bytes) of attention for a single new token. For several tokens, both are None, because the
+    arguments do not contain the lengths.
     """
     query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
@@ -590,9 +592,10 @@ def _product_of_any_rank(base: str, shapes: Shapes, signature: OpSignature) -> t
 
 
 def _grouped_product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """Return the work of a grouped product: each row, column or summed element belongs to one group.
+    """Return (operations, elements of the result) of a grouped product.
 
-    Elements after the end of the last group are counted as well.
+    Each row, column or summed element belongs to one group. Elements after the end of the last group are counted as
+    well.
     """
     if len(shapes) < 2 or not {len(shape) for shape in shapes[:2]} <= {2, 3}:
         return None, None
@@ -724,8 +727,8 @@ RULES = (
     (POOLS, _pooled),
     (POOLS_BACKWARD, _pool_gradient),
 )
-"""aten ops → function that returns their operations and result elements; both are None if the recorded arguments do not
-suffice.
+"""(aten ops, function that returns their operations and result elements). The function returns None for both if the
+recorded arguments do not suffice.
 """
 
 

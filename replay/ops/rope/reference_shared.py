@@ -18,7 +18,7 @@ from opreplay.replay.ops.maths.rope import rotate, rotate_by_position, rotate_wh
 
 @stands_for("_C::rotary_embedding")
 def rotary_embedding(c: Call) -> None:
-    """Rotate query [T, heads · head] or [.., heads, head], and key; positions [T] or [B, S]."""
+    """Rotate query and key in place. They are [T, heads · head] or [.., heads, head]; positions are [T] or [B, S]."""
     for tensor in (c.query, getattr(c, "key", None)):
         if tensor is not None:
             turned = rotate_by_position(
@@ -167,9 +167,10 @@ def rope_pos_ids(c: Call) -> None:
 
 
 def _yarn(base: float, dim: int, factor: float, low: float, high: float, device: torch.device) -> Tensor:
-    """Return the rotation angle per position [dim / 2].
+    """Return the rotation angle per position, [dim / 2].
 
-    Plain RoPE for factor 1; otherwise YaRN: a blend from plain angles to angles / factor between indices low and high.
+    For factor 1 these are the angles of plain RoPE. Otherwise they follow YaRN: between the indices low and high, they
+    change gradually from the plain angles to angles / factor.
     """
     index = torch.arange(dim // 2, device=device, dtype=torch.float32)
     plain = base ** (-2.0 * index / dim)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Token sampling: masks and renormalisation by top-k, top-p and min-p, sampling, penalties, token bitmasks.
 
-Sampling uses torch's random numbers, so the ids differ from the vendor's but have the same distribution.
+Sampling uses torch's random numbers. Hence the ids differ from the vendor's, but they have the same distribution.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
     "aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids, random=True
 )
 def sample_top_k_top_p(c: Call) -> Tensor:
-    """Return tokens int32 [rows], sampled from the k most likely ones.
+    """Return tokens int32 [rows], sampled from the k most likely tokens.
 
-    The tokens are also restricted to the most likely ones whose probabilities add up to p.
+    Only tokens that are also among the most likely ones whose probabilities add up to p can be sampled.
     """
     rows = _rows(c.probs, c.indices).float()
     keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))

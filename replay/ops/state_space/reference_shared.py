@@ -1,8 +1,8 @@
 # pyright: strict
 """Mamba's two kernels as in vLLM and SGLang: the causal depthwise convolution and the selective scan.
 
-Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. cache_indices gives the slots of the
-states; a slot equal to pad_slot_id is left unchanged.
+Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. cache_indices gives the slot of each
+sequence's state. A slot equal to pad_slot_id is left unchanged.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ def causal_conv1d_update(c: Call) -> None:
 
 
 def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run Mamba's recurrence: h ← exp(delta · A) · h + delta · B · u; y = Σ over n of C · h.
+    """Run Mamba's recurrence h ← exp(delta · A) · h + delta · B · u, with outputs y = Σ over n of C · h.
 
-    u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], final state.
+    u and delta are [dim, L], A is [dim, n], B and C are [dim, n, L], and the initial state is [dim, n]. Returns (y
+    [dim, L], final state).
     """
     decay = torch.exp(delta.unsqueeze(1) * A.unsqueeze(-1))
     driven = (delta * u).unsqueeze(1) * B
@@ -117,8 +118,8 @@ def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, sta
 
 
 def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
-    """Return B or C of one sequence as [dim, n, L]; the table is [groups, n, tokens], [batch, groups, n, L], or
-    constant [dim, n].
+    """Return B or C of one sequence as [dim, n, L]. The table is [groups, n, tokens], [batch, groups, n, L], or [dim,
+    n] if it is constant.
     """
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
@@ -130,8 +131,8 @@ def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -
 
 @stands_for("_C::selective_scan_fwd", writes=("delta", "z_", "ssm_states"))
 def selective_scan_fwd(c: Call) -> None:
-    """Write the scan of u to delta (and its product with silu(z_) to z_ if given); update ssm_states [slots, dim,
-    n].
+    """Compute the selective scan of u and update ssm_states [slots, dim, n]. If z_ is given, the scan times silu(z_) is
+    written to z_. Otherwise, the scan is written to delta.
     """
     null_block_id = getattr(c, "null_block_id", None)
     skipped = getattr(c, "pad_slot_id", -1) if null_block_id is None else null_block_id

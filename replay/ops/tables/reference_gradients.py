@@ -63,10 +63,10 @@ def _fake_indice_weights(c: Call) -> Tensor:
     fake=_fake_backward,
 )
 def rowwise_adagrad_backward(c: Call) -> None:
-    """Update looked-up rows by row-wise Adagrad from grad_output [B, ΣD]; each row's momentum grows by its mean squared
-    gradient.
+    """Update the rows that were looked up by row-wise Adagrad, from grad_output [B, ΣD].
 
-    Weight decay and norms are ignored. Raises ValueError for lookups without pooling.
+    The momentum of a row grows by the mean square of its gradient. Weight decay and norms are ignored. Raises
+    ValueError for lookups without pooling.
     """
     if c.pooling_mode not in (0, 1):
         raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
@@ -116,7 +116,7 @@ def grad_indice_weights(c: Call) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise")
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return XQ [.., K] @ WQ [N, K]ᵀ + bias, with one scale per row of XQ and of WQ; bfloat16."""
+    """Return XQ [.., K] @ WQ [N, K]ᵀ + bias as bfloat16. There is one scale per row of XQ and one per row of WQ."""
     rows = as_rows(XQ)
     product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
     return product.reshape(*XQ.shape[:-1], WQ.shape[0])

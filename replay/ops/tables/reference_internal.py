@@ -1,6 +1,6 @@
 """Meta-internal `fb::*` ops that occur in public traces but have no public definition.
 
-Schemas follow the recorded arguments, meanings are inferred from names and shapes, and each docstring states its
+The schemas follow the recorded arguments. The meanings are inferred from names and shapes. Each docstring states its
 assumptions.
 """
 

@@ -1,7 +1,7 @@
-"""FBGEMM's jagged tensors: values [N, D], split into B rows by offsets [B + 1].
+"""FBGEMM's jagged tensors: values [N, D] that offsets [B + 1] split into B rows.
 
-The ops convert from and to padded tensors, and do arithmetic. Lengths that exceed the values are cut to the existing
-values, as in the other reference implementations of FBGEMM.
+The ops convert from and to padded tensors, and do arithmetic. If lengths exceed the values, they are cut to the
+existing values, as in the other reference implementations of FBGEMM.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tens
 
 @stands_for("fbgemm::jagged_dense_bmm_forward")
 def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> Tensor:
-    """Multiply rows of x [N, K] by y [B, K, M] of their batch element; the result is [N, M]."""
+    """Multiply the rows of x [N, K] that belong to batch element b by y[b], for y [B, K, M]; the result is [N, M]."""
     return to_jagged(torch.bmm(to_dense(x_values, x_offsets, max_L), y), x_offsets, x_values.shape[0])
 
 
@@ -246,9 +246,9 @@ def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Ten
 
 @stands_for("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
 def permute_multi_embedding(c: Call) -> list[Tensor]:
-    """Regroup columns of tensors [B, ..]; with `reverse`, return the gradient.
+    """Regroup columns of tensors [B, ..]; with `reverse`, return the gradient of that.
 
-    permutes [P, 6] are (source tensor, target tensor, source column, target column, width, unused).
+    Each row of permutes [P, 6] is (source tensor, target tensor, source column, target column, width, unused).
     """
     reverse = getattr(c, "reverse", False)
     batch = c.pooled_embs[0].shape[0]

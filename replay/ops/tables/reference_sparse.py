@@ -1,7 +1,8 @@
 """FBGEMM's sparse ops (fbgemm_gpu/src/sparse_ops): cumulative sums, permutes of jagged data, bucketing, bounds checks.
 
-Lengths and offsets beyond the values are cut to the end of the values, and table numbers are clamped, as FBGEMM's
-bounds check does for indices: no argument can make these functions read out of bounds or allocate without limit.
+Lengths and offsets beyond the values are cut to the end of the values, and table numbers are clamped. FBGEMM's bounds
+check does the same for indices. Hence no argument can make these functions read out of bounds or allocate without
+limit.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def permute_jagged(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the rows of lengths [T, ..] and their values (and weights) in the order of `permute`.
 
-    `total` is the size of the results; if the caller knows it, there is no wait for the device. Missing values are
-    zeros.
+    `total` is the number of values in the results. If the caller gives it, the function need not wait for the device.
+    Missing values are zeros.
     """
     order = permute.to(torch.int64).clamp(0, lengths.shape[0] - 1)
     starts, sizes = _rows(lengths, values.shape[0])
@@ -132,10 +133,10 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 
 @stands_for("fbgemm::bounds_check_indices")
 def bounds_check_indices(c: Call) -> None:
-    """Set indices outside their table to 0 (−1, a pruned row, is kept), and clamp invalid offsets.
+    """Set indices outside their table to 0, and clamp invalid offsets.
 
-    For invalid indices or offsets, mode 0 raises ValueError, 1 counts them in `warning`, 2 ignores them. Any other mode
-    raises ValueError.
+    Index −1 (a pruned row) is kept. In mode 0, an invalid index or offset raises ValueError; in mode 1 it is counted in
+    `warning`; in mode 2 it is ignored. Any other mode raises ValueError.
     """
     indices = c.indices
     if c.bounds_check_mode not in (0, 1, 2):
@@ -174,7 +175,8 @@ def _fake_buckets(c: Call) -> _Buckets:
 
 @stands_for("fbgemm::block_bucketize_sparse_features", fake=_fake_buckets)
 def block_bucketize_sparse_features(c: Call) -> _Buckets:
-    """Split the indices of a table-batched jagged tensor over my_size ranks by blocks of block_sizes [T] rows.
+    """Split the indices of a jagged tensor for T tables over my_size ranks, in blocks of block_sizes[t] rows of table
+    t.
 
     Returns lengths [my_size · T · B], indices, weights, positions in the original row, and the new position of each
     original index. Raises ValueError if my_size is not positive.

@@ -1,7 +1,7 @@
 """FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen): all tables in one flat weight tensor.
 
-Cached and unified-memory tables are read from the device weights if these are not empty, otherwise from the
-unified-memory weights. Offsets and indices beyond their table are clamped, as by `fbgemm::bounds_check_indices`.
+Cached and unified-memory tables are read from the device weights or, if these are empty, from the unified-memory
+weights. Offsets and indices beyond their table are clamped, as by `fbgemm::bounds_check_indices`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _fake(
 
 @stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
 def lookup(c: Call) -> Tensor:
-    """Look up T tables for a batch of B: [B, total_D], or [indices, D] without pooling.
+    """Look up T tables for a batch of B; return [B, total_D], or [indices, D] without pooling.
 
-    weights are flat; table t starts at weights_offsets[t], has width D_offsets[t + 1] − D_offsets[t] and
-    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows; offsets [T · B + 1] are the bounds of the bags in indices.
+    weights are flat. Table t starts at weights_offsets[t]. Its width is D_offsets[t + 1] − D_offsets[t], and it has
+    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows. offsets [T · B + 1] are the bounds of the bags in indices.
     """
     weights, indices, offsets, pooling_mode = c.weights, c.indices, c.offsets, c.pooling_mode
     tables = c.D_offsets.numel() - 1

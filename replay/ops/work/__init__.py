@@ -1,2 +1,2 @@
 # pyright: strict
-"""Count the work that a call's argument values cause, and its maximum for the call's shapes; defines no ops."""
+"""Counting of the work that a call's argument values cause, and of the maximum that the call's shapes allow; no ops."""

@@ -19,7 +19,7 @@ from opreplay.initializers.rules.paged_attention import UNIFIED
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
 CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
 LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
-"""Arguments that list query lengths; in packed layouts each number is the end position of its sequence."""
+"""Arguments that list query lengths. In packed layouts, each number is the end position of its sequence instead."""
 PACKED_LAYOUTS = ("TND", "NTD")
 
 
@@ -208,7 +208,9 @@ SLOTS = ("slot_mapping", "slot_indices", "indices")
 
 
 def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the tokens that are written to a slot; a negative slot, or SGLang's slot 0, skips the token."""
+    """Count the tokens that are written to a slot. A token with a negative slot is skipped. In SGLang, tokens with slot
+    0 are skipped as well if there are several.
+    """
     slots = context.first(SLOTS)
     if slots is None:
         return None

@@ -1,8 +1,8 @@
 # pyright: strict
 """Expected contents of an op's arguments, from its initializer run on placeholder tensors that use almost no memory.
 
-Lengths, tables and routes are created in full; caches, weights and activations are one element each, expanded to their
-shape. No op is executed. The simulated device receives the same batch as a replay with the same seed and options.
+Lengths, tables and routes are created in full. Caches, weights and activations have one element each, expanded to their
+shape. No op is executed. The simulated device thus receives the same batch as a replay with the same seed and options.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def expected_contents(
 ) -> ExpectedContents:
     """Return the contents that op arguments have in a run with these initializers, settings, seed and file of values.
 
-    Raises UsageError for modules and settings that cannot be used, FormatError for an invalid file.
+    Raises UsageError for modules and settings that cannot be used, and FormatError for an invalid file.
     """
     supplied = None if values is None else RecordedValues(values)
     return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
@@ -126,10 +126,11 @@ class Filled(NamedTuple):
 def fill_stand_ins(
     op: ReplayOp, registry: Registry, seed: int, *, limit: int = MAX_ELEMENTS, values: RecordedValues | None = None
 ) -> Filled | None:
-    """Initialize placeholder arguments with the op's initializer; return None if any has more than `limit` integers.
+    """Fill placeholder arguments of an op with its initializer.
 
-    Recorded values then replace the initialized values, except in placeholders of one element. Raises InitializerError
-    and NotReplayable for arguments that do not fit any call.
+    Recorded values replace the initialized ones afterwards, except in placeholders of one element. Returns None if an
+    argument has more than `limit` integers. Raises InitializerError and NotReplayable for arguments that do not fit any
+    call.
     """
     if not all(_sane(arg, canonical_name(op.called), limit) for arg in op.args):
         return None

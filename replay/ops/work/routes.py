@@ -122,9 +122,9 @@ def _distinct(ids: torch.Tensor) -> int:
 
 
 def _sorted(context: InitContext) -> Routes | None:
-    """Return the routing from lists sorted by expert, in blocks of one expert.
+    """Return the routing from a list that is sorted by expert and divided into blocks of one expert each.
 
-    aiter packs slot and token into an entry; vLLM numbers entries token · topk + slot.
+    In aiter, an entry of the list packs slot and token. In vLLM, it is the number token · topk + slot.
     """
     order = context.tensor("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)

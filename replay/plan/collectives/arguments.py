@@ -1,6 +1,6 @@
 # pyright: strict
-"""Reads collectives from the arguments of recorded ops: `record_param_comms` has most arguments, other ops only the
-group size.
+"""Reads collectives from the arguments of recorded ops. `record_param_comms` has most of the arguments; other ops have
+only the group size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.traces.model import OpSignature
 
 PARAMETERS = "record_param_comms"
 _NAMING_RANKS = (9, 10)
-"""Argument counts of `record_param_comms` in torch versions that record ranks: without tensors, with tensors.
+"""Numbers of arguments of `record_param_comms` in torch versions that record ranks: without tensors, and with tensors.
 
 The last three arguments are the first rank, the stride between ranks, and the number of ranks.
 """
@@ -29,17 +29,17 @@ _PLACES = {
     "vllm::all_gather": 1,
     "vllm::reduce_scatter": 1,
 }
-"""Position of the group size among the integer arguments of each op.
+"""Op → position of the group size among its integer arguments.
 
-The arguments are (input, group_size, name), (tensor, dim, world_size, name), or (tensors, group, ep_world_size,
-ep_rank_id, moe_expert_num) for experts on NPUs.
+The arguments are (input, group_size, name) or (tensor, dim, world_size, name). For experts on NPUs, they are (tensors,
+group, ep_world_size, ep_rank_id, moe_expert_num).
 """
 _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
-    """Return the number of ranks in a collective's group; if its arguments do not contain it, the number in the whole
-    job. None for other ops.
+    """Return the number of ranks in a collective's group; None for other ops. If the arguments do not contain it,
+    return the number of ranks in the whole job.
     """
     if not is_collective(signature):
         return None

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Finds annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by time.
+"""Finds annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by their time.
 
-NCCL annotates inside the call, on the calling thread. gloo annotates on its own threads when it runs the work, see
+NCCL annotates on the calling thread, inside the call. gloo annotates on its own threads when it runs the work; see
 `links.marks`.
 """
 

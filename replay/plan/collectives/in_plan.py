@@ -40,7 +40,7 @@ WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
-    """Return the collectives of a trace whose names the filters keep; the trace must be read with its activity."""
+    """Return the collectives of a trace whose names the filters keep. The trace must have been read with `activity`."""
     return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
@@ -69,8 +69,8 @@ def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[Requested
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Map the position of each functional collective to the start (ns) of its `wait_tensor`: the next one with the same
-    number of elements.
+    """Map the position of each functional collective in `calls` to the start (ns) of its `wait_tensor`. That is the
+    next `wait_tensor` whose tensor has as many elements as the collective's output.
     """
     if not len(trace.ops):
         return {}
@@ -99,10 +99,11 @@ def _host_us(ops: Iterable[ReplayOp]) -> float:
 
 
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
-    """Return the plan with these collectives of its trace, regardless of which ops were selected.
+    """Return the plan with these collectives of its trace, whichever ops were selected.
 
     Ops of the plan that belong to a collective are removed, because one name without arguments covers many collectives.
-    Filters by name, share and number apply to all ops together; the plan was made without share and number filters.
+    Filters by name, share and number apply to all ops together, so the plan must have been made without share and
+    number filters.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
@@ -121,9 +122,10 @@ NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `o
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with a description added to each op that is a collective; a plan from a file is unchanged.
+    """Return the plan with a description added to each op that is a collective.
 
-    An op that covers several different collectives, e.g. a name without arguments, gets no description.
+    An op that covers several different collectives, e.g. a name without arguments, gets no description. If the plan was
+    read from a file, it is returned unchanged.
     """
     if isinstance(trace, ReplayPlan):
         return plan

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Finds the collectives that a trace records as ops, `record_param_comms` or annotations; each call becomes one `Call`.
+"""Finds the collectives that a trace records as ops, as `record_param_comms`, or as annotations.
 
-Determines which records belong to one call; `records` combines them.
+All records of one call become one `Call`. This module determines which records belong together; `records` combines
+them.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class Call:
 
 
 def collective_calls(trace: Trace) -> list[Call]:
-    """Return all collectives of a trace (read with `activity`) in file order, without waits and set-up.
+    """Return all collectives of a trace in file order, without waits and set-up.
 
-    An op, the `record_param_comms` inside it and the back-end's annotation of it, on any thread, form one call.
+    An op, the `record_param_comms` inside it and the back-end's annotation of it, on any thread, form one call. The
+    trace must have been read with `activity`.
     """
     rows, inside = _rows(trace)
     notes, used = Notes(trace), set[int]()
@@ -97,8 +99,8 @@ def _records_of(trace: Trace, rows: list[int]) -> Records:
 
 
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
-    """Return a draft of each call with its records and the annotations on its thread; these annotations are added to
-    `used`.
+    """Return a draft of each call, with its records and the annotations on its thread. The indices of these annotations
+    are added to `used`.
     """
     kernels, ends = _kernels_of(trace, set(rows))
     drafts: list[_Draft] = []
@@ -119,7 +121,7 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
     """Return (start in ns, call) for each draft that is a collective.
 
-    Also uses annotations on other threads, and adds them to `used`.
+    Drafts without annotation may get one from another thread; its index is then added to `used`.
     """
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
@@ -160,8 +162,8 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Return the rows of ops that are collectives, in file order, and a map from each of these rows to the row of the
-    nearest enclosing collective (-1 without one).
+    """Return the rows of ops that are collectives, in file order, and the collective around each of them. The latter
+    maps each row to the row of the nearest enclosing collective (-1 without one).
     """
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
@@ -174,8 +176,8 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
-    """Return the rows of each call, outermost first; a call that contains several `record_param_comms` is split into
-    several calls.
+    """Return the rows of each call, outermost first. Nested rows form one call. If several `record_param_comms` in them
+    name a collective, they are split into several calls.
     """
     at = {row: number for number, row in enumerate(rows)}
     parents = np.array([at.get(inside[row], -1) for row in rows], np.int64)

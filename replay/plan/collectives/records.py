@@ -1,7 +1,8 @@
 # pyright: strict
-"""Combines the records of one call into a collective: the operation, its sizes, and its group.
+"""Combines the records of one call into a collective: its operation, sizes and group.
 
-Determines which record has priority for each fact; `recorded` determines which records belong to one call.
+If records differ in a fact, this module determines which one has priority. `recorded` determines which records belong
+to one call.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def of_record(record: Record, world_size: int | None) -> Collective | None:
 def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """Return (collective, missing facts, assumptions).
 
-    The collective is None if a fact is missing; the missing facts are "" as well if the records are not a collective.
+    If a fact is missing, the collective is None. If the records are not of a collective, the collective is None and the
+    missing facts are "".
     """
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
@@ -200,8 +202,8 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 
 
 def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
-    """Return the numbers of input and output elements; a missing one is derived from the other, the operation and `n`
-    ranks.
+    """Return the sizes with the numbers of input and output elements complete. A missing number is derived from the
+    other one, the operation, and the number of ranks `n`.
     """
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING

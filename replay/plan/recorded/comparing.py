@@ -50,18 +50,18 @@ def compare_operands(
 
     Args:
         before: result files, or one trace or plan.
-        after: the same kinds of input. If missing, the times of one result file are compared: measured times with
+        after: the same kinds of input. If missing, times within one result file are compared: measured times with
             predictions, or recorded times with predictions if nothing was measured.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
-            recorded times of traces and plans, and the measured ones of results. A single trace or plan may be compared
-            with itself on a device: "recorded:910b3".
+            recorded times of traces and plans, and the measured ones of results. A single trace or plan may be
+            compared with its prediction for a device: "recorded:910b3".
         select: which ops of a trace to compare, as for a plan.
-        threshold: minimum change, as a share; smaller changes count as equal.
+        threshold: minimum change, as a fraction; smaller changes count as equal.
         method: how to compare two runs: relative to reference workloads (gauges), or by plain medians.
-        force: compare runs of different machines or measurement methods.
+        force: whether to compare runs of different machines or measurement methods.
         simulate: predicts a trace or plan if `times` names a device.
 
-    Raises UsageError if a side lacks the requested times, and EnvironmentRefused like `judge.compare`.
+    Raises UsageError if a side lacks the requested times, and EnvironmentRefused in the same cases as `judge.compare`.
     """
     if not after:
         after, times = before, times or _times_within_file(before)
@@ -100,8 +100,8 @@ def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """Return the lower of the traces' two levels of argument metadata, because ids must then use only that level; None
-    if the levels are equal.
+    """Return the level of argument metadata from which to compute the ids of both traces. It is the lower of the two
+    traces' levels, because only that one is available in both. None if the levels are equal.
     """
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
     return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None

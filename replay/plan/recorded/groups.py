@@ -45,10 +45,10 @@ def is_arithmetic(name: str) -> bool:
 
 
 def signature_id(signature: OpSignature) -> str:
-    """Return a stable hash of a recorded signature, 12 hex digits.
+    """Return a stable hash of a recorded signature, as 12 hex digits.
 
-    Floating-point numbers that are only factors or addends are excluded: Adam's bias correction changes them in each
-    step, but not the work. How a compiler spells types does not matter either.
+    Floating-point numbers that are only factors or addends are excluded: Adam's bias correction, for example, changes
+    them in each step, but the work stays the same. Different spellings of a type by compilers give the same hash.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
@@ -117,7 +117,7 @@ def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
     """Return, for each kernel, the selected row to which its time is attributed, or -1.
 
-    This is the kernel's owner, or for "top" the outermost op around the owner.
+    This row is the kernel's owner, i.e. the op that launched it; for "top", it is the outermost op around the owner.
     """
     owner = trace.kernels.owner.astype(np.int64)
     chosen = np.zeros(len(trace.ops) + 1, dtype=bool)

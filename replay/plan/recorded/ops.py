@@ -1,5 +1,5 @@
 # pyright: strict
-"""Groups the recorded calls that a selection keeps into unique ops with counts, times and work; does not need torch."""
+"""Groups the recorded calls that a selection keeps into unique ops with counts, times and work. Does not need torch."""
 
 from __future__ import annotations
 

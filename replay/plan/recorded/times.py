@@ -50,9 +50,9 @@ def times_of_trace(
 ) -> Times:
     """Return the times of a trace's ops; calls with the same id are combined.
 
-    Times are device times if any op has device time or if the device times are wrong, otherwise host times. `level`:
-    compute ids from this level of metadata only, because the other trace has no higher level. `steps` are the steps to
-    compare with those of another trace, and `paired` says how they correspond.
+    Times are device times if any op has device time, or if the device times are wrong; otherwise they are host times.
+    `level` is given if the other trace has only that level of metadata; ids are then computed from it alone. `steps`
+    are the steps to compare with those of another trace, and `paired` says how the steps correspond.
     """
     rows = selected_rows(trace, select)
     device_ns, doubts = device_ns_of(trace, rows, select), doubts_of(trace)
@@ -80,7 +80,7 @@ def times_of_trace(
 def _op_times(
     trace: Trace, rows: Rows, select: str, level: MetadataLevel | None, ns: npt.NDArray[Any]
 ) -> Iterator[OpTime]:
-    """Yield the times of all calls with one id; `ns` has the time of each row of `trace.ops`."""
+    """Yield one entry for each id, with the times of all its calls. `ns` has the time of each row of `trace.ops`."""
     kernels = kernels_by_signature(trace, owner_among(trace, rows, select))
     by_id: dict[str, list[Rows]] = {}
     for part in grouped_rows(trace, rows):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Computes where a trace spends its time, for results and the head of a report: device use, classes of work, labels.
+"""Computes where a trace spends its time: device use, classes of work, and labels.
 
-`traces.times` defines the classes.
+Results and the head of a report show it. `traces.times` defines the classes.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
-    """Return where a trace spends its time; None for a file without times, and for a plan, which contains only part of
-    the trace.
+    """Return where a trace spends its time. None for a file without times. Also None for a plan, because it contains
+    only part of the trace.
     """
     if not isinstance(read, Trace):
         return None
@@ -192,6 +192,6 @@ def _labels(
 
 
 def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
-    """Return the result of `where_of` for JSON and the head of results; empty if there is none."""
+    """Return the result of `where_of` as JSON values, for JSON output and the head of results; empty if it is None."""
     where = where_of(read)
     return {} if where is None else {"where": msgspec.to_builtins(where)}

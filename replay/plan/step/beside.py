@@ -1,8 +1,9 @@
 # pyright: strict
-"""Places the collectives of a recorded step among its calls: before which call each was requested and waited for.
+"""Places the collectives of a recorded step among its calls.
 
-The wait is recorded if the collective blocks or has its own wait (`wait_tensor`). Otherwise it is inferred: the first
-call that began after the recorded end of the collective may have waited for it; earlier calls did not.
+The place says before which call each collective was requested, and before which it was waited for. The wait is recorded
+if the collective blocks or has its own wait (`wait_tensor`). Otherwise it is inferred: the first call that began after
+the recorded end of the collective may have waited for it, whereas earlier calls did not.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
     us: float
     """Duration in microseconds, including the wait for other ranks."""
     op_us: float
-    """Part of `us` that the step's times include: device time of the op that requested the collective; without a
-    device, the op's host time.
+    """Part of `us` that is also in the step's times. It is the device time of the op that requested the collective, or
+    its host time if there is no device.
     """
 
 
 def place_collectives(
     asked: Sequence[RequestedCollective], begin_ns: int, end_ns: int, starts_ns: Times, begins_ns: Times
 ) -> tuple[CollectiveCall, ...]:
-    """Return the collectives requested in a step, placed among its calls.
+    """Return the collectives requested in a step, with their places among its calls.
 
-    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] the start of its first device work.
+    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] has the start of its first device
+    work.
     """
     starts: list[int] = starts_ns.tolist()
     out: list[CollectiveCall] = []
@@ -98,10 +100,11 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 
 
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
-    """Return the sequence with calls of these ops converted to collectives that overlap the other calls, as in a
-    captured step.
+    """Return the sequence with the calls of `collectives` converted to collectives that overlap the other calls, as in
+    a captured step.
 
-    The wait is before the next call that reads the result, if memory is recorded; otherwise it is immediate.
+    The wait is placed before the next call that reads the result. If memory is not recorded, the collective is waited
+    for immediately.
     """
     among = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in collectives]
     if not among:

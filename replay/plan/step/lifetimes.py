@@ -1,7 +1,8 @@
 # pyright: strict
-"""Finds the memory that holds each result of a step, and the last call that needs this memory; independent of sizes.
+"""Finds the memory that holds each result of a step, and the last call that needs this memory.
 
-This module determines which ops return views; `linking` determines which result each argument is.
+Sizes do not matter here. This module determines which ops return views; `linking` determines which result each argument
+is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 # pyright: strict
-"""Finds the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Needs no torch.
+"""Finds the source of each argument of a sequence: a result of an earlier call, or a tensor from outside the sequence.
 
-`lifetimes` determines how long tensors live and which memory they use.
+`lifetimes` determines how long tensors live and which memory they use. Needs no torch.
 
 If an ExecutionTrace records the memory of each tensor, tensors in the same memory are one tensor. Other traces record
 sizes but not identities. There, an argument whose dtype, shape and strides equal those of an earlier result is assumed
-to be that result: the latest one, unless `roles` gives a better candidate. If none matches, a contiguous result with as
-many elements is assumed to be read through a view that the sequence does not contain. All other arguments come from
-outside: parameters and inputs of the model, separate for each call of an op because each layer has its own weights.
+to be that result: the latest one, unless `roles` gives a better candidate. If no result matches, the argument is
+assumed to be a view of a contiguous result with as many elements; the sequence does not contain the call that made this
+view. All other arguments come from outside: parameters and inputs of the model. They are separate for each call of an
+op, because each layer has its own weights.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
-"""Names of arguments that are model parameters. They come from outside even if an earlier result has the same size,
-unless an op of `CASTS` has just created that result from a parameter.
+"""Names of arguments that are model parameters. Such an argument comes from outside even if an earlier result has the
+same size. The only exception is a result that an op of `CASTS` has just created from a parameter.
 """
 CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
 """Ops that a model applies to a parameter before using it."""
@@ -120,11 +121,11 @@ def link(
 ) -> Linked:
     """Return the source of every tensor argument of `calls`, which are indices into `ops`.
 
-    `memories` has the memories of each call's arguments and results if a trace records them: tensors in the same memory
-    are one tensor. `fixed_integers`: ids of ops whose integer tensors must come from their initializer because they are
-    indices. `own`: ids of ops that use no results of other ops. `unknown`: (id, output) of results that differ from the
-    plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a result as large as its span;
-    this determines its memory, but not its position there.
+    `memories` holds the memory numbers of each call's arguments and results, if a trace records them; tensors in the
+    same memory are one tensor. `fixed_integers` holds ids of ops whose integer tensors must come from their initializer
+    because they are indices. `own` holds ids of ops that use no results of other ops. `unknown` holds (id, output) of
+    results that differ from the plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a
+    result as large as the span of these elements. This determines its memory, but not its position there.
     """
     linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
     sources: list[tuple[Source, ...]] = []
@@ -135,7 +136,7 @@ def link(
 
 
 def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[list[ReplayOp], list[int], Linked]:
-    """Return the ops that a step calls, its calls as indices into these ops, and the links between tensors.
+    """Return the ops that a step calls, its calls as indices into these ops, and the links between their tensors.
 
     Calls of ops that are not in `ops` are skipped.
     """
@@ -149,8 +150,8 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """Return the memory number of each tensor; `UNKNOWN` for all if the number of memories differs from the number of
-    tensors.
+    """Return the memory number of each tensor. If there are more or fewer memories than tensors, all numbers are
+    `UNKNOWN`.
     """
     there = [place for place, meta in enumerate(metas) if meta is not None]
     aligned = [UNKNOWN] * len(metas)
@@ -161,14 +162,14 @@ def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> lis
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
-    """Return (argument name, whether the op writes to it, metadata) of all tensor arguments in order, with lists
-    flattened and None for an absent tensor.
+    """Return (argument name, whether the op writes to it, metadata) of all tensor arguments, in order. Lists are
+    flattened; the metadata of an absent tensor is None.
     """
     return [(arg.name, arg.mutated, meta) for arg in op.args for meta in arg.tensors]
 
 
 def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
-    """Return metadata of the expected results, with lists flattened; empty if the plan does not have them."""
+    """Return the metadata of the expected results, with lists flattened; empty if the plan does not contain it."""
     return op.outputs or op.recorded_outputs or ()
 
 
@@ -179,8 +180,8 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     meta: TensorMeta | None
     key: int
     size: int
-    """Number shared by a tensor and its views, which have the same `Size`; -1 without a size. Only equal tensors share
-    the number in `key`.
+    """Number that a tensor shares with its views, which have the same `Size`; -1 for a tensor without a `Size`. In
+    contrast, the number in `key` is shared only by tensors that are equal in shape, dtype and strides.
     """
     linkable: bool
     viewable: bool
@@ -259,8 +260,8 @@ class _Form:
         ]
 
     def is_state_of(self, following: _Form) -> bool:
-        """Check whether a tensor scaled in place is a parameter or optimizer state: the next call is in `DECAYED` and
-        has an equal first tensor.
+        """Check whether a tensor that this op scales in place is a parameter or optimizer state. It is if the op of the
+        next call is in `DECAYED` and has an equal first tensor.
         """
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
@@ -336,9 +337,9 @@ class _Linker:
         return form
 
     def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
-        """Return the result that an argument probably is, according to metadata and role; None if there is none.
+        """Return the result that an argument probably is, judged by metadata and role; None if no result fits.
 
-        `before` are the sources of the preceding arguments; `gradient` says whether one of them is a gradient.
+        `before` holds the sources of the preceding arguments. `gradient` says whether one of them is a gradient.
         """
         tensor = form.tensors[argument]
         if tensor.made_by is not None:
@@ -429,8 +430,8 @@ class _Alive:
         self.gradients: set[Value] = set()
         """Results that are gradients or were computed from gradients by ops without parameters."""
         self.outer: set[Value] = set()
-        """Views and casts of outside tensors. They are not assumed to be read through a missing view: of two transposed
-        weights, neither is a view of the other.
+        """Views and casts of outside tensors. It is not assumed that an argument is a view of one of these, made by a
+        call that is missing. For example, of two transposed weights, neither is a view of the other.
         """
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
@@ -453,8 +454,8 @@ class _Alive:
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
-        """Return the latest result that the argument may be; with `plain`, only results that are not gradients. A call
-        uses each result only once.
+        """Return the latest result that the argument may be; None if there is none. With `plain`, only results that are
+        not gradients are considered. A call uses each result only once.
         """
         if not tensor.linkable or tensor.meta is None:
             return None
@@ -477,8 +478,8 @@ def key_of(meta: TensorMeta) -> Key:
 
 
 def _size(meta: TensorMeta) -> Size | None:
-    """Return (dtype, number of elements) of a tensor without gaps or repeated elements, in any order of dimensions;
-    None for other tensors.
+    """Return (dtype, number of elements) of a tensor whose elements fill its memory without gaps or repetitions. The
+    order of its dimensions does not matter. None for other tensors.
     """
     if meta.strides is not None:
         expected = 1

@@ -22,10 +22,10 @@ def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
 
 
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with only the ops of its step, and the step's counts, times and totals.
+    """Return the plan restricted to its step: only the ops that it calls, with counts, times and totals of the step.
 
-    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which kernels belong to it.
-    Raises UsageError for a plan without the order of its ops.
+    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which of the kernels belong
+    to the step. Raises UsageError for a plan without the order of its ops.
     """
     sequence = plan.sequence
     if sequence is None:
@@ -49,7 +49,7 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
-    """Return the times of each op's calls in the step, by op id; empty if no times are recorded."""
+    """Return the times of each op's calls in the step, by op id; empty if the step has no recorded times."""
     by_op: dict[str, list[float]] = {}
     for index, time_us in zip(sequence.calls, times_us, strict=False):
         by_op.setdefault(sequence.ids[index], []).append(time_us)

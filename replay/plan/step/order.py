@@ -1,6 +1,6 @@
-"""Selects the recorded step that a sequence replays, and lists its calls in order, without torch.
+"""Selects the recorded step that a sequence replays, and lists the step's calls in order.
 
-`linking` determines which tensors of different calls are the same.
+Does not need torch. `linking` determines which tensors of different calls are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opreplay.traces.model import Trace
 
 Rows = npt.NDArray[np.int64]
 Window = tuple[str, int, int, int]
-"""Name, start and end in ns, and track of a recorded step; track -1 means all processes."""
+"""A recorded step: its name, its start and end in ns, and its track. A track of -1 stands for all processes."""
 
 
 def recorded_sequence(
@@ -37,10 +37,11 @@ def recorded_sequence(
 ) -> RecordedSequence:
     """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
-    `rows`: the selected rows; `owner` [kernels]: selected row to which a kernel's time is attributed, or -1; `ids`: op
-    id of each signature; `planned_ids`: ops in the plan. The step is the one of median duration among torch.profiler's
-    steps, or among the server's iterations if there are no steps or a phase is requested. If neither is marked, it is
-    the whole trace.
+    `rows`: the selected rows. `owner` [kernels]: selected row to which a kernel's time is attributed, or -1. `ids`: op
+    id of each signature. `planned_ids`: ops in the plan.
+
+    The step is the one of median duration among torch.profiler's steps. If there are none, or if a phase is requested,
+    it is chosen among the server's iterations. If the trace marks neither, the whole trace is the step.
     """
     if select == "all":
         rows = outermost(trace, innermost_parent(trace.ops))
@@ -117,8 +118,8 @@ def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.N
 
 
 def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of rows in the process of a track, because other processes run other steps; all rows for
-    track -1.
+    """Return a mask of the rows that belong to the process of a track. Rows of other processes are excluded because
+    these run other steps. For track -1, no row is excluded.
     """
     if not 0 <= track < len(trace.tracks):
         return np.ones(len(rows), dtype=bool)
@@ -141,9 +142,9 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
 
 
 def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """Return the selected calls that are not nested in another one, and device time (ns) by row including nested calls.
+    """Return the selected calls that are not nested in another one, and the device time (ns) of each row.
 
-    A replayed call also runs the calls that were recorded inside it.
+    The device time of a call includes that of the calls nested in it, because replaying it also runs these.
     """
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True

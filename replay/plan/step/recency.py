@@ -1,9 +1,9 @@
 # pyright: strict
-"""Computes reuse distances: bytes of other memory accessed since a call's tensors were last accessed.
+"""Computes reuse distances: bytes of other memory that were accessed since a call's tensors were last accessed.
 
-An exact LRU cache of any size hits if the distance is smaller than the cache. A step is assumed to repeat: a parameter
-was last accessed one step ago. As in an allocator that keeps freed memory, a result gets the memory of the latest
-result of its size that is no longer needed. `linking` determines which tensors are the same.
+An exact LRU cache of any size hits if the distance is smaller than the cache. A step is assumed to repeat, so a
+parameter was last accessed one step ago. A result gets the memory of the latest result of its size that is no longer
+needed, as from an allocator that keeps freed memory. `linking` determines which tensors are the same.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Recent:
-    """Counts the bytes of distinct memory accessed since each block of memory was last accessed, with a tree of sums
-    over access times.
+    """Counts the bytes of distinct memory that were accessed since each block of memory was last accessed. It uses a
+    tree of sums over access times.
     """
 
     def __init__(self, touches: int) -> None:
@@ -152,7 +152,7 @@ class _Walk:
 
 
 def recency(plan: ReplayPlan) -> dict[str, Recency]:
-    """Return the reuse distances of each op in the plan's step, by id; empty if the plan has no step."""
+    """Return the reuse distances of each op in the plan's step, by op id; empty if the plan has no step."""
     if plan.sequence is None:
         return {}
     ops, calls, linked = linked_step(plan.ops, plan.sequence)
@@ -161,7 +161,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     by_op, total = walk.step(), walk.recent.total
 
     def typical(distances: Iterable[int | None]) -> int:
-        """Return the median distance; for memory that was never accessed, the distance is the total of all memory."""
+        """Return the median distance. Memory that was never accessed counts with the total number of bytes."""
         return int(median_high(total if distance is None else distance for distance in distances))
 
     return {

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The role of an argument, known from the op that reads it: saved output, optimizer state, or not a gradient.
+"""Determines the role of an argument from the op that reads it: saved output, optimizer state, or not a gradient.
 
-A role has priority over the latest result of the same shape. This module has only tables and look-ups; `linking` uses
-them.
+The result that fits the role is preferred to the latest result of the same shape. This module has only tables and
+look-ups; `linking` uses them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ def is_backward(op: str) -> bool:
 
 
 def is_saved(op: str, argument: str) -> bool:
-    """Check whether an argument was saved by the forward pass, so that it is not a gradient: in backward ops, all
-    arguments whose names do not start with "grad".
+    """Check whether an argument was saved by the forward pass, so that it is not a gradient.
 
-    Callers treat the second factor of a product with a gradient (`FACTORS`) as saved, too: a weight's gradient is the
-    product of a gradient and a saved tensor. If that factor were linked to a later gradient of the same shape, each op
-    would square the gradients.
+    In backward ops, these are all arguments whose names do not start with "grad". Callers also treat the second factor
+    of a product with a gradient (`FACTORS`) as saved, because a weight's gradient is the product of a gradient and a
+    saved tensor. If that factor were linked to a later gradient of the same shape, each op would square the gradients.
     """
     return is_backward(op) and not argument.startswith("grad")
 

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Bokeh documents for the figures of a page, e.g. waterfalls and flame graphs, without callbacks in Python or as text.
+"""Bokeh documents for the figures of a page, e.g. waterfalls and flame graphs.
 
-The script in this folder handles clicks on figures, and their colours in dark mode.
+The documents contain no callbacks, neither Python functions nor JavaScript text. The script in this folder handles
+clicks on figures and sets their colours in dark mode.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
 KINDS = {"kernel": 0, "collective": 1, "memcpy": 2, "memset": 2, "host": 3}
 """Kind of task → index of its colour."""
 MOST_TASKS = 30_000
-"""Maximum number of tasks in a timeline; the longest ones are kept.
+"""Maximum number of tasks in a timeline; only the longest tasks are kept.
 
-Shorter tasks would be narrower than a pixel, and the page would be too large to send.
+Shorter tasks would be narrower than a pixel, and with all tasks the page would be too large to send.
 """
 FRAME_KINDS = {"frame": 3, "module": 0, "op": 2}
 """Kind of frame → index of its colour."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The contents of a page on any subject, as figures and text ready to be drawn; independent of HTML."""
+"""The contents of a page on any subject, as figures and text ready to be drawn. This module does not depend on HTML."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one timeline, e.g. of a rank or a simulated device; time zero is the same for all strips."""
+    """Rows of one timeline, e.g. of a rank or a simulated device. Time zero is the same for all strips of a figure."""
 
     title: str
     lanes: tuple[Lane, ...]

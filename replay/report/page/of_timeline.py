@@ -175,7 +175,7 @@ def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:
-    """Return the page of one step of a job; it shows the recorded timelines of all ranks on one common clock."""
+    """Return the page of one step of a job. It shows the recorded timelines of all ranks on one common clock."""
     timeline = study.timeline
     drawn = rank_processes(study)
     differing = spread_table({process.title: tasks_by_op(process) for process in drawn})

@@ -140,9 +140,9 @@ def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]
 
 
 def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
-    """Return, for each title of a time column, the total time by class of work.
+    """Return the total time by class of work for each time column, as column title → class → time.
 
-    The class is that of the recorded kernels, or of the op for host ops.
+    The class is that of the recorded kernels. An op that ran only on the host has no kernels; its own class is used.
     """
     return _by_title(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
@@ -193,9 +193,10 @@ def roof_of_device(device: DeviceProfile) -> Roof:
 
 
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
-    """Return the roofs of shipped devices whose current version is in `versions`: "910b3 2026.11.25".
+    """Return the roof (peak FLOP rates and bandwidth) of each named device, or None.
 
-    `versions` holds the versions that made the predictions. None for other devices: results do not include their files.
+    `versions` holds the device versions that made the predictions, such as "910b3 2026.11.25". A device has a roof if
+    it is shipped and its current version is among them. Results do not include the files of other devices.
     """
     roofs: dict[str, Roof | None] = {}
     for name in names:
@@ -220,9 +221,9 @@ def roof_of_recorded(name: str | None) -> Roof | None:
 def roofline(
     results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
 ) -> Roofline | None:
-    """Return a roofline of the ops at their recorded times and on each simulated device.
+    """Return a roofline with a mark per op at its recorded time and at its time on each simulated device.
 
-    Return None if no op's operations are known.
+    Return None if the number of operations is unknown for every op.
     """
     known = [(r, r.product) for r in results if r.product is not None and r.product.moved_bytes]
     drawn: list[DeviceRoof] = []

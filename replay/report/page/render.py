@@ -1,7 +1,7 @@
 # pyright: strict
-"""Render a page as one HTML file without network access, with all text escaped, in light and dark mode.
+"""Render a page as one HTML file that needs no network access.
 
-The template and its script are in this folder.
+All text is escaped. The page has a light and a dark mode. The template and its script are in this folder.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ RECORDED = "recorded"
 
 
 def tasks_by_op(process: Process) -> dict[str, Tasks]:
-    """Return the device tasks of a timeline by op; tasks without an op are listed by kernel."""
+    """Return the device tasks of a timeline, grouped by op. Tasks that belong to no op are grouped by kernel name."""
     out: defaultdict[str, Tasks] = defaultdict(Tasks)
     spent = (process.end_us - process.start_us).tolist()
     for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
@@ -161,9 +161,9 @@ def _spread(row: tuple[str, dict[str, float]]) -> float:
 
 
 def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
-    """Return memory in use and queued device work over time; a quantity that the trace lacks is omitted.
+    """Return the memory in use and the queued device work over time, one entry each.
 
-    Times start `zero_us` after the start of the step.
+    A quantity that the trace lacks is omitted. Times start `zero_us` after the start of the step.
     """
     step, trace = study.graph.step, study.names.trace
     at_us, in_use = memory_over_step(trace, step)

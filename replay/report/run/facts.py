@@ -55,7 +55,7 @@ def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
 
 
 def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
-    """Check whether recorded times and shares are device times; otherwise the trace has only host times."""
+    """Check whether recorded times and shares are device times; if not, they are host times."""
     total = header.trace.get("device_us_total") if header is not None else None
     if isinstance(total, int | float):
         return total > 0
@@ -81,11 +81,12 @@ def coverage_line(
     processes: int = 1,
     selection: str | None = None,
 ) -> str:
-    """Return the first line of a report: the share of the trace that was replayed, and why other ops were not.
+    """Return the first line of a report: the share of the trace that was replayed, and why the other ops were not.
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed".
 
-    `processes` is the number of processes in a merged file. `selection` is used for a plan without a header.
+    `processes` is the number of processes in a merged file. The line uses `selection` only if there is no header, as
+    for a plan.
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     clocks = clock_counts(header)
@@ -125,9 +126,10 @@ def elsewhere(results: Sequence[OpResult]) -> float:
 
 
 def _unpredicted(summary: Summary, outside: float) -> str:
-    """Return the share without predictions, per device if the devices differ: "7.0 % for 910b3, 2.0 % for 910b4".
+    """Return the share of recorded time without predictions, as text; "" if all ops are predicted.
 
-    Return "" if all ops are predicted. `outside`, the share of time outside the selected ops, is subtracted first.
+    If the share differs between devices, it is given for each: "7.0 % for 910b3, 2.0 % for 910b4". `outside` is the
+    share of time outside the selected ops; it is subtracted first.
     """
     lacking = {soc: share - outside for soc, share in summary.unpredicted_share.items()}
     shares = {soc: share_text(share) for soc, share in lacking.items() if share >= LEAST}
@@ -141,9 +143,9 @@ STAND_INS = frozenset({"reference", "equivalent", "executor"})
 
 
 def split_of_share(results: Sequence[OpResult]) -> str:
-    """Return the parts of the covered share: " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)".
+    """Return how the replayed share of time is divided between torch and substitutes (stand-ins).
 
-    Return "" if no substitute ran.
+    " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)"; "" if no stand-in ran.
     """
     done = [r for r in results if r.status == "replayed"]
     others = [r for r in done if r.resolved_by in STAND_INS]
@@ -190,13 +192,13 @@ def totals(
     header: Header | None = None,
     sequence: SequenceResult | None = None,
 ) -> list[Totals]:
-    """Return total times of the replayed ops and, if some ops were not replayed, of all ops.
+    """Return the total times of the replayed ops and, if some ops were not replayed, of all ops.
 
-    The three times of replayed ops are comparable. For a sequence, the measured time is the sum of its calls, instead
-    of each op's median times its calls.
+    The recorded, measured and simulated totals of the replayed ops are comparable. For a sequence, the measured total
+    is the sum over its calls; otherwise it is the sum over ops of median time times number of calls.
 
-    If some ops have no recorded time on the displayed clock (e.g. a batch includes a trace without device time), the
-    first total leaves them out, because a ratio of sums over different ops is meaningless.
+    Some replayed ops may have no recorded time on the displayed clock, e.g. if one trace of a batch has no device time.
+    The first total leaves out these ops, because a ratio of sums over different ops is meaningless.
     """
     replayed = [r for r in results if r.measured_us is not None]
     timed = [r for r in replayed if recorded_us(r, device=device)]
@@ -299,7 +301,8 @@ def unmatched_notes(options: Sequence[str]) -> list[str]:
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
     """Return notes on device time that belongs to no op and therefore cannot be replayed.
 
-    `unowned_us` and `total_us` are totals of the whole trace. `kinds`: class of work → its share of the device time.
+    `unowned_us` is this time and `total_us` the device time, both for the whole trace. `kinds` maps each class of work
+    to its share of the device time.
     """
     if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
         return []
@@ -370,9 +373,10 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """Return notes on a device's predictions that may change a decision.
+    """Return those notes on a device's predictions that may change a decision.
 
-    They cover the user's own code and measurements, and operations that the device does not support.
+    They name the user's own code and measurements that predictions are based on, and operations that the device does
+    not support.
     """
     used = Counter(
         f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
@@ -389,7 +393,7 @@ def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
-    """Return notes on matrix products whose dtypes the device cannot multiply.
+    """Return notes on matrix products whose dtype no unit of the device can multiply.
 
     `predictions` holds (prediction, share of the recorded time).
     """
@@ -455,7 +459,7 @@ def _difference(result: OpResult, fidelity: Fidelity) -> str:
 def work_cell(result: OpResult) -> str:
     """Return the counted work of an op as text: "8,192 of 65,536 context tokens (12.5 %); ...".
 
-    The text starts with a warning if the op does no work; it is "" if the work was not counted.
+    Return "" if the work was not counted. If the op does no work, the text starts with the warning "no work: ".
     """
     if result.work is None or not work_text(result.work):
         return ""

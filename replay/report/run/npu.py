@@ -64,7 +64,8 @@ def _type(row: tuple[str, OwnedKernel, int]) -> str:
 
 
 def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
-    """Return the recorded NPU kernels per call of each op next to the kernels simulated on the first device.
+    """Return a table of the recorded NPU kernels per call of each op, next to the kernels simulated on the first
+    device.
 
     Ops with the most kernel time come first.
     """

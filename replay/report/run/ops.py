@@ -91,9 +91,10 @@ def ratio(column: OpColumn, *, device: bool) -> OpColumn:
 
 
 def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = False) -> list[OpColumn]:
-    """Return a time column per simulated device, each with a ratio column if requested, and one column for the bound.
+    """Return the columns of predictions: a time column per simulated device, and one column for what bounds the time.
 
-    The column of the first device is never dropped.
+    With `ratios`, each time column is followed by a column with its ratio to the recorded time. The column of the first
+    device is never dropped in narrow terminals.
     """
     columns: list[OpColumn] = []
     for index, soc in enumerate(socs):
@@ -159,10 +160,11 @@ def op_detail(result: OpResult) -> str:
 
 
 def op_column(results: Sequence[OpResult], problems: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> OpColumn:
-    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of the same name.
+    """Return the last column in a terminal: the op's name, with the sizes and numbers that distinguish ops of the same
+    name.
 
-    `problems` maps op id → text shown instead of the arguments, and its style. Numbers come first in the short text,
-    because the sizes are equal.
+    `problems` maps an op id to (text shown instead of the arguments, style). The short text for narrow terminals starts
+    with the numbers, because ops that have them are equal in their sizes.
     """
     sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
 
@@ -195,10 +197,10 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Map each op id to the inputs that distinguish the op from others of the same name.
+    """Map each op id to those inputs that distinguish the op from others of the same name.
 
-    `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out, as is a dtype common to
-    all inputs. An op with a unique name gets its first input.
+    `ops` holds (id, name, inputs). Inputs that are the same for all ops of a name are left out. A dtype that all inputs
+    share is left out, too. For an op with a unique name, the text is its first input.
     """
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
     for id_, name, inputs in ops:

@@ -33,10 +33,10 @@ RATIOS_FROM = 110
 
 
 def render(run: Run, width: int, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
-    """Render all but the first lines in `width` characters: traces and jobs, the sequence, ops, totals and notes.
+    """Render a run in `width` characters: traces and jobs, the sequence, ops, totals and notes.
 
-    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
-    `all_rows`, show only the rows that account for most of the time.
+    The first lines of the report are not included. Without `everything`, show only notes that may change a decision,
+    and how many other notes there are. Without `all_rows`, show only the rows that account for most of the time.
     """
     results, device, rows = run.results, run.by_device, None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = []
@@ -127,10 +127,11 @@ def parquet(run: Run) -> bytes:
 
 
 def facts_of(run: Run) -> dict[str, object]:
-    """Return `{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`.
+    """Return the run as one JSON object.
 
-    A batch also has `traces` and `jobs`, a sequence also has `sequence` and `step`. `notes` and `suspects` are the
-    lines of the table report; `marks` holds, by op id, the reasons why a measured time has a star.
+    It is `{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`. A batch
+    also has `traces` and `jobs`; a sequence also has `sequence` and `step`. `notes` and `suspects` are lines of text,
+    as in the table report. `marks` maps an op id to the reasons why the op's measured time has a star.
     """
     comparable = suspects.not_comparable(run.header)
     of_batch = [*batch.loss_lines(run.traces), *batch.part_lines(run.traces)]

@@ -21,9 +21,9 @@ ALIKE = 0.02
 """Minimum relative difference between the sum of calls and the sum of op medians for a note that explains it."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
-"""Lowest and highest time of the first access to a memory page, including zeroing, in µs.
+"""Lowest and highest time that the first access to a memory page takes, including zeroing the page, in µs.
 
-Measured from the minor faults of a step on 2 shared cores.
+It was measured from the minor page faults of a step on 2 shared cores.
 """
 FRESH_SHARE = 0.02
 """Minimum cost of fresh memory, as a share of the sum of calls, for a note on this cost."""

@@ -18,9 +18,10 @@ from opreplay.replay.report.view import View
 
 SHOWN = 8
 ROOM = 40
-"""Minimum width of the column of changes, in characters; if it would be narrower, the column of gains is dropped.
+"""Minimum width of the column that names the changes, in characters.
 
-The share of the step still shows the gain.
+If it would be narrower, the column of gains is dropped. The gain can still be read from the column with its share of
+the step.
 """
 _LINES = Unit(str, "lines")
 

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Write timelines of a step in Perfetto's native format, packet by packet; needs the extra `perfetto`.
+"""Write timelines of a step in Perfetto's native format, packet by packet.
 
-Uses Perfetto's messages (perfetto.dev/docs/reference/trace-packet-proto): one track per thread or stream under the
-track of its process, begin and end events for slices, and flow arrows from a launch to the launched task.
+Needs the extra `perfetto`, whose messages it uses (perfetto.dev/docs/reference/trace-packet-proto). There is one track
+per thread or stream, under the track of its process. Slices are pairs of begin and end events. Flow arrows lead from a
+launch to the launched task.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def check_installed() -> None:
 def write(timelines: Iterable[Process], path: Path, *, force: bool = False) -> int:
     """Write timelines to a file and return the number of slices.
 
-    Raises EnvironmentRefused if Perfetto is not installed, and FileExistsError if the file exists and `force` is off.
+    Raises EnvironmentRefused if Perfetto is not installed. Raises FileExistsError if the file exists, unless `force` is
+    set.
     """
     check_installed()
     return tracks.write(timelines, path, force=force, write_events=_write)

@@ -163,7 +163,8 @@ def curves_over(
 ) -> tuple[Curve, ...]:
     """Return one curve for each size that takes several values.
 
-    Each curve has a line for each device and combination of the other sizes, and a line for each device's limit.
+    In a curve, each combination of a device and values of the other sizes has a line. Each device with a limit has a
+    second kind of line, which shows this limit.
     """
     names = list(sizes(rows[0])) if rows else []
     varied = [name for name in names if len({sizes(row)[name] for row in rows}) > 1]

@@ -87,10 +87,11 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 
 
 def render(timeline: Timeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
-    """Render changes, categories, critical path, modules and slack; with `everything`, also how well the graph fits.
+    """Render changes, categories, critical path, modules and slack of a step.
 
-    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
-    `all_rows`, show only the rows that account for most of the time.
+    With `everything`, also render how well the graph reproduces the recorded step, and all notes. Without it, show only
+    notes that may change a decision, and how many other notes there are. Without `all_rows`, show only the rows that
+    account for most of the time.
     """
     changes: list[_Change] = [(change.change, change) for change in timeline.what_if]
     changes += [("all of these", timeline.what_if_together)] if timeline.what_if_together is not None else []
@@ -297,7 +298,7 @@ def path_table(timeline: Timeline) -> Table[PathPart]:
 
 
 def modules_table(timeline: Timeline) -> Table[ModuleTime]:
-    """Return the tree of modules; a module with little time is left out together with all its children."""
+    """Return the tree of modules. If a module takes little time, it is left out together with all its children."""
     device_us, step_us = timeline.step.device_sum_us, timeline.step.window.step_us
     column = Column[ModuleTime]
     columns = [

@@ -105,9 +105,10 @@ def write(
     force: bool = False,
     write_events: Callable[[Iterable[Event], BinaryIO], int] = write_json,
 ) -> int:
-    """Write timelines to a file, compressed if its name ends with .gz; return the count from `write_events`.
+    """Write timelines to a file and return what `write_events` returns, the number of events or slices.
 
-    Raises FileExistsError if the file exists and `force` is off.
+    If the file's name ends with .gz, it is compressed. Raises FileExistsError if the file exists, unless `force` is
+    set.
     """
     with open(path, "wb" if force else "xb") as raw:
         if path.name.lower().endswith(".gz"):

@@ -101,7 +101,7 @@ def _function(function: PythonTime) -> str:
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
-    """Return how many launches of the step have no recorded kernel; nothing if all have one."""
+    """Return a note on how many launches of the step have no recorded kernel; [] if all have one."""
     without = step.launches_without_kernel
     have = "has" if without == 1 else "have"
     # Where ids collide, kernels are recorded that nobody knows the launch of.
@@ -150,9 +150,9 @@ def _largest(step: StepReport) -> str:
 
 
 NARROW = 0.1
-"""If the band of a step is narrower than this share of the step, most of the step must be copied from the recording.
+"""Width of a step's band, as a share of the step, below which most of the step must be copied from the recording.
 
-No kernel prediction has such a narrow band.
+No kernel prediction has such a narrow band, but the errors of copied times are not part of the band.
 """
 
 

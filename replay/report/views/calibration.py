@@ -35,7 +35,7 @@ def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
 
 
 def view(recalibration: Recalibration, *, output: str) -> View:
-    """Return the result of a calibration in every output format; `output` is the new device file."""
+    """Return the result of a calibration in every output format. `output` is the path of the new device file."""
     return View(
         render=lambda width: render(recalibration, output=output), facts=lambda: facts(recalibration, output=output)
     )

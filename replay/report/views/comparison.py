@@ -76,7 +76,7 @@ def view(
 ) -> View:
     """Return a comparison in every output format.
 
-    `steps` holds the steps of the sides that are traces; `verdicts` holds additional values for JSON.
+    `steps` holds the steps of those sides that are traces. `verdicts` holds additional values for JSON.
     """
     return View(
         lines=head_lines(comparison, steps),
@@ -98,9 +98,9 @@ def view(
 
 
 def headline(comparison: Comparison, steps: StepChange) -> str:
-    """Return the ratio of the steps of two traces or, without known steps, of all recorded time.
+    """Return the headline of a comparison of two traces: the ratio of their steps.
 
-    For other comparisons, return `first_line`.
+    If the steps are unknown, return the ratio of all recorded time. For other comparisons, return `first_line`.
     """
     sides = comparison.sides
     if sides is None or comparison.paired is None:
@@ -181,7 +181,7 @@ def _calls_ratio(comparison: Comparison) -> float:
 
 
 def _little_in_common(comparison: Comparison) -> str:
-    """Return a note on how little of both recordings' time is in common ops; "" if it is at least half."""
+    """Return a note if ops on both sides take less than half of the time of either recording; otherwise ""."""
     if comparison.paired != "whole" or comparison.sides is None:
         return ""
     shares = [side.matched_us / side.total_us if side.total_us else 0.0 for side in comparison.sides]
@@ -289,10 +289,10 @@ def _stands_out(op: OpComparison) -> bool:
 
 
 def detail_of(comparison: Comparison, op: OpComparison) -> str:
-    """Return details that distinguish an op from others of the same name, and notes on its row.
+    """Return the details that distinguish an op from others of the same name, and the notes on its row.
 
-    If the two sides have different kinds of times, every row has the same few notes; these are counted below the table
-    instead.
+    If the two sides have different kinds of times, the notes are left out. Every row would have the same few notes, so
+    they are counted below the table instead.
     """
     if comparison.sides is not None and op.ratio is not None:
         return op.inputs or op.note
@@ -768,7 +768,7 @@ def _totals_us(sides: tuple[Side, Side]) -> tuple[float, float]:
 
 
 def _bars_of_steps(steps: StepChange) -> tuple[Bars, ...]:
-    """Return bars of the device's activities in the steps before and after; nothing if the steps are unknown."""
+    """Return bars that show what the device did in the steps before and after; () if the steps are unknown."""
     if not steps.is_known:
         return ()
     lengths = ("step", "host, the marked range", "device, tasks added up")
@@ -792,9 +792,9 @@ def _flames(steps: StepChange) -> Flames | None:
 
 
 def _waterfall(comparison: Comparison, steps: StepChange, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
-    """Return the contributions of ops and idle time to the difference of two traces' steps.
+    """Return how much each op and idle time contribute to the difference between the steps of two traces.
 
-    Without known steps, return the contributions of ops to the difference of the sums of all calls.
+    If the steps are unknown, return how much each op contributes to the difference between the sums of all calls.
     """
     if not steps.is_known or comparison.paired is None:
         title = "From before to after"

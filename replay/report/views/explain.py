@@ -75,9 +75,9 @@ def _crosses_bus(explanations: Mapping[str, Explanation]) -> bool:
 
 
 def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[str]:
-    """Return the call for `opreplay op` and as plain PyTorch, in lines that must not be wrapped.
+    """Return the call as an argument of `opreplay op` and as plain PyTorch, in lines that must not be wrapped.
 
-    Return no lines if neither is known.
+    Return [] if neither is known.
     """
     written = ["", "To measure and predict only this op, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
     if _crosses_bus(explanations):

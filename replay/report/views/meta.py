@@ -68,9 +68,9 @@ def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:
-    """Return the op's name, with the detail only if the status alone does not explain it.
+    """Return the op's name, followed by the detail of its check if the call was wrong.
 
-    Without details, ops of one name are counted together.
+    Otherwise the status explains the result. Without details, ops of the same name are counted together.
     """
     return f"{result.name}: {check.detail}" if check.status in META_WRONG else result.name
 

@@ -86,10 +86,10 @@ def render(
     everything: bool = True,
     all_rows: bool = True,
 ) -> RenderableType:
-    """Render the head, and one row per op with how it would run, in `width` characters; `ranked` numbers rows from 1.
+    """Render the head of a plan, and one row per op that says how it would run, in `width` characters.
 
-    Without `everything`, show only notes that may change a decision, and how many other notes there are. Without
-    `all_rows`, show only the rows that account for most of the time.
+    `ranked` numbers the rows from 1. Without `everything`, show only notes that may change a decision, and how many
+    other notes there are. Without `all_rows`, show only the rows that account for most of the time.
     """
     shown = results if all_rows else results[: rows_that_matter([r.recorded_share for r in results])]
     by_id = {op.id: op for op in plan.ops}

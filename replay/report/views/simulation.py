@@ -1,4 +1,4 @@
-"""A simulated step on several devices side by side, as a table, JSON and CSV; computes only sums."""
+"""A simulated step on several devices side by side, as a table, JSON and CSV. This module computes only sums."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def view(
 ) -> View:
     """Return a simulation in every output format.
 
-    `report` is the recorded step; if no step is marked, only JSON has it.
+    `report` describes the recorded step. If no step is marked, only the JSON output includes it.
     """
     shown = report if report is not None and report.marked else None
     return View(

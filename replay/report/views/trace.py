@@ -56,7 +56,7 @@ DEVICES_SHOWN = 8
 def view(summary: TraceSummary, step: StepReport | None, *, everything: bool = True, all_rows: bool = True) -> View:
     """Return a trace's contents in every output format.
 
-    `step` is the recorded step; if no step is marked, only JSON has it.
+    `step` describes the recorded step. If no step is marked, only the JSON output includes it.
     """
     shown = step if step is not None and step.marked else None
     return View(

@@ -2,9 +2,9 @@
 """Completes calls that were recorded before autocast cast their arguments, using the dtypes that autocast chose.
 
 The profiler sees a call before autocast casts its arguments, so a linear layer may show a float32 weight with a
-bfloat16 input. This module knows which ops autocast lowers. Plans contain the casts and the inner call in place of the
-recorded call, so this matters only for `--select all` and for files without the inner call. The casts are separate
-calls and not repeated here.
+bfloat16 input. Plans usually contain the casts and the inner call in place of the recorded call. This module therefore
+matters only for `--select all` and for files without the inner call. It knows which ops autocast lowers. The casts are
+separate calls and not repeated here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOWERED: frozenset[str] = frozenset(
         "lstm gru rnn_tanh rnn_relu scaled_dot_product_attention _native_multi_head_attention"
     )
 )
-"""Ops that autocast runs in lower precision: AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and recurrent
-networks, for which autocast has a separate function.
+"""Ops that autocast runs in lower precision. They are those in AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h,
+and recurrent networks, for which autocast has a separate function.
 """
 NARROW = ("bfloat16", "float16")
 CAST = "autocast had cast it from float32; the recorded time includes the cast, replay and prediction do not"
@@ -37,9 +37,10 @@ CAST = "autocast had cast it from float32; the recorded time includes the cast, 
 def apply_autocast(
     name: str, args: tuple[ReplayArg, ...], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Return the arguments after autocast's casts, with a note on each cast; unchanged if autocast was off.
+    """Return the arguments after autocast's casts, with a note on each cast.
 
-    Autocast was on if arguments that must have one dtype have several, or if a nested call has a narrower dtype.
+    If autocast was off, the arguments are unchanged. Autocast was on if arguments that must have one dtype have
+    several, or if a nested call has a narrower dtype.
     """
     narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:

@@ -27,7 +27,7 @@ def _widened(source: Shape, rank: int) -> Shape | None:
 
 
 def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
-    """Return (dimension, size, step) of an `unfold` that `repeat` calls; None for another caller.
+    """Return (dimension, size, step) of an `unfold` that `repeat` calls; None if something else calls it.
 
     `repeat` unfolds one dimension of its result after another, into windows as wide as the repeated tensor.
     """
@@ -55,7 +55,7 @@ def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
-    """Return (dimension, shift) of each roll; a roll is a `cat` of the tensor's end with its beginning."""
+    """Return (dimension, shift) of each roll. torch makes a roll as a `cat` of the tensor's end with its beginning."""
     turns: list[tuple[int, int]] = []
     for call in calls:
         parts = listed_tensors(call) if call.name == "aten::cat" else ()
@@ -70,7 +70,7 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
 
 
 def _rolled(which: str) -> Rule:
-    """Return the rule that guesses the `shifts` or `dims` of a `roll`; there are no dims if the tensor is flattened
+    """Return the rule that guesses the `shifts` or `dims` of a `roll`. `dims` is empty if the tensor is flattened
     first.
     """
 

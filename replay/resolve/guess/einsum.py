@@ -1,8 +1,8 @@
 """Guesses the equation of an einsum from the nested calls, because strings are never recorded.
 
 torch unsqueezes each operand to all labels and permutes it to a common order that starts with the result's labels
-(ATen/native/Linear.cpp). The equation follows from the permutations: from their numbers or, if these are not recorded,
-from the resulting sizes.
+(ATen/native/Linear.cpp). The equation follows from these permutations. They are known from recorded numbers or, without
+these, from the resulting sizes.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Return the position of each operand's dimensions in the common order, from recorded numbers or, if there are
-    none, from sizes; None if unknown.
+    """Return the position of each operand's dimensions in the common order; None if unknown. Positions come from
+    recorded numbers or, if there are none, from sizes.
     """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
@@ -74,8 +74,8 @@ def _placed(
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
-    """Return, for each operand, the calls that bring it to the common order, which end with a permutation; also return
-    all later calls.
+    """Return the calls that bring each operand to the common order, and all later calls. An operand's calls end with a
+    permutation.
     """
     ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
     groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -137,8 +137,8 @@ def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Seque
 def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape]:
     """Return the shape of each operand in the common order, derived from the products that follow.
 
-    Each product takes the result so far and the next operand. The operand is permuted once more or multiplied directly,
-    possibly after a sum.
+    Each product takes the result so far and the next operand. This operand is either permuted once more or multiplied
+    directly, in both cases possibly after a sum.
     """
     aligned: list[Shape] = []
     pair: list[Shape] = []

@@ -1,8 +1,9 @@
 # pyright: strict
 """Guesses arguments whose values a trace does not record: strings, unrecorded scalars, index lists, dtypes.
 
-Each guess gives a reason, which becomes an assumption of the plan. Rules for one op take precedence, then rules for an
-argument name, the schema's default, and a table of plain constants. Rules about shapes are in `shapes`.
+Each guess has a reason, which becomes an assumption of the plan. In order of precedence, guesses come from rules for
+one op, rules for an argument name, the schema's default, and a table of plain constants. Rules about shapes are in
+`shapes`.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
     """Guess a value for `arg`, with the reason; None if no sensible value is known.
 
-    A call that vmap makes for a batch gets its value from the call for one sample. Other values come from a search on
-    meta tensors or, failing that, from a rule. `known` holds the arguments already determined, by name; a list of index
-    tensors counts as one argument.
+    A call that vmap makes for a batch gets its value from the call for one sample. For other calls, the value is found
+    by trial on meta tensors or, if that fails, by a rule. `known` holds the arguments already determined, by name; a
+    list of index tensors counts as one argument.
     """
     mapped = of_one_sample(spec, arg, known, context, guess)
     if mapped is not None:
@@ -179,7 +180,7 @@ def _string(arg: ArgSpec) -> Guess | None:
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
     """Guess a device, because devices are never recorded.
 
-    Kernel names show a copy to the host; an op without tensor arguments needs a device.
+    It is the host if kernel names show a copy to the host. An op without tensor arguments always needs a device.
     """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")
@@ -198,8 +199,8 @@ def _dtype(known: Call, context: Context) -> Guess:
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
     """Return the dtype of the tensors in the list `name`, whose dtypes were not recorded, and the reason.
 
-    The dtype comes from other floating-point tensor arguments; without these, from the list's name, the kernel, or the
-    trace. Integer arguments do not count, because they may be indices into the list's tensors.
+    The dtype is that of other floating-point tensor arguments. If there are none, it comes from the list's name, the
+    kernel, or the trace. Integer arguments do not count, because they may be indices into the list's tensors.
     """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "dtype of the other tensor arguments"

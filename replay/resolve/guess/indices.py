@@ -2,9 +2,10 @@
 """Guesses the index tensors of `x[i, :, mask]` from nested and following calls, because profilers do not record this
 list.
 
-torch turns a mask into indices with `nonzero`, brings all indices to one size with `expand`, moves the indexed
-dimensions to the front with `permute` if they are not adjacent, and reshapes each index
-(ATen/native/TensorAdvancedIndexing). Guesses the list and the flag `accumulate`, but not the numbers in the list.
+torch turns a mask into indices with `nonzero`, and brings all indices to one size with `expand`. If the indexed
+dimensions are not adjacent, it moves them to the front with `permute`. It then reshapes each index
+(ATen/native/TensorAdvancedIndexing). The list and the flag `accumulate` are guessed, but not the numbers in the index
+tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_MASK_ELEMENTS = 1 << 26
-"""Maximum number of elements for which a tensor is assumed to be a mask; larger masks are unlikely."""
+"""Maximum number of elements of a tensor that is assumed to be a mask. Larger masks are unlikely."""
 MAX_RANK = 8
 """Maximum rank of a tensor for which all combinations of indexed dimensions are tried."""
 NEXT_READERS = 8
@@ -55,7 +56,7 @@ class _ShownIndices:
     tensors: tuple[TensorMeta, ...]
     """Index tensors in list order, without the empty entries."""
     width: int
-    """Number of dimensions that the tensors index together; a mask indexes as many as its rank."""
+    """Number of dimensions that all index tensors index together. A mask indexes as many dimensions as it has."""
     broadcast: Shape
     """Shape to which the indices are broadcast."""
     before: int | None
@@ -67,9 +68,10 @@ class _ShownIndices:
 
 
 def with_numbers(op: ReplayOp) -> ReplayOp:
-    """Replace each mask of an indexing call by integer indices of the selected elements, if their number is known.
+    """Replace each mask of an indexing call by integer indices of the selected elements, if the number of these is
+    known.
 
-    The result keeps its shape, which then does not depend on values.
+    The result has the same shape as before, but its shape no longer depends on values.
     """
     matches = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
     count = next((int(match[1]) for match in matches if match), None)
@@ -119,7 +121,8 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
     """Guess the indices of one sample from the batched call that `vmap` makes within the call for one sample.
 
     In front of its indices, the batched call has an `arange` over the batch, or no index if all samples have the same
-    indices. Indices that differ between samples have as many dimensions as the `arange`; common indices have fewer.
+    indices. Indices that differ between samples have as many dimensions as the `arange`; indices that are the same for
+    all have fewer.
     """
     inside = around.batched() if around.batched is not None else None
     metas = tuple(metas_of(inside[0])) if inside is not None else ()
@@ -227,8 +230,8 @@ def _is_batch_with_range(around: Relatives) -> bool:
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
-    """Return the number of size-1 dimensions in front of an index's own dimensions; None if unknown. torch adds one for
-    each unindexed dimension before and after the indexed ones.
+    """Return the number of size-1 dimensions in front of an index's own dimensions; None if unknown. torch adds a
+    size-1 dimension for each unindexed dimension before and after the indexed ones.
     """
     size, rank = recorded_numbers(reshape, 1), len(broadcast)
     if size is None:
@@ -260,7 +263,7 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
     """Yield (position among the indexed dimensions, number of dimensions, index tensor) for each tensor. A mask indexes
-    as many dimensions as its rank.
+    as many dimensions as it has; an integer index indexes one.
     """
     at = 0
     for meta in tensors:
@@ -272,8 +275,8 @@ def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, Tensor
 def _indexed_dims(
     shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
-    """Return the indexed dimensions of self, and a note on the evidence if it is outside the call; None if no
-    dimensions fit.
+    """Return the indexed dimensions of self, and a note; None if no dimensions fit. The note names the evidence if it
+    is outside the call.
     """
     results = {
         dims: _result_shape(shape, dims, shown)
@@ -289,10 +292,10 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """Return the indexed dimensions for which a following call reads the result, with a note on that call.
+    """Return the indexed dimensions that give a result which a following call reads, with a note on that call.
 
     `results` maps possible dimensions to the result's shape. If no following call reads such a result, return the first
-    possible dimensions with an empty note, preferably some that leave the batch in front.
+    possible dimensions with an empty note. Dimensions that leave the batch in front are preferred.
     """
     following = around.following[:NEXT_READERS]
     for call in following:
@@ -355,9 +358,9 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 
 
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
-    """Guess the indices for which `values` has the shape shape[:leading] + index shape + shape[leading + indexed:].
+    """Guess the indices with which `values` has the shape shape[:leading] + index shape + shape[leading + indexed:].
 
-    Prefers flat indices, then the fewest indexed dimensions.
+    Flat indices are preferred, then the fewest indexed dimensions.
     """
     options: list[tuple[bool, int, int, Shape]] = []
     for leading, end in combinations(range(len(shape) + 1), 2):

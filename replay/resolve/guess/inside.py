@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses arguments of the calls that a composite op makes, from the composite's arguments.
 
-Covers the sizes of the views that products, indexing, joins, reductions and transforms make of their arguments, and the
-sizes of the memory that they allocate. A rule returns None if another op makes the call.
+Covers two kinds of sizes: those of the views that products, indexing, joins, reductions and transforms make of their
+arguments, and those of the memory that they allocate. A rule returns None if another op makes the call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VIEW_NAMES = (
     "permute movedim numpy_T mT swapaxes slice narrow select squeeze unsqueeze view_as as_strided"
 )
 VIEWS = frozenset(f"aten::{name}" for name in _VIEW_NAMES.split())
-"""Ops that consist of views; calls within them count as calls of the op that calls the view."""
+"""Ops that consist of views. A call within such an op counts as made by the op that calls the view."""
 _PRODUCTS = frozenset(
     {"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::_euclidean_dist"}
 )
@@ -81,7 +81,7 @@ class Composite:
 
 
 def composite_of(around: Relatives) -> Composite | None:
-    """Return the composite that makes a call; None if only views, or a label, enclose the call."""
+    """Return the composite that makes a call; None if the call is enclosed only by views, or by a label."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), None)
     if number is None or not around.ancestors[number].name.startswith("aten::") or number >= len(around.places):
         return None
@@ -97,8 +97,8 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield possible shapes of a view inside a composite, derived from the composite's arguments, each with a reason;
-    most certain first.
+    """Yield possible shapes of a view inside a composite, each with a reason; most certain first. The shapes are
+    derived from the composite's arguments.
     """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
@@ -125,8 +125,8 @@ def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def _picked(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the shape of a slice in `index_select`, which has one dimension less, or of the indices of one dimension
-    in `nonzero_numpy`.
+    """Return the shape of a view that picks from a tensor: a slice in `index_select`, which has one dimension less, or
+    the indices of one dimension in `nonzero_numpy`.
     """
     call = composite.call
     if call.name == "aten::nonzero_numpy":
@@ -142,8 +142,8 @@ def _picked(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield the shapes that the product inside a `matmul`, `linear` or `einsum` reads; after that product, a `matmul`'s
-    result shape.
+    """Yield the shapes that the product inside a `matmul`, `linear` or `einsum` reads. If that product has already run,
+    yield the result shape of a `matmul`.
     """
     if composite.call.name not in _MULTIPLYING:
         return
@@ -170,10 +170,10 @@ def _product(call: OpSignature) -> Shape | None:
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of the view of self that an `index_copy_` or `index_add_` writes to: the shape of the written
-    tensor.
+    """Return the shape of the view of self to which an `index_copy_` or `index_add_` writes.
 
-    For the index of an `index_copy_`, return its size with 1 in all other dimensions.
+    It is the shape of the written tensor. For a view of the index of an `index_copy_`, it is the index's size with 1 in
+    all other dimensions.
     """
     whole, source = (first_tensor_of(call, position) for position in (0, 3))
     if call.name not in ("aten::index_copy_", "aten::index_add_") or source is None or whole is None:
@@ -243,8 +243,8 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
 
 
 def joined_forward(around: Relatives) -> Shape | None:
-    """Return the shape of the part of the forward `cat` to which this gradient belongs; the backward handles the parts
-    in order.
+    """Return the shape of the part of the forward `cat` to which this gradient belongs. The backward handles the parts
+    in order, so the part has the position of the call in the backward.
     """
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
@@ -317,8 +317,8 @@ def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
     """Return the shape of the memory that a composite allocates, with the reason.
 
-    Memory passed to the composite's own `out=` variant, which resizes it, is empty. Otherwise the shape is what the
-    next nested calls write, view or resize.
+    Memory is empty if it is passed to the composite's own `out=` variant, which resizes it. Otherwise, its shape is the
+    one that the next nested calls write, view or resize.
     """
     composite = composite_of(around)
     if composite is None or composite.number:
@@ -340,7 +340,7 @@ def _read_after(
     after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
 ) -> tuple[Shape, str] | None:
     """Return the shape of the first tensor of the next calls that is not an argument of the composite, and the reason.
-    Skips `more` calls that also allocate memory.
+    `more` is the number of further calls that allocate memory; they are skipped.
     """
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]

@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements) and sizes of pieces.
 
-The best evidence is nested calls, because they handle the list element by element; next best are the calls that read
-the result. An unknown dtype is left empty.
+The best evidence is nested calls, because they handle the list element by element. Next best are the calls that read
+the result. A dtype that remains unknown is left empty.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _dim(known: Call) -> int:
 
 
 def _stacked_inside(around: Relatives) -> Guess | None:
-    """Guess the tensors of a `cat` that `stack` calls; the first size of `stack`'s view of the result is
-    their number.
+    """Guess the tensors of a `cat` that `stack` calls. Their number is the first size of `stack`'s view of
+    the result.
     """
     whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
     if around.parent_name != "aten::stack" or whole is None:
@@ -88,8 +88,8 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Guess equal parts of the tensor that the next call reads, which is assumed to be the result: two parts or, if
-    lists are recorded, more parts than a recorded list can have (`MAX_RECORDED`).
+    """Guess equal parts of the tensor that the next call reads, which is assumed to be the result. If lists are not
+    recorded, there are two parts. Otherwise there are more parts than a recorded list can have (`MAX_RECORDED`).
     """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
@@ -137,10 +137,10 @@ def _stacked(known: Call, context: Context) -> Guess | None:
 
 
 def each(known: Call, context: Context, place: int = 0) -> Guess | None:
-    """Guess the list at position `place` among the lists of a `_foreach_*` op.
+    """Guess one of the lists of a `_foreach_*` op; `place` is its position among the lists.
 
     If the op makes one nested call per list element, the elements are the arguments at position `place` of these calls.
-    Otherwise, guess a copy of the other list, or one tensor per gradient.
+    Otherwise, the guess is a copy of the other list, or one tensor per gradient.
     """
     children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))
@@ -155,7 +155,7 @@ def each(known: Call, context: Context, place: int = 0) -> Guess | None:
 def read_inside(known: Call, context: Context) -> Guess | None:
     """Guess a list whose elements may be None; torch's profiler does not record such lists.
 
-    Guesses the tensors of the most frequent nested op, without tensors that have the shape of another argument.
+    The guess is the tensors of the most frequent nested op, without those that have the shape of another argument.
     """
     others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
     read = first_tensors(context.relatives().children)
@@ -169,9 +169,10 @@ def read_inside(known: Call, context: Context) -> Guess | None:
 
 
 def parameters(known: Call, context: Context) -> Guess | None:
-    """Guess a tensor list of a fused optimizer: a copy of another known list, or one tensor per gradient.
+    """Guess a tensor list of a fused optimizer: a copy of another known list or, without one, one tensor per gradient.
 
-    Nested calls read only the optimizer's step counters. Gradients come in reverse order in a backward pass.
+    Nested calls are no evidence, because they read only the optimizer's step counters. A backward pass computes the
+    gradients in reverse order.
     """
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="the same as in the other list of tensors")
@@ -186,7 +187,7 @@ ElementTypes = tuple[tuple[str, ...], str]
 def element_types(
     shapes: Sequence[Shape], spec: OpSpec, name: str, known: Call, context: Context
 ) -> ElementTypes | None:
-    """Return the dtypes of the list `name`, of which only the sizes are recorded; None if nothing shows them.
+    """Return the dtypes of the list `name`, of which only the sizes are recorded; None if nothing shows the dtypes.
 
     Evidence, best first: one nested call per element; nested calls that read tensors of these sizes; a following call
     that reads the result.
@@ -208,7 +209,7 @@ def element_types(
 
 
 def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
-    """Return how many lists precede the list `name`; for ops other than `_foreach_*`, only lists of the same sizes
+    """Return how many lists precede the list `name`. For ops other than `_foreach_*`, only lists with the same sizes
     count.
     """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
@@ -238,8 +239,8 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
 
 
 def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of joined tensors with mixed dtypes, from the `copy_` that converts a tensor into its piece of
-    the result. Returns None if no piece is converted.
+    """Return the dtypes of joined tensors with mixed dtypes; None if no tensor is converted. The dtypes come from each
+    `copy_` that converts a tensor into its piece of the result.
     """
     types: list[str] = []
     is_converted = False
@@ -260,9 +261,9 @@ def _types_in_each_call(
 ) -> ElementTypes | None:
     """Return the dtypes of a list's elements if each element is an argument of one nested call.
 
-    `place` is the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the position of
-    the element among a nested call's arguments. For other ops this position is tried first; failing that, the lists are
-    assigned in order to the positions that fit.
+    `place` is the number of lists with the same sizes before this one. For a `_foreach_*` op, it is also the position
+    of the element among a nested call's arguments. For other ops, this position is tried first. If it does not fit, the
+    lists are assigned in order to the positions that fit.
     """
     by_name: dict[str, list[OpSignature]] = {}
     for call in calls:
@@ -280,11 +281,10 @@ def _types_in_each_call(
 
 
 def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of the tensors of these shapes that nested calls read, in any number; the first dtype if there
-    are several.
+    """Return the dtypes of the tensors of these shapes that nested calls read, however many there are.
 
-    A tensor with the shape and dtype of another argument is no evidence, because it may be that argument. Elements that
-    no call reads get the dtype of the other elements.
+    If a shape is read with several dtypes, the first is used. A tensor with the shape and dtype of another argument is
+    no evidence, because it may be that argument. Elements that no call reads get the dtype of the other elements.
     """
     others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
     found: dict[Shape, str] = {}
@@ -337,8 +337,8 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
 def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
-    """Return the dtypes of joined tensors from an enclosing `stack`'s calls of `unsqueeze`, or from the result written
-    by nested calls.
+    """Return the dtypes of joined tensors. They come from the calls of `unsqueeze` in an enclosing `stack`, or from the
+    result that nested calls write.
     """
     inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
@@ -411,8 +411,8 @@ def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> 
 
 
 def _joined_dim(op: str) -> Rule:
-    """Return the rule that guesses the joined dimension. It is the only dimension in which the tensors differ, or the
-    one for which a following call reads the joined shape.
+    """Return the rule that guesses the joined dimension. It is the only dimension in which the tensors differ. If there
+    is none, it is the one with which the joined shape is read by a following call.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:

@@ -1,6 +1,6 @@
 # pyright: strict
 """Guesses for network layers: groups of a normalisation, layers of a recurrent network, heads, windows of a spectrum,
-rows of an embedding, and small settings common to most calls.
+rows of an embedding, and small settings that most calls have in common.
 
 `windows` handles convolutions and poolings, `embedding_tables` the tables of recommendation models.
 """
@@ -58,8 +58,8 @@ def _of_input(which: str) -> Rule:
 
 
 def _recurrent(which: str) -> Rule:
-    """Return the rule that guesses a setting of a recurrent network from the weight list. A layer has two matrices and
-    two biases per direction.
+    """Return the rule that guesses a setting of a recurrent network from its list of weights. A layer has two matrices
+    and two biases per direction.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -109,8 +109,8 @@ def _inverse_width(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _table_rows(known: Call, context: Context) -> Guess | None:
-    """Guess the number of rows of the embedding to which a gradient belongs, from the forward call or a parameter of
-    the same width.
+    """Guess the number of rows of the embedding to which a gradient belongs. It is taken from the forward call or from
+    a parameter of the same width.
     """
     grad, around = known.shape("grad_output", "grad"), context.relatives()
     if not grad:
@@ -231,8 +231,8 @@ def _drops(known: Call, context: Context) -> Guess | None:
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
-    """Return the rule that guesses the sequence lengths of a batch: the maximum that the shapes allow. Lists over 30
-    elements are not recorded.
+    """Return the rule that guesses the sequence lengths of a batch. Each is the maximum that the shapes allow. Lengths
+    need a guess because lists over 30 elements are not recorded.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Guesses arguments from the shape of the result, as shown by an `out=` argument, by the gradient, or by a tensor that
-is written or read next.
+"""Guesses arguments from the shape of the result.
 
-Covers reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
-plain fallback is used, and the reason says so.
+An `out=` argument, the gradient, or a tensor that is written or read next shows this shape. Covers reductions, padding,
+resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a plain fallback is used, and
+the reason says so.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _reduced_dim(known: Call, context: Context) -> Guess | None:
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
-    """Return the gradient of a forward call's result or, for a composite's last call, of the composite's result; None
-    if unknown.
+    """Return the gradient of a forward call's result; None if unknown. For the last call in a composite, it is the
+    gradient of the composite's result.
     """
     node = around.following[0] if around.following else None
     return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
@@ -192,9 +192,10 @@ def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> 
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Return the rule that guesses padding: pairs (before, after), last dimension first.
+    """Return the rule that guesses padding as pairs (before, after), last dimension first.
 
-    The last `spatial` dimensions are padded; if None, all dimensions from the first whose size the padding changes.
+    The last `spatial` dimensions are padded. If `spatial` is None, these are all dimensions from the first one whose
+    size changes.
     """
 
     @by_shape
@@ -234,7 +235,7 @@ def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
 
 
 def _sides(more: int) -> tuple[int, int]:
-    """Return the elements added before and after a dimension; an odd number is added entirely after it."""
+    """Return the numbers of elements added before and after a dimension. An odd number is added entirely after it."""
     return (0, more) if more % 2 else (more // 2, more // 2)
 
 
@@ -275,8 +276,8 @@ def _scale_factors(spatial: int) -> Rule:
 
 
 def _input_size(spatial: int) -> Rule:
-    """Return the rule that guesses the input shape of a resampling whose backward reads only the gradient. If the
-    forward call is unknown, the guess is half the gradient's size.
+    """Return the rule that guesses the input shape of a resampling whose backward reads only the gradient. It is the
+    shape in the forward call. If that is unknown, the guess is half the gradient's size.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -335,8 +336,8 @@ def _resized(known: Call, context: Context) -> Guess | None:
 
 
 def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess the final shape of a result that first has the shape of unreduced losses, of the input (`im2col`,
-    `col2im`), or of all elements (`unique_consecutive`).
+    """Guess the final shape of a result that has another shape at first. The first shape can be that of unreduced
+    losses, of the input (`im2col`, `col2im`), or of all elements (`unique_consecutive`).
     """
     parent = around.parent_name
     levels = list(zip(around.following, around.levels, strict=False))
@@ -357,8 +358,8 @@ _CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolutio
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
-    """Guess the shape of the first argument of a following call. With `copies_only`, only copies count, because a slow
-    convolution copies its bias to the result.
+    """Guess the shape of the first argument of a following call. With `copies_only`, only copies count. This is for
+    slow convolutions, which copy their bias to the result.
     """
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):

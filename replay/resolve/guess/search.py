@@ -1,6 +1,6 @@
 # pyright: strict
-"""Finds arguments of views by trial: calls the view on a meta tensor with each choice until a result matches evidence
-in the trace.
+"""Finds arguments of views by trial: calls the view on a meta tensor with each choice of arguments until a result
+matches evidence in the trace.
 
 Decides which values to try for an argument, by its type and name, and where in the trace to search for results. `views`
 has the default values for views without evidence.
@@ -52,7 +52,7 @@ SEARCHED = _aten(
     "moveaxis unsqueeze unsqueeze_ squeeze squeeze_ select unbind flatten unflatten slice narrow chunk unsafe_chunk "
     "split unsafe_split tensor_split"
 )
-"""Views whose arguments are found by trial; a call on a meta tensor costs almost nothing."""
+"""Views whose arguments are found by trial. This is fast, because a call on a meta tensor costs almost nothing."""
 _GRADIENTS = _aten("slice_backward select_backward")
 _STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
@@ -72,7 +72,7 @@ class Tried:
     strides: Shape
     why: str = ""
     shown: bool = True
-    """Whether something in the trace shows the result; otherwise it follows from guessed arguments."""
+    """Whether something in the trace shows the result. If not, the result follows from guessed arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried | None:
     """Return the first choice of the unknown arguments whose result appears in the trace; None if there is none.
 
-    `usual` guesses arguments of an enclosing view if no choice for it gives a result in the trace.
+    If the enclosing view has no choice with a result in the trace, `usual` guesses its arguments.
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
@@ -122,8 +122,8 @@ def _forward(name: str, known: Call, context: Context) -> Tried | None:
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
-    """Return the result of the view that makes a call, after guessing the view's own arguments; None if no view makes
-    the call.
+    """Return the result of the view that makes a call; None if no view makes the call. The view's own arguments are
+    guessed first.
     """
     around = context.relatives()
     call, above = around.parent, around.above
@@ -175,8 +175,8 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 def _called(
     spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
-    """Call an overload on a meta tensor and return its result number `place` of `count`. None if the call fails or
-    returns another number of results.
+    """Call an overload on a meta tensor and return its result number `place`. Returns None if the call fails or does
+    not return `count` results.
     """
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
@@ -219,7 +219,7 @@ def _pieces_inside(around: Relatives) -> int | None:
 
 
 def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
-    """Return the values to try for an argument; if several give the same result shape, the first one is used."""
+    """Return the values to try for an argument. If several values give the same result shape, the first one is used."""
     rank = len(shape)
     if op in ("aten::squeeze", "aten::squeeze_"):
         return _squeezed(arg, shape, around)
@@ -254,10 +254,11 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
-    """Return the permutation that turns `shape` into `target`; dimensions of equal size keep their order.
+    """Return the permutation that turns `shape` into `target`.
 
-    Exceptions: before an `unbind`, the first dimension is assumed to come from another position; `repeat` has its own
-    order; and a backward permutation is the inverse of the forward one.
+    Dimensions of equal size keep their order. There are three exceptions: before an `unbind`, the first dimension is
+    assumed to come from another position; `repeat` has its own order; and a backward permutation is the inverse of the
+    forward one.
     """
     repeated = copies.interleaved(shape, around)
     if repeated is not None and tuple(shape[d] for d in repeated) == target:
@@ -272,9 +273,10 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
 
 
 def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
-    """Return the permutation that turns `shape` into `target`; dimensions of equal size keep their order.
+    """Return the permutation that turns `shape` into `target`.
 
-    With `apart`, the first dimension does not stay first if another one has the same size.
+    Dimensions of equal size keep their order. With `apart`, the first dimension does not stay first if another
+    dimension has the same size.
     """
     free = list(range(len(shape)))
     dims: list[int] = []
@@ -305,7 +307,7 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
 
 
 def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Target]:
-    """Yield shapes that the next calls read; for slices, stop at a call that reads the whole tensor."""
+    """Yield shapes that the next calls read. For slices, stop at a call that reads the whole tensor."""
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
         yield Target(shape=shape, why=f"{around.following[0].name} reads sizes {list(shape)} next", sure=True)
@@ -367,8 +369,8 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the shape without leading dimensions of size 1. The number removed is the one that gives a shape read
-    next; if none does, all are removed.
+    """Return the shape without some or all of its leading dimensions of size 1. As many are removed as give a shape
+    that is read next. If no number does, all are removed.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

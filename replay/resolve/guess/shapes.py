@@ -135,8 +135,8 @@ def _normalized_shape(known: Call, context: Context) -> Guess | None:
 
 
 def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
-    """Guess which gradients of a normalisation are required: always the input's; the weights' only if there are
-    weights.
+    """Guess which gradients of a normalisation are required. The input's gradient always is; those of the weights are
+    if there are weights.
     """
     weighted = known.tensor("weight") is not None
     return Guess(value=(True, weighted, weighted), why="gradients of the input and of the weights that exist")
@@ -155,8 +155,8 @@ def _half(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _reduced_shape(known: Call, context: Context) -> Guess | None:
-    """Guess the input shape of a max or min whose gradient goes to one position of dimension 0; this dimension gets
-    size 2, the minimum.
+    """Guess the input shape of a max or min whose gradient goes to one position of dimension 0. That dimension gets the
+    minimum size, 2.
     """
     grad = known.shape("grad")
     if grad is None:
@@ -185,8 +185,8 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
-    """Guess True for `stable`, because this overload is called only if the argument is passed; False if an `aten::sort`
-    without the argument makes the call.
+    """Guess the argument `stable` of a sort. It is True, because this overload is called only if the argument is
+    passed. For a call that an `aten::sort` without the argument makes, the guess is False.
     """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:

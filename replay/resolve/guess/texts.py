@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses string arguments, which no profile records, from nested calls and kernel names.
 
-Without evidence a string is the schema's default, with an assumption. `einsum` guesses equations.
+Without evidence, a string gets the schema's default, and an assumption says so. `einsum` guesses equations.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _PADDINGS = {
 }
 """Start of the name of the op that aten::pad calls → mode."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
-"""Matches the kernel name of gelu; the first lambda in the kernel's source is the approximation
-(ATen/native/cuda/ActivationGeluKernel.cu).
+"""Matches the kernel name of gelu, which contains the number of a lambda. The first lambda in the kernel's source is
+the approximation (ATen/native/cuda/ActivationGeluKernel.cu).
 """
 _DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
 _REDUCTION = re.compile(r"(?:Reduce|reduce_)(Add|Multiply|Mean|Maximum|Minimum|add|multiply|mean|maximum|minimum)\b")
 _ROUNDINGS = {"true": None, "trunc": "trunc", "floor": "floor"}
 _FFTS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 _SCALED_BY_ROOT, _UNSCALED = 1, 0
-"""Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); code 2 divides by the number of elements."""
+"""Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h). The third code, 2, divides by the number of elements."""
 
 
 _TIMES_US: dict[tuple[str, str], dict[str | None, int]] = {
@@ -52,7 +52,8 @@ _EQUAL_TIMES = 1.15
 
 
 def what_others_take(op: str, argument: str, text: object) -> str:
-    """Return a note on how long a call takes with the string whose time differs most from that of `text`.
+    """Return a note on how long a call would take with another string: the one whose time differs most from that of
+    `text`.
 
     Returns "" if all strings take the same time, or if no times were measured.
     """
@@ -122,8 +123,9 @@ def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
     """Return the reduction of `scatter_reduce` or `index_reduce`, from the calls of its backward.
 
-    Source: torch/csrc/autograd/FunctionsManual.cpp. "prod" calls the op again. "mean" counts elements with ones, "amax"
-    and "amin" search for equal elements; all three add up counts with `scatter_add` or `index_add`. "sum" only gathers.
+    Only "prod" calls the op again. "mean" counts elements by adding ones; "amax" and "amin" search for equal elements
+    and count them. These three add up counts with `scatter_add` or `index_add`. "sum" only gathers. Source:
+    torch/csrc/autograd/FunctionsManual.cpp.
     """
     names = {call.name for call in calls}
     if names & {"aten::scatter_reduce", "aten::index_reduce"}:
@@ -135,7 +137,7 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
     """Return the rule that guesses how an op combines values at the same position. `names` maps words in kernel names
-    to the op's strings; `otherwise` is the usual string.
+    to the op's strings. `otherwise` is the usual string, used without evidence.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -209,8 +211,8 @@ def _meshgrid_order(known: Call, context: Context) -> Guess | None:
 def _qr_mode(known: Call, context: Context) -> Guess | None:
     """Guess the mode of a QR decomposition from the nested calls.
 
-    For a tall matrix, only "complete" calls `triu_` on its R, and only "r" makes the matrix itself triangular first.
-    For other matrices "r" does not slice, and "reduced" and "complete" are the same.
+    For a tall matrix, only "complete" calls `triu_` on its R, and only "r" first makes the matrix itself triangular.
+    For other matrices, only "r" does not slice; "reduced" and "complete" are the same.
     """
     shape, names = known.shape("A") or (), {call.name for call in context.relatives().children}
     if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
@@ -223,8 +225,8 @@ def _qr_mode(known: Call, context: Context) -> Guess | None:
 def _least_squares_driver(known: Call, context: Context) -> Guess | None:
     """Guess the LAPACK routine from the memory allocated for it (ATen/native/BatchLinearAlgebra.cpp).
 
-    All routines but "gels" allocate memory for a rank, and two of them for singular values. Of these two, "gelsd" needs
-    integers in addition to its workspace.
+    All routines but "gels" allocate memory for a rank. Two of them also allocate memory for singular values; of these
+    two, "gelsd" needs integers in addition to its workspace.
     """
     calls, matrix = context.relatives().inside, known.tensor("self")
     names = [call.name for call in calls]
@@ -248,7 +250,7 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
 def _interpolation(known: Call, context: Context) -> Guess | None:
     """Guess how a quantile between two elements is computed (ATen/native/Sorting.cpp, quantile_compute).
 
-    The result is a weighted mean of both elements, or the element that a rounded rank selects.
+    It is either a weighted mean of both elements, or one element, which a rounded rank selects.
     """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:

@@ -30,13 +30,13 @@ class Relatives:
     following: tuple[OpSignature, ...] = ()
     """The next few calls in order: those with the same parent, then those after the parent.
 
-    The backward node of a result, whose gradient is as large as the result, is inserted before the calls that follow
-    the call or its parent. A label without sizes, as autograd writes them, is replaced by the first nested call that
-    has sizes.
+    The backward node of a result has a gradient of the result's shape. It is inserted before the calls that follow the
+    call or its parent. A label without sizes, as autograd writes them, is replaced by the first nested call that has
+    sizes.
     """
     levels: tuple[int, ...] = ()
-    """Level of each call in `following`: 0 if it has the same parent, 1 if it has the parent's parent, and so on.
-    NOT_INSIDE marks the backward node of the call itself.
+    """Level of each call in `following`: 0 if it has the same parent, 1 if it has the parent's parent, and so on. The
+    backward node of the call itself has the level NOT_INSIDE.
     """
     ancestors: tuple[OpSignature, ...] = ()
     """The parent, the parent's parent, and so on, up to a few levels."""
@@ -86,11 +86,11 @@ class Context:
     lists_recorded: bool = False
     """Whether the trace records sizes of tensor lists; if so, a list without sizes was longer than profilers record."""
     number_lists_told: bool = True
-    """Whether the trace marks lists of numbers by a type; otherwise they look like absent arguments."""
+    """Whether the trace marks lists of numbers by a type. If not, they look like absent arguments."""
     calls: int = 1
     """Number of recorded calls that are merged into this op."""
     recorded_us: float | None = None
-    """Recorded time of one call in microseconds; its device time if it launched device work."""
+    """Recorded time of one call in microseconds. It is the device time if the call launched device work."""
     relatives: Callable[[], Relatives] = Relatives
 
 
@@ -134,8 +134,8 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """Return the tensor at a position of a recorded call, or the only tensor of a list there; None if there
-    is neither.
+    """Return the tensor at a position of a recorded call, or the single tensor of a list at that position. None if
+    there is neither.
     """
     args = recorded_args(call)
     if position >= len(args):

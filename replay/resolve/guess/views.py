@@ -1,7 +1,7 @@
-"""Guesses for views, conversions and new tensors from the tensors read next, because most results are used at once.
+"""Guesses for views, conversions and new tensors, from the tensors that are read next.
 
-Covers sizes and dimensions of views, and dtypes and memory formats that are not recorded. If no nearby call has a size
-that the view could have, a default is used.
+These are evidence because most results are used at once. Covers sizes and dimensions of views, and dtypes and memory
+formats that are not recorded. If no nearby call has a size that the view could have, a default is used.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """Guess the size that `as_strided_` gives new memory: the memory's shape, but with separate batch dimensions in a
-    Fourier transform.
+    """Guess the size that `as_strided_` gives new memory. It is the memory's shape; in a Fourier transform, the batch
+    dimensions are separate.
     """
     source = first_tensor_of(composite.call)
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
@@ -75,7 +75,7 @@ def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
 
 
 def _strided_size(known: Call, context: Context) -> Guess | None:
-    """Guess the size of a strided view that a composite makes of its argument; the argument's shape by default."""
+    """Guess the size of a strided view that a composite makes of its argument. The default is the argument's shape."""
     source = known.subject
     return source and (_strided_inside(source, context) or Guess(value=source.shape, why="as it is"))
 
@@ -122,8 +122,8 @@ def _strides(known: Call, context: Context) -> Guess | None:
 
 
 def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None:
-    """Return the strides of a view with extra dimensions at one end, or with larger sizes where `shape` has 1; None for
-    other views.
+    """Return the strides of an expanded view: one with extra dimensions at one end, or with larger sizes where `shape`
+    has 1. None for other views.
     """
     more = len(size) - len(shape)
     if more >= 0 and size[: len(shape)] == shape:
@@ -190,7 +190,8 @@ def _unflattened_sizes(shape: Shape, known: Call, context: Context) -> Guess | N
 def _diagonal_of(which: str) -> Rule:
     """Return the rule that guesses the dimensions or the offset of a diagonal.
 
-    The dimensions are the last two of a batch; a call that writes to the diagonal shows its length.
+    The dimensions are the last two of a batch. The length of the diagonal, which gives the offset, is shown by a call
+    that writes to it.
     """
 
     @by_shape
@@ -219,8 +220,8 @@ def _step(n: int, size: int, count: int) -> int:
 def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
     """Return the dimension, size and step of an unfold's windows, with the reason.
 
-    The tensor that is read next has the number of windows in place of the unfolded dimension, and the window size as
-    its last dimension.
+    They follow from the tensor that is read next. It has the number of windows in place of the unfolded dimension, and
+    the window size as its last dimension.
     """
     shape = source.shape
     if (repeated := copies.window(shape, context.relatives())) is not None:
@@ -256,8 +257,8 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a conversion: that of the tensor that a nested copy writes, or of a following call's tensor,
-    or of the source.
+    """Guess the dtype of a conversion. It is the dtype of the tensor that a nested copy writes; without one, that of a
+    following call's tensor; without this, that of the source.
     """
     source, calls = known.subject, context.relatives().inside
     if source is None:

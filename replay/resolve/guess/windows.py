@@ -28,9 +28,9 @@ def _spatial(known: Call, *names: str) -> Shape | None:
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
     """Return (stride, padding, dilation) with which a kernel of this size gives `out` from `size`.
 
-    Among several solutions, prefers the smallest dilation, then the smallest stride, then the padding that leaves the
-    fewest elements at the end unused. Only a window without padding may be dilated; in this case the input was padded
-    before, or the output is smaller. Stride 1 and "same" padding if `out` is unknown.
+    Among several solutions, the smallest dilation is preferred, then the smallest stride, then the padding that leaves
+    the fewest elements at the end unused. Only a window without padding may be dilated: then either the input was
+    padded before, or the output is smaller. If `out` is unknown, the result is stride 1 and "same" padding.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -49,8 +49,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
 def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
     """Return (stride, padding, output padding) of a transposed convolution.
 
-    `out` is (size - 1) * stride - 2 * padding + kernel + output padding; the smallest output padding is preferred, then
-    the smallest stride.
+    They fulfil `out` = (size - 1) * stride - 2 * padding + kernel + output padding. The smallest output padding is
+    preferred, then the smallest stride.
     """
     if out is not None:
         for more in (0, 1):
@@ -103,8 +103,8 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Call, weight: Shape) -> int:
-    """Return the number of result channels of a transposed convolution, from its gradient or its bias; otherwise the
-    channels of one group.
+    """Return the number of result channels of a transposed convolution. It comes from the gradient or the bias. Without
+    these, it is the number of channels of one group.
     """
     grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
@@ -183,8 +183,8 @@ def _pool_kernel(known: Call, context: Context) -> Guess | None:
 
 
 def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
-    """Return window widths that give `outs` from `sizes`; a window that halves a size usually has width 3, with
-    overlap.
+    """Return window widths that give `outs` from `sizes`. A window that halves a size usually has width 3, so that
+    windows overlap.
     """
     pairs = list(zip(sizes, outs, strict=True))
     widths = [max(1, round(size / out)) for size, out in pairs] if all(outs) else [2] * len(sizes)
@@ -220,7 +220,7 @@ def _made_to_fit(size: int, out: int, kernel: int) -> int:
 
 
 def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
-    """Return (stride, padding) of a pooling window; the padding may be at most half the kernel."""
+    """Return (stride, padding) of a pooling window. The padding is at most half the kernel."""
     if out is not None:
         for stride in (2, 1, *range(3, MAX_STRIDE + 1)) if size > 1 else (1,):
             for padding in range(kernel // 2 + 1):

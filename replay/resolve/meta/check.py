@@ -1,7 +1,8 @@
 # pyright: strict
 """Dry run of ops on meta tensors: checks that each call is accepted and that its results match the recording.
 
-Nothing is computed and no memory for tensors is allocated. Compares the results; `outputs` makes the calls.
+Nothing is computed, and no memory for tensors is allocated. This module compares the results; `outputs` makes the
+calls.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
 }
-"""ATen op → indices of results that hold data for the backward and are not compared, because their size depends on the
+"""ATen op → indices of results that are not compared. They hold data for the backward, and their size depends on the
 device's kernel. Results with quantized dtypes are not compared either, because meta tensors do not have these dtypes.
 """
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
@@ -86,10 +87,11 @@ def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[Ten
 
 
 def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
-    """Compare shapes and dtypes of results with the recorded ones; None is a result that is not a tensor.
+    """Compare shapes and dtypes of results with the recorded ones.
 
-    Only results that are tensors in both lists are compared: an undefined gradient is not recorded, and a portable
-    equivalent may return fewer results than the vendor's op.
+    None stands for a result that is not a tensor. Only results that are tensors in both lists are compared, for two
+    reasons: an undefined gradient is not recorded, and a portable equivalent may return fewer results than the vendor's
+    op.
     """
     if len(results) != len(recorded):
         results, recorded = [m for m in results if m is not None], [m for m in recorded if m is not None]
@@ -105,8 +107,8 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
 
 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
-    """Return an error text if the required size of an `out=` argument differs from the recorded one; an empty argument
-    may grow.
+    """Return an error text if the required size of an `out=` argument differs from the recorded one. An empty argument
+    is no error, because it may grow.
     """
     for arg in op.args:
         meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None

@@ -1,9 +1,9 @@
 # pyright: strict
 """Calls functions on ops in a forked copy of this process, so that a hang or crash affects only the op that caused it.
 
-Intended for calls on meta tensors. These compute nothing, but they run torch's code on arguments from a trace, and one
-of the arguments may set the loop count of a composite op. Handles the fork and its limits; ops that compute run in a
-worker (`isolation`).
+Intended for calls on meta tensors. These compute nothing, but they run torch's code on arguments from a trace, and such
+an argument may set the loop count of a composite op. Handles the fork and its limits. Ops that compute run in a worker
+(`isolation`) instead.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.traces.names import plural
 
 Function = Callable[[ReplayOp, Policy], bytes]
-"""Function at module level that does not raise; its side effects and output stay in the child and are lost."""
+"""Function at module level that does not raise. It runs in the child, where its side effects and output are lost."""
 CPU_S = 10.0
 """CPU time limit per op in seconds; the first op may have to import torch's decompositions."""
 WALL_S = 120.0
 """Wall-clock limit in seconds for an op that waits without computing."""
 MOST_LOST = 6
-"""Number of ops that hang or crash after which the remaining ops are skipped, because a file could hold any number of
-such ops.
+"""Number of ops that hang or crash after which the remaining ops are skipped. The limit exists because a file could
+hold any number of such ops.
 """
 MEMORY_BYTES = 512 << 20
 """Memory limit of the child in bytes, see `worker.limit_memory`; meta tensors have no memory."""
@@ -134,9 +134,10 @@ class _Copy:
 
     @classmethod
     def current(cls) -> _Copy:
-        """Return the child, or fork a new one if it has ended or if ops or functions were registered since the fork.
+        """Return the child process.
 
-        The child registers reference implementations itself.
+        A new one is forked if there is none, or if ops or functions were registered since the fork. Reference
+        implementations do not count, because the child registers them itself.
         """
         state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()) - overloads_defined())
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):

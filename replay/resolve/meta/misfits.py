@@ -1,8 +1,8 @@
 # pyright: strict
 """Rejects calls that real kernels reject but meta kernels accept: missing dimensions, masks of the wrong size.
 
-The ops listed here were found by calling every ATen op that has a dim on both kinds of tensors (the tests repeat this);
-all other ops reject an invalid call on meta tensors, too.
+The ops listed here were found by calling every ATen op that has a dim on both kinds of tensors; the tests repeat this.
+All other ops reject an invalid call on meta tensors, too.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _unfit(shape: tuple[int, ...], mask: tuple[int, ...]) -> IndexError:
 
 
 def _cover(shape: tuple[int, ...], indices: tuple[TensorMeta | None, ...]) -> None:
-    """Raise IndexError if a mask's sizes differ from the dimensions it covers. A mask covers as many dimensions as its
-    rank; an index or None covers one.
+    """Raise IndexError if a mask's sizes differ from the dimensions it covers. A mask covers as many dimensions as it
+    has; an index or None covers one.
     """
     at = 0
     for index in indices:

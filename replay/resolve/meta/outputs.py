@@ -1,7 +1,8 @@
 # pyright: strict
-"""Derives shapes and dtypes of an op's results from a call on meta tensors: nothing is allocated or computed.
+"""Derives shapes and dtypes of an op's results from a call on meta tensors.
 
-A composite recurrent op takes milliseconds per step, so it is run on a short sequence, and the results are extended.
+Nothing is allocated or computed. A composite recurrent op takes milliseconds per time step. It is therefore run on a
+short sequence, and the results are extended.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 
 
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
-    """Fill in `outputs` of a plan's ops from calls on meta tensors; an op's `outputs` stay None if these calls do not
-    show them.
+    """Fill in `outputs` of a plan's ops from calls on meta tensors.
 
-    If no device accepts an op's combination of sizes, this becomes the op's reason. Ops with too many results are
-    stopped before the calls, ops with results larger than any memory after them: a plan may come from a file that has
-    not been checked, and sizes from arguments that are not tensors (`zeros([2**40, 2**40])`).
+    If a call does not show them, they stay None. If no device accepts an op's combination of sizes, this becomes the
+    op's reason. Ops with too many results are stopped before the calls, ops with results larger than any memory after
+    them. The limits exist because a plan may come from a file that has not been checked, and sizes from arguments that
+    are not tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
@@ -107,9 +108,10 @@ def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
 
 
 def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
-    """Call an op of a plan on meta tensors, a recurrent op on a short sequence. Raises what the meta kernel raises.
+    """Call an op of a plan on meta tensors; a recurrent op is called on a short sequence.
 
-    The call may hang or crash, as torch does for some arguments: run ops of unknown origin in `forked`.
+    Raises what the meta kernel raises. The call may hang or crash, as torch does for some arguments. Run ops of unknown
+    origin in `forked`.
     """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
@@ -131,8 +133,8 @@ def _is_factory(op: ReplayOp) -> bool:
 
 
 def _arguments(op: ReplayOp) -> dict[str, Any]:
-    """Return the arguments by name, as meta tensors; an `out=` tensor is empty, so that the call gives it the result's
-    size.
+    """Return the arguments by name, as meta tensors. An `out=` tensor is empty, so that the call gives it the size of
+    the result.
     """
     is_factory, memories = _is_factory(op), shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
@@ -211,7 +213,7 @@ def _meta_of(result: Any) -> TensorMeta | None:
 
 
 def shorten_steps(op: ReplayOp) -> ReplayOp:
-    """Shorten a recurrent op's sequence to `STEPS` steps if it is longer; return other ops unchanged."""
+    """Shorten a recurrent op's sequence to `STEPS` steps if it is longer. Other ops are returned unchanged."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or meta.shape[dim] <= STEPS:

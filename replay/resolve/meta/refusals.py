@@ -24,8 +24,8 @@ _NEEDS_CONTENTS = (
 )
 """Parts of error messages of composite ops that read tensor contents in a nested call; torch does not tag them."""
 _NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
-"""Parts of error messages of kernels that treat meta tensors as tensors of the kernel's own device, or create results
-on that device.
+"""Parts of error messages of kernels that fail on meta tensors. They treat meta tensors as tensors of the kernel's own
+device, or create results on that device.
 """
 _LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
 """Matches torch's errors for an op in Python (`torch.library.custom_op`) without a fake kernel."""
@@ -37,8 +37,8 @@ _FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recordin
 _NOT_OF_SIZES = re.compile(
     r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
 )
-"""Matches torch's errors about something other than sizes: strides may be assumed, and dtypes may be those before an
-unrecorded cast.
+"""Matches torch's errors about something other than sizes. Such errors do not count, because strides may be assumed,
+and dtypes may be those before an unrecorded cast.
 """
 
 
@@ -51,8 +51,8 @@ def refused_sizes(op: ReplayOp, error: Exception) -> Reason | None:
     """Return why no device can run a recorded call, given the error of its meta kernel; None if the error does not show
     this.
 
-    Applies only to torch's ops whose sizes and numbers were recorded: a call with a guessed number may fail because of
-    the guess.
+    Applies only to torch's own ops whose sizes and numbers were all recorded. A call with a guessed number may fail
+    because of the guess.
     """
     if not is_torchs(op) or any(_may_change_call(note.argument, note.what) for note in op.assumptions):
         return None

@@ -1,10 +1,9 @@
 """Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
 
-torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark the
-decomposition as not to be compiled. It imports `symbolic_shapes` with sympy (some 490) at the first check of a size or
-type promotion, only to find that there is no symbol. These imports take most of the time for a small plan. Light
-modules replace them: they behave as torch does for plain values, and load the real module as soon as another name is
-used.
+torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
+compiled. It imports `symbolic_shapes` with sympy (some 490 modules) at the first check of a size or type promotion,
+only to find that there is no symbol. These imports take most of the time for a small plan. Light modules replace them.
+They behave as torch does for plain values, and load the real module as soon as another name is used.
 
 Intended for a process that makes only such calls: see `forked`.
 """
@@ -25,7 +24,7 @@ PACKAGES = (DYNAMO, SYMPY)
 
 
 class _StandIn(ModuleType):
-    """A module with a few names; access to any other name replaces the module by the real one."""
+    """A module with a few names. If any other name is accessed, the real module replaces it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and (name != "__path__" or self.__name__ not in PACKAGES):
@@ -49,7 +48,7 @@ def put_stand_ins() -> None:
 
 
 class _Symbol:
-    """Replacement for `sympy.Basic` while the real class is not loaded; no object is an instance of it."""
+    """Replacement for `sympy.Basic` while the real class is not loaded. No object is an instance of it."""
 
 
 def _real(name: str) -> ModuleType:
@@ -66,7 +65,7 @@ def _real(name: str) -> ModuleType:
 
 
 def _disable(fn: Any = None, recursive: bool = True, **others: Any) -> Any:
-    """Return the function unchanged, because nothing is compiled; other options call the real `disable`."""
+    """Return the function unchanged, because nothing is compiled. With other options, call the real `disable`."""
     if callable(fn) and recursive is True and set(others) <= {"wrapping"}:
         return fn
     return _real(DYNAMO).disable(fn, recursive, **others)
@@ -97,7 +96,7 @@ _OF_PLAIN: dict[str, Callable[..., Any]] = {
     "sym_eq": _equal_sizes,
     "is_nested_int": lambda value: False if type(value) in (int, float) else None,
 }
-"""Functions of `symbolic_shapes` for plain bools and integers; they return None for other arguments."""
+"""Functions of `symbolic_shapes`, for plain bools and integers only. For other arguments, they return None."""
 
 
 def _for_plain(name: str, of_plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Users' conversions: functions that replace a recorded op by a call of another op, with other arguments and a note.
 
-Contains the registration, and the inputs and outputs of user code; `resolver` resolves the resulting op.
+Contains the registration, and what user code receives and returns. `resolver` resolves the resulting op.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Conversion:
     """The result of a conversion: the op to call instead of the recorded one."""
 
     op: str
-    """Op to call, as "namespace::op" or "namespace::op.overload"; resolved and checked against the policy like a
+    """Op to call, as "namespace::op" or "namespace::op.overload". It is resolved and checked against the policy like a
     recorded name.
     """
     args: Sequence[Any]
-    """Arguments in the order of the schema of `op`: entries of `RecordedCall.args`, TensorMeta, numbers, bools,
-    strings, dtypes, None, and lists of one of these.
+    """Arguments in the order of the schema of `op`. Each is an entry of `RecordedCall.args`, a TensorMeta, a number, a
+    bool, a string, a dtype, None, or a list of one of these.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments by name; `args` fill the remaining arguments of the schema in order."""
@@ -56,7 +56,7 @@ class DtypeCode(int):
 
 
 class ConversionFailed(Exception):
-    """Raised if user code raised or did not return a Conversion; the message gives the place."""
+    """Raised if user code raised or did not return a Conversion. The message says where."""
 
 
 Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | None])
@@ -70,9 +70,9 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
     """Decorator: register a function (RecordedCall) -> Conversion | None that chooses the call for these recorded ops.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". The function is used for ops that could not be
-    replayed as recorded; with `override`, for all of them, before torch, vendor libraries and opreplay's references. If
-    the function does not apply to a call, it returns None. An exception fails only that op. Raises UsageError for
-    malformed names and duplicates.
+    replayed as recorded. With `override`, it is used for all these ops, before torch, vendor libraries and opreplay's
+    references. If the function does not apply to a call, it returns None. An exception fails only that op. Raises
+    UsageError for malformed names and duplicates.
     """
 
     def register(function: Converter) -> Converter:
@@ -83,9 +83,9 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
 
 
 def convert(entry: OpFunction, call: RecordedCall) -> Conversion | None:
-    """Return the conversion of a call by a user's function, with its arguments in the form of recorded ones, or None.
+    """Return a user's conversion of a call, with its arguments in the form of recorded ones.
 
-    Raises ConversionFailed if the function fails.
+    None if the function does not apply to the call. Raises ConversionFailed if the function fails.
     """
     try:
         conversion = entry.function(call)
@@ -108,7 +108,8 @@ def convert(entry: OpFunction, call: RecordedCall) -> Conversion | None:
 
 
 def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
-    """Return positional and named arguments in a schema's order, with its defaults; None if they do not fit the schema.
+    """Return positional and named arguments in a schema's order, completed by its defaults; None if they do not fit the
+    schema.
 
     A tensor list takes all remaining tensors if no later argument takes a tensor.
     """
@@ -127,8 +128,8 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
 
 
 def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
-    """Remove and return the value for a schema's argument from the front of the queue, or return its default; None if
-    there is neither.
+    """Remove the value for a schema's argument from the front of the queue, and return it. Without such a value, return
+    the argument's default; None if it has none.
     """
     if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
         tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Users' executors: callables that run recorded ops. Contains the registration and the binding of their arguments.
+"""Users' executors: callables that run recorded ops.
 
-A function (inputs, attrs), as in torch_ir's guide, gets tensors as one list and all other arguments by name.
+Contains the registration and the binding of their arguments. Executors in the form (inputs, attrs), as in torch_ir's
+guide, get tensors as one list and all other arguments by name.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ def register_executor(
     override: bool = False,
     program: bool = False,
 ) -> Callable[[Function], Function]:
-    """Decorator: register a callable to run these recorded ops; it gets their arguments and may return anything.
+    """Decorator: register a callable to run these recorded ops.
 
-    `ops` are names "namespace::op" or patterns "namespace::op*". The callable is used for ops that could not be
-    replayed without it; with `override`, for all calls of these ops. An exception fails only that op. With a `schema`,
-    "(Tensor x, float eps=1e-6) -> Tensor", the recorded arguments are matched and completed as for any op, keyword-only
-    ones are passed by name, and `!` marks arguments that are written to. Without a schema, arguments are passed by
-    position, as recorded, under the callable's parameter names; `mutates` names those that the callable writes to,
-    which are then reset between calls.
+    It gets their arguments and may return anything. `ops` are names "namespace::op" or patterns "namespace::op*". The
+    callable is used for ops that could not be replayed without it; with `override`, for all calls of these ops. An
+    exception fails only that op. With a `schema`, "(Tensor x, float eps=1e-6) -> Tensor", the recorded arguments are
+    matched and completed as for any op, keyword-only ones are passed by name, and `!` marks arguments that are written
+    to. Without a schema, the recorded arguments are passed by position and named after the callable's parameters.
+    `mutates` then names the parameters that the callable writes to; these are reset between calls.
 
     `fake` gets the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta
     tensors. `program` marks a tile program, which reports mention. Raises UsageError for malformed names or schemas and
@@ -122,8 +123,8 @@ def register_executor(
 
 
 def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
-    """Raise UsageError if `mutates` contains a name that is not in the schema or, without a schema, not one of the
-    parameters `names`.
+    """Raise UsageError if `mutates` contains a name that no argument has. Arguments are those of the schema or, without
+    a schema, the parameters `names`.
     """
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
@@ -154,11 +155,11 @@ def bind_executor(
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
-    """Return the schemas that name the arguments: the registered schema or, for a function (inputs, attrs), torch's
-    schemas.
+    """Return the schemas that name the arguments.
 
-    If the function was registered for one overload, only that overload is used. For all other callables the result is
-    empty, because their arguments have the names of their parameters.
+    They are the registered schema or, for a function (inputs, attrs), torch's schemas of the op. If the function was
+    registered for one overload, only that overload is used. For all other callables, the result is empty, because their
+    arguments have the names of their parameters.
     """
     if entry.schema is not None:
         return [_spec(name if "::" in name else f"user::{name}", entry.schema)]
@@ -193,7 +194,7 @@ def _inputs(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Return the tensors for a function (inputs, attrs), in the recorded order, and the assumptions made. Raises
-    Unbound if other values were recorded, because a trace does not give their names.
+    Unbound if other values were recorded: the function needs their names, which a trace does not give.
     """
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
@@ -240,8 +241,8 @@ def _by_position(
 
 
 def _takes_a_list(op: str, place: int, parameter: inspect.Parameter | None) -> bool:
-    """Check whether an argument is a list of tensors that may be None: by the op's schema or, if torch does not have
-    the op, by the annotation.
+    """Check whether an argument is a list of tensors that may be None. The op's schema shows this; if torch does not
+    have the op, the annotation does.
     """
     if "::" in op and (specs := specs_of(op)):
         return any(place < len(spec.args) and spec.args[place].optional_elements for spec in specs)
@@ -347,8 +348,9 @@ def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function (inputs, attrs) so that it is called like other executors: tensors by position, everything else
     by name.
 
-    Tensor lists are flattened into one list, like the inputs of a node; absent ones are left out. Raises TypeError if
-    the function returns anything but a list of tensors, because a tensor would be interpreted as a list of its rows.
+    The function gets all tensors in one list: tensor lists are flattened, like the inputs of a node, and absent tensors
+    are left out. Raises TypeError if the function returns anything but a list of tensors. A single tensor would
+    otherwise be interpreted as a list of its rows.
     """
 
     @functools.wraps(function)
@@ -371,10 +373,11 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def op_and_overload(name: str) -> tuple[str, str | None]:
-    """Convert an op name in torch_ir's spelling to (op, overload); the overload is None if the name has none.
+    """Convert an op name in torch_ir's spelling to (op, overload).
 
-    "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is ("aten::conv2d", ""), "custom.gate" is
-    ("custom::gate", None); "gate" and "custom::gate" are returned unchanged.
+    The overload is None if the name has none. "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is
+    ("aten::conv2d", ""), "custom.gate" is ("custom::gate", None). "gate" and "custom::gate" are returned as they are,
+    with overload None.
     """
     match = _DOTTED.fullmatch(name)
     if match is None:

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Plain Python functions of a module that the user named; they run ops of a namespace that have no schema.
+"""Plain Python functions of a module that the user named.
 
-Decides which attributes of the module may be called. Only the user names a module, never a trace. A name in a trace can
-access only a public function that the module itself defines or lists in `__all__`.
+They run ops of a namespace that have no schema. Decides which attributes of the module may be called. Only the user
+names a module, never a trace. A name in a trace can access only a public function that the module itself defines or
+lists in `__all__`.
 """
 
 from __future__ import annotations

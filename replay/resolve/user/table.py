@@ -24,8 +24,8 @@ class OpFunction(UserFunction):
     """A user's function for recorded ops; the part of an op name after the namespace may contain * and ?."""
 
     bare: bool = False
-    """Whether names without a namespace are allowed; they match ops of that name in any library, also in ones not part
-    of torch.
+    """Whether names without a namespace are allowed. Such a name matches ops of that name in any library, even if the
+    library is not part of torch.
     """
 
 
@@ -57,9 +57,10 @@ class OpTable(UserTable[Entry]):
         super().add(entry, {**globs, **(patterns or {})}, replace=replace)
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """Return the registration for an op: an exact name first, then a pattern, then a name without namespace.
+        """Return the registration for an op.
 
-        Raises UsageError if two patterns match.
+        An exact name takes precedence over a pattern, and a pattern over a name without namespace. Raises UsageError if
+        two patterns match.
         """
         for name in names:
             entry = self.exactly(name, device) or self._only(name, self.matching(name, device)) or self._bare(name)

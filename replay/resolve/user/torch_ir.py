@@ -1,7 +1,7 @@
 # pyright: strict
 """Registration as in torch_ir's extension guide: `register_op` and `register_executor`, with nodes as input and output.
 
-Defines the nodes and builds them from recorded calls; the functions are stored in the tables of `conversions` and
+Defines the nodes and builds them from recorded calls. The functions are stored in the tables of `conversions` and
 `executors`.
 """
 
@@ -58,9 +58,9 @@ class OpNode:
 
 
 def register_op(*ops: str) -> Callable[[Function], Function]:
-    """Decorator: register a function (NodeInfo) -> OpNode that chooses the op to run, before torch's own.
+    """Decorator: register a function (NodeInfo) -> OpNode that chooses the op to run.
 
-    Raises UsageError for malformed names and duplicates.
+    It is used before torch's own implementation. Raises UsageError for malformed names and duplicates.
     """
 
     def register(function: Function) -> Function:
@@ -74,7 +74,7 @@ def register_executor(*ops: str, **options: Any) -> Callable[[Function], Functio
     """Decorator: register a function (inputs, attrs) -> list of tensors that runs these ops instead of torch.
 
     Options are `schema`, `mutates` and `fake` of `opreplay.register_executor`. Raises UsageError for malformed names,
-    duplicates, and a function with other parameters.
+    for duplicates, and for a function with other parameters.
     """
 
     def register(function: Function) -> Function:

@@ -70,10 +70,10 @@ _OF_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "c
 
 
 def read_backendbench(path: str | Path) -> ReplayPlan:
-    """Read the calls of a file in order, with their counts and no recorded times; overloads are resolved afterwards.
+    """Read the calls of a file in order, with their counts.
 
-    If torch has no schema for a call's op, the call stays in the plan with a reason. Raises FormatError, with the line,
-    for an invalid call.
+    They have no recorded times, and their overloads are resolved afterwards. If torch has no schema for a call's op,
+    the call stays in the plan with a reason. Raises FormatError, with the line, for an invalid call.
     """
     calls: dict[str, ReplayOp] = {}
     name, overload = "", None
@@ -104,8 +104,8 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
 
 
 def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
-    """Return the distinct calls of a file in the notation of `ir.notation`, and the number of calls that cannot be
-    made, by reason.
+    """Return the distinct calls of a file in the notation of `ir.notation`. Also return, by reason, the number of calls
+    that cannot be made.
     """
     ops = read_backendbench(path).ops
     refused = Counter(f"{op.name}: {op.reason}" for op in ops if op.reason is not None)
@@ -148,7 +148,7 @@ def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
 
 
 def _as_tensor(arg: ReplayArg) -> ReplayArg:
-    """Return the argument as a tensor; a Python number becomes the tensor that torch creates from it."""
+    """Return the argument as a tensor. A Python number becomes the tensor that torch would create from it."""
     dtype = _OF_NUMBERS.get(arg.type)
     tensors = arg.tensors if dtype is None else (TensorMeta(shape=(), dtype=dtype, strides=()),)
     return msgspec.structs.replace(arg, type="Tensor", tensors=tensors)

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Resolves one call given as text, with values and tensor metadata, to an op of the IR: overload and arguments by name.
+"""Resolves one call given as text (with values and tensor metadata) to an op of the IR, with its overload and its
+arguments by name.
 
 Chooses the overload and converts values to arguments. `ir.notation` parses the text; `sweep` handles several calls.
 """
@@ -60,7 +61,7 @@ _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
 
 
 class NotCallable(UsageError):
-    """Raised for a call that cannot run here as written; `reason` is the reason that reports give for its op."""
+    """Raised for a call that cannot run here as written. `reason` is the reason that reports give for its op."""
 
     def __init__(self, message: str, *, hint: str, reason: Reason) -> None:
         super().__init__(message, hint=hint)
@@ -71,9 +72,9 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
     """Return the op of a written call, with its arguments, for `device`.
 
     A call that cannot run here is returned unresolved with the reason, so that its time can be predicted; see
-    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those with override, and the others
-    if the op does not exist here. Raises UsageError for text that cannot be a call of a known op, NotCallable if the
-    call has no tensor or the op's name is probably misspelled.
+    `_op_to_predict`. Users' conversions and executors apply as for a trace: those with `override` come first, and the
+    others are used if the op does not exist here. Raises UsageError for text that cannot be a call of a known op.
+    Raises NotCallable if the call has no tensor or the op's name is probably misspelled.
     """
     try:
         return _callable_op(call, policy, device)
@@ -103,12 +104,13 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 
 
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
-    """Return the op of a call that cannot run here: unresolved, with the reason, so that its time can be predicted.
+    """Return the op of a call that cannot run here.
 
-    If only flags are missing, or one tensor is given for a list, the call is completed and can run. If a published
-    schema accepts the call, the op gets that schema; otherwise it is `ReplayOp.unfit`, with the argument names of the
-    op with the most similar name. Returns None for a call without tensors that fits no schema, for an overload that the
-    op does not have, and for a name that a user registered or that nearly equals a name of torch or a user.
+    It is unresolved and has the reason, so that its time can be predicted. If only flags are missing, or one tensor is
+    given for a list, the call is completed and can run. If a published schema accepts the call, the op gets that
+    schema. Otherwise it is `ReplayOp.unfit` and gets the argument names of the op with the most similar name. Returns
+    None in three cases: a call without tensors that fits no schema, an overload that the op does not have, and a name
+    that a user registered or that nearly equals a name of torch or a user.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -171,7 +173,7 @@ def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
 
 
 def _named(spec: OpSpec | None, name: str) -> ArgSpec:
-    """Return the schema's argument with this name; an argument of unknown type if there is none."""
+    """Return the schema's argument with this name. If there is none, return an argument of unknown type."""
     args = () if spec is None else spec.args
     return next((arg for arg in args if arg.name == name), None) or unknown(name)
 
@@ -186,8 +188,8 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """Return the call with the argument names of the nearest schema, and whether it is a schema of the op itself, not
-    of a similarly named one.
+    """Return the call with the argument names of the nearest schema. Also returns whether this schema belongs to the op
+    itself, not to one with a similar name.
     """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
@@ -213,8 +215,8 @@ def _has_tensors(value: CallValue) -> bool:
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
-    """Return the op of the call as handled by a user's conversion or executor registered with this `override`; None if
-    there is none.
+    """Return the op that a user's conversion or executor makes of the call; None if none is registered. Only those with
+    this value of `override` count.
     """
     conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
     if conversion is not None and conversion.override == override:
@@ -257,7 +259,9 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 
 def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
-    """Return the call's values by argument name; None if the call's arguments do not match those of the schema."""
+    """Return the call's values by argument name. None if the call has arguments that the schema lacks, or lacks
+    arguments that the schema requires.
+    """
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
@@ -424,8 +428,8 @@ def _op_of_target(entry: OpFunction, name: str, converted: Conversion, policy: P
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """Return a conversion's call with all arguments by name if any argument has a name. Positional arguments follow the
-    schema's order.
+    """Return a conversion's call with all arguments by name, if any argument has a name. Positional arguments get the
+    names in the schema's order.
     """
     if not call.kwargs:
         return call

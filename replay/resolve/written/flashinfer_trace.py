@@ -1,8 +1,8 @@
 # pyright: strict
 """Reads a folder of definitions and workloads in the format FlashInfer-Trace into a plan.
 
-Defines the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated. What the format cannot
-express (the op, counts, strides, arguments that are not numbers) is stored under the key "opreplay", which other tools
+Defines the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated. The format cannot express the
+op, counts, strides and arguments that are not numbers. These are stored under the key "opreplay", which other tools
 ignore. Format: https://bench.flashinfer.ai/docs/flashinfer-trace
 """
 
@@ -125,10 +125,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
-    """Read the calls of a folder with their counts and no recorded times; overloads are resolved afterwards.
+    """Read the calls of a folder with their counts.
 
-    Lines with a solution are left out: they evaluate a solution for a workload that has its own line. A definition that
-    opreplay did not write names no op: its calls keep sizes and dtypes, with a reason. Raises FormatError.
+    They have no recorded times, and their overloads are resolved afterwards. Lines with a solution are left out,
+    because they evaluate it for a workload that has its own line. A definition that opreplay did not write names no op.
+    Its calls keep their sizes and dtypes, and get a reason. Raises FormatError.
     """
     folder = Path(path).resolve()
     definitions = dict(_definitions(folder))

@@ -53,7 +53,7 @@ def calls_of_file(path: str) -> tuple[str, ...]:
 
 
 _COMMENT = re.compile(r"""^((?:"[^"]*"|'[^']*'|[^"'#])*)#.*""")
-"""Matches a line with a comment, which begins at the first # outside quotes; group 1 is the text before it."""
+"""Matches a line with a comment, which begins at the first # outside quotes. Group 1 is the text before the comment."""
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -62,8 +62,8 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split command-line texts into (sizes, calls). Sweeps like "n=1,4 k=1,8" are split into single sizes; if there are
-    sweeps, sizes listed among the calls count, too.
+    """Split command-line texts into (sizes, calls). Sweeps like "n=1,4 k=1,8" are split into single sizes. If there are
+    sweeps, texts of this form among the calls also count as sizes.
     """
     split = [part for sweep in sweeps for part in sweep.split()]
     sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
@@ -74,9 +74,10 @@ _SIZES = re.compile(r"[A-Za-z_]\w*=[\dk,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:
-    """Return each call text with every combination of values for the size names in it; `sweeps` are like "n=1,47".
+    """Return each call text once for every combination of values of the size names in it.
 
-    Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
+    `sweeps` are texts like "n=1,47". Raises UsageError for a size without values, values for a size that no text has,
+    and too many combinations.
     """
     named = {text: size_names(text) for text in texts}
     values = _values_of(sweeps, list(dict.fromkeys(name for names in named.values() for name in names)))
@@ -105,7 +106,7 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
 
 
 def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str = "") -> None:
-    """Raise UsageError for a size that no call has; the message puts `option` before its name."""
+    """Raise UsageError for a size that no call has. In the message, `option` precedes the size's name."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -133,11 +134,11 @@ def invalid_calls(
 def plan_of_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Return a plan with each op of the calls once, with its outputs, and the op id of each call.
+    """Return a plan that contains each op of the calls once, with its outputs, and the op id of each call.
 
-    An op that cannot run here is unresolved and has the reason, see `op_of_written`. If a call on meta tensors shows
-    that the arguments are inconsistent, this becomes the op's reason (`is_refused`). Raises UsageError for texts that
-    are not calls, and as `op_of_written` does.
+    An op that cannot run here is unresolved and has a reason, see `op_of_written`. If a call on meta tensors shows that
+    an op's arguments are inconsistent, this becomes its reason (`is_refused`). Raises UsageError for texts that are not
+    calls, and in the cases of `op_of_written`.
     """
     require_torch()
     from opreplay.replay.resolve.meta.check import check_plan
@@ -186,6 +187,6 @@ def is_refused(op: ReplayOp) -> bool:
     """Check whether a written call is invalid on any device: torch rejects its arguments, or a result exceeds any
     memory.
 
-    False for a call that merely cannot run here, because its time can be predicted.
+    False for a call that is valid but cannot run here; its time can be predicted.
     """
     return op.reason is not None and op.resolved_by is not None

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Assigns the argument names of the nearest schema to calls that no overload here accepts; they are predicted, and run
-only if `name_arguments` completes them.
+"""Assigns the argument names of the nearest schema to calls that no overload here accepts.
 
-Values are assigned in order to the arguments whose types they fit. A value that fits no argument gets a numbered name;
-a named value keeps its name even if the schema does not have it.
+Such calls are predicted. They run only if `name_arguments` completes them. Values are assigned in order to the
+arguments whose types they fit. A value that fits no argument gets a numbered name. A named value keeps its name even if
+the schema does not have it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def published_specs(name: str) -> tuple[OpSpec, ...]:
 
 
 def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
-    """Return the call with the argument names of the schema that accepts most of its values; the first schema if
-    several do.
+    """Return the call with the argument names of the schema that accepts most of its values. If several accept equally
+    many, it is the first of them.
     """
     fits = [_under(spec, call) for spec in specs]
     unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}

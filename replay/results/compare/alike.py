@@ -15,7 +15,7 @@ from opreplay.replay.results.stats import quantile
 LEAST_OPS = 5
 """Minimum number of ops; with fewer, a change of all ops cannot be distinguished from changes of a few."""
 MANY_OPS = 8
-"""With fewer ops than this, all but one must have changed by the same factor.
+"""Number of ops below which all ops but one must have changed by the same factor.
 
 The middle half of so few ops is not representative of the other ops.
 """
@@ -32,9 +32,9 @@ SURE = 2.5
 
 
 def shared_change(ops: Sequence[OpComparison]) -> float | None:
-    """Return the factor by which all ops took longer in the second recording; None if it differs between ops.
+    """Return the factor by which all ops took longer in the second recording; None if there is no such common factor.
 
-    The factor is the geometric mean of the ratios without outliers, provided that the ratios of the middle half agree
+    It is the geometric mean of the ratios without outliers. It exists only if the ratios of the middle half agree
     within the ops' errors.
     """
     judged = [op for op in ops if op.verdict == "same" and op.ratio]

@@ -22,10 +22,10 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_name(comparison: Comparison) -> list[OpGroup]:
-    """Return the ops of two traces, largest change first, with different shapes of the same op combined.
+    """Return the ops of two traces as rows, largest change first, with shapes of the same op combined.
 
-    All shapes of an op are combined if each side has shapes of it that the other side lacks. Shapes that only one side
-    has are combined, too. In comparisons that are not of two traces, each op is a separate row.
+    If each side has shapes of an op that the other side lacks, all shapes of the op are combined. Otherwise, the shapes
+    of an op that only one side has are combined. If the comparison is not of two traces, each op is a separate row.
     """
     if comparison.paired is None:
         return [OpGroup(op=op) for op in comparison.ops]

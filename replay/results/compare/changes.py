@@ -1,10 +1,11 @@
 # pyright: strict
-"""Find where the times of an op changed in a history of runs: ruptures proposes change points, a t-test confirms them.
+"""Find where the times of an op changed in a history of runs.
 
-The proposed change points minimize the squared deviations of log times from the mean of their segment (PELT: Killick,
-Fearnhead and Eckley 2012), with a penalty low enough to propose too many. Student's t-test then compares the runs
-before and after each point, up to the neighbouring points. The least certain point is removed until all pass at LEVEL
-over all positions of all ops (Bonferroni).
+The library ruptures proposes change points. They minimize the squared deviations of log times from the mean of their
+segment (PELT: Killick, Fearnhead and Eckley 2012), with a penalty so low that too many points are proposed.
+
+Student's t-test then compares the runs before and after each point, up to the neighbouring points. The least certain
+point is removed until all others pass at LEVEL, divided by the number of positions in all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changes_of(history: Sequence[Series]) -> tuple[OpHistory, ...]:
-    """Return every op of a history with its changes, largest latest change first.
+    """Return every op of a history with its changes, sorted by the size of its latest change, largest first.
 
     Raises EnvironmentRefused if ruptures or SciPy is not installed.
     """
@@ -84,9 +85,9 @@ def change_points(
     propose: Callable[[Values, float], Sequence[int]],
     test: Callable[[Values, Values], float],
 ) -> list[tuple[int, float]]:
-    """Return the index of the first value after each change, and the p-value of its test.
+    """Return the changes in a series as (index of the first value after the change, p-value of its test).
 
-    `values` are log times as float64 [runs].
+    `values` are log times, as float64 [runs].
     """
     steps = np.abs(np.diff(values))
     scatter = max(float(np.median(steps)) / NORMAL_MAD / np.sqrt(2.0), LEAST_SCATTER)

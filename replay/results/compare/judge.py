@@ -32,7 +32,7 @@ from opreplay.traces.names import plural
 from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
-"""Verdict on an op; "lost" and "gained" ops are in the plan of both runs, but replayed in only one."""
+"""Verdict on an op. "lost" and "gained" ops are in the plans of both runs, but only one run replayed them."""
 
 Method = Literal["gauges", "medians"]
 """How times are compared: relative to fixed workloads (gauges), if both runs timed them, or as plain medians."""
@@ -45,25 +45,27 @@ Clock = Literal["device", "host"]
 
 DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
-"""Minimum threshold in standard deviations of the log ratios; 0.8 % of normally distributed values exceed it.
+"""Minimum threshold, in standard deviations of the log ratios.
 
-A larger value would hide a slowdown of 10 % among ops that scatter by 2 %; a smaller one would report more false
-slowdowns.
+If the log ratios are normally distributed, 0.8 % exceed it by chance. A larger value would hide a slowdown of 10 %
+among ops that scatter by 2 %. A smaller value would report more false slowdowns.
 """
 NEAREST = (0.8, 1.2816)
-"""(share, standard deviations): the share of normal values within that many standard deviations of the mean.
+"""(share, number) so that this share of normally distributed values is within this number of standard deviations of the
+mean.
 
 Only this share of ops is used, because the other ops include those that really changed.
 """
 VISITED_ERRORS = 2.6
-"""Minimum threshold, in standard errors, of an op whose error is known from several rounds (visits).
+"""Minimum threshold of an op measured in several rounds (visits), in standard errors; the rounds give its error.
 
-Of 50 ops in 7 runs under load, compared with themselves and with six slowed down, 1 % were falsely reported as slower.
+The value was tested with 50 ops in 7 runs under load, compared with themselves and with six of them slowed down: 1 %
+were falsely reported as slower.
 """
 ERRORS = 2.14
 """Half a 95 % interval in standard errors: Student's t for 14 degrees of freedom (two runs of eight batches each)."""
 FOUND, FOUND_NORMAL = 0.8, 0.84
-"""A change counts as detectable if it would be found with probability FOUND in a share FOUND of the ops.
+"""Probability and share for a detectable change: it would be found with probability FOUND in a share FOUND of the ops.
 
 FOUND_NORMAL is the quantile of the normal distribution for FOUND.
 """
@@ -86,9 +88,10 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     before_us: float | None = None
     after_us: float | None = None
     ratio: float | None = None
-    """Judged ratio of after to before, computed by the comparison's method.
+    """Ratio of after to before that is judged, as computed by the comparison's method.
 
-    With gauges, it differs from the ratio of the two times. Between two traces, it is the ratio of the times per step.
+    With gauges, it differs from the plain ratio of the two times. Between two traces, it is the ratio of the times per
+    step.
     """
     low: float | None = None
     high: float | None = None
@@ -96,8 +99,8 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     level: float = 0.95
     """Confidence level of the interval.
 
-    It is 0.8 if one side is a prediction: the interval then combines the prediction's 80 % band with the interval of
-    the other side.
+    It is 0.8 if one side is a prediction, because the interval then combines the prediction's 80 % band with the
+    interval of the other side.
     """
     note: str = ""
     """Why the verdict is unclear, what happened to an op that was lost, or other remarks."""
@@ -107,9 +110,9 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     before_step_us: float | None = None
     after_step_us: float | None = None
-    """For two recordings: time of all calls of a step, averaged over the compared steps.
+    """For two recordings: time of all calls of the op in a step, averaged over the compared steps.
 
-    Without steps, it is the median time of a call times the number of calls in the first recording.
+    If there are no steps, it is the median time of a call multiplied by the number of calls in the first recording.
     """
     before_calls: float | None = None
     after_calls: float | None = None
@@ -161,7 +164,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     on: str
     """Device: as named in the trace, "cpu", or the name of the simulated device."""
     clock: Clock | None = None
-    """Clock of the times; None for predictions. A host's clock also includes other work of the host."""
+    """Clock of the times; None for predictions. Times on a host's clock also include other work of the host."""
     source: str
     """Name of the file, or of the trace that the results belong to."""
     ops: int
@@ -206,7 +209,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None
     """Standard deviation of the log ratios without outliers; None below 20 ops."""
     power: float | None
-    """Smallest change, as a share, that would have been found with 80 % probability in 80 % of the ops.
+    """Smallest detectable change, as a share: it would have been found with 80 % probability in 80 % of the ops.
 
     None if no op could be judged.
     """
@@ -220,9 +223,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     total: Total | None
     ops: tuple[OpComparison, ...]
     shared: float | None = None
-    """For two recordings of one device: factor by which all ops took longer, e.g. because of a different clock rate.
+    """For two recordings of one device: factor by which all ops took longer, e.g. because the clock rate changed.
 
-    The ops' ratios and intervals are relative to it, their times are not. None if the factor differs between ops.
+    The ratios and intervals of ops are divided by it, but their times are not. None if the factor differs between ops.
     """
     unreached: tuple[int, int] = (0, 0)
     """Number of ops in the plan of each run that the run did not reach: out of time, interrupted, or a rank lost."""
@@ -250,10 +253,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_total_unknown(self) -> str:
-        """Return why it is unknown whether the total changed; "" if it is known.
+        """Return why it is unknown whether the total time changed; "" if it is known.
 
-        A single recording on a host clock has no error estimate, because other work on the machine may have slowed down
-        all of its calls. Runs whose ops were all too slow to give enough samples for an interval have none, either.
+        A single recording on a host clock has no error estimate: other work on the machine may have slowed down all of
+        its calls. Runs may also lack an interval, if all of their ops were too slow to give enough samples.
         """
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
@@ -265,7 +268,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def with_alone(self) -> float | None:
-        """Return the ratio of the totals including ops that only one run has; None if there is no total."""
+        """Ratio of the total times, including the ops that only one run has; None if there is no total."""
         if self.total is None or self.before_us <= 0 or self.sides is not None:
             return None
         gone = sum((op.before_us or 0.0) * op.count for op in self.of("only before"))
@@ -343,7 +346,9 @@ def _thresholds(
 
 
 def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpComparison]:
-    """Return the ops that only one run has; with `cut`, the second run did not reach all of its ops."""
+    """Return the ops that only one run has. With `cut`, the second run did not reach all of its ops; measured ops of
+    the first run that it lacks then count as lost.
+    """
     first, second = ({result.id for result in run.results} for run in (before, after))
     gone = [
         _alone(result, "lost" if cut and result.measurement else "only before")
@@ -416,10 +421,10 @@ def compare_op(
 
 
 def judge_op(op: OpComparison, threshold: float, applied: float, common: float | None = None) -> OpComparison:
-    """Return the op with its verdict; `common` is the ratio that most ops have, if they changed alike.
+    """Return the op with its verdict.
 
-    "slower" or "faster": the change exceeds `applied` (a share) and the op's own interval. "same": it is within the
-    requested threshold. "unclear": anything in between.
+    "same": the change is within the requested threshold. "slower" or "faster": it exceeds `applied` (a share) and the
+    op's own interval. "unclear": anything in between. `common` is the ratio that most ops have, if they changed alike.
     """
     if op.verdict != "same" or op.ratio is None or op.low is None or op.high is None:
         return op
@@ -487,9 +492,10 @@ def spread_of(ops: Sequence[OpComparison]) -> float | None:
 def power_of(
     ops: Sequence[OpComparison], thresholds: Mapping[str, float], visited: AbstractSet[str], spread: float | None
 ) -> float | None:
-    """Return the smallest change that would be found with probability `FOUND` in most of the judged ops.
+    """Return the smallest change that would be found with probability `FOUND` in a share `FOUND` of the judged ops.
 
-    Each op is judged by its own threshold; for ops in `visited`, the error already includes the variation between runs.
+    Each op is judged by its own threshold. For ops in `visited`, the error already includes the variation between runs;
+    for others, the error is at least `spread`.
     """
     detectable: list[float] = []
     for op in ops:
@@ -503,9 +509,9 @@ def power_of(
 def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None:
     """Return the ratio of all ops combined, with its interval.
 
-    An op's error is its own error or the spread of all ops, whichever is larger. Errors of ops measured one after the
-    other are correlated, because a machine is slow for a while; therefore differences between batches of neighbouring
-    ops are included.
+    The error of an op is its own error or the spread of all ops, whichever is larger. A machine may be slow for a
+    while, so errors of ops measured one after the other are correlated. Therefore the interval also includes the
+    differences between batches of neighbouring ops.
     """
     known = [(op.ratio, op.error, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
     before_us = sum(us for _, _, us in known)

@@ -19,10 +19,10 @@ _NONE = (0.0, 0.0)
 
 
 class PerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Time (µs) and calls of each op per step of two traces, by op id, averaged over the compared steps.
+    """Time (µs) and number of calls per step of each op in two traces, by op id, averaged over the compared steps.
 
-    Recordings without steps may have different lengths. For them, the time on both sides is the median time of a call
-    times the number of calls in the first recording.
+    Recordings without steps may have different lengths. For them, the time of an op on both sides is its median time of
+    a call multiplied by its number of calls in the first recording.
     """
 
     paired: PairedBy
@@ -50,7 +50,9 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(op, ratio=op.ratio * now / was, low=low, high=high)
 
     def judged(self, ops: Sequence[OpComparison], applied: float, shared: float) -> list[OpComparison]:
-        """Return the ops that take time in the compared steps; their verdicts agree with the change of step time."""
+        """Return the ops that take time in the compared steps. If a verdict contradicts the change of the op's time per
+        step, it becomes "unclear".
+        """
         return [
             self._judged(op, applied, shared)
             for op in ops
@@ -78,10 +80,10 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconcile_verdict(op: OpComparison, applied: float) -> OpComparison:
-    """Return the op as "unclear" if its verdict, on typical calls, contradicts the change of all calls of a step.
+    """Return the op as "unclear" if its verdict contradicts the change of its time per step; otherwise unchanged.
 
-    Also return it as "unclear" if the interval includes 1: the interval is scaled to all calls, so it may include 1
-    although the interval of typical calls does not.
+    The verdict is about typical calls, the time per step about the sum of all calls. The op is also "unclear" if it
+    counts as slower or faster but its interval includes 1. This can happen because the interval is scaled to all calls.
     """
     change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
     beyond = not is_within(ratio, applied)

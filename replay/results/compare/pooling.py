@@ -17,9 +17,10 @@ from opreplay.traces.errors import EnvironmentRefused
 
 
 def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
-    """Return the first run, with each op's time from all runs that replayed it; a single run is returned unchanged.
+    """Return the first run, with the times of each op combined from all runs that replayed it.
 
-    Raises EnvironmentRefused if the runs are from two machines or used two measurement methods, unless `force` is set.
+    A single run is returned unchanged. Raises EnvironmentRefused if the runs are from two machines or used two
+    measurement methods, unless `force` is set.
     """
     first, *others = runs
     blocking = [
@@ -89,5 +90,5 @@ def _median_error(runs: Sequence[Measurement]) -> float | None:
 
 
 def _within(runs: Sequence[Measurement]) -> float:
-    """Return the error of the mean over the runs that follows from the runs' own errors; 0 for runs without errors."""
+    """Return the error of the mean over several runs that follows from the errors of the runs; 0 if they have none."""
     return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

@@ -33,9 +33,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     what: Literal["slower", "total", "step", "lost", "unclear", "power"]
     """What the condition tests.
 
-    "slower": an op became slower. "total": all ops combined. "step": the step of two traces. "lost": the number of ops
-    that are no longer replayed. "unclear": the share of ops that could not be judged. "power": the smallest
-    change that would have been found.
+    "slower": whether an op became slower. "total": the ratio of all ops combined. "step": the ratio of the steps of two
+    traces. "lost": the number of ops that are no longer replayed. "unclear": the share of ops that could not be judged.
+    "power": the smallest change that would have been found.
     """
     limit: float
     """Limit as a share, or as a number of ops for "lost"."""
@@ -109,9 +109,9 @@ def violations(conditions: Sequence[Condition], comparison: Comparison, step: St
 def untested_conditions(
     conditions: Sequence[Condition], comparison: Comparison, step: StepRatio | None = None
 ) -> list[str]:
-    """Return what could not be tested and why, one line each; such a check does not pass.
+    """Return a line for each thing that could not be tested, with the reason; a check with such a line does not pass.
 
-    Reasons are conditions without evidence either way, runs without a common op, and runs that were cut short.
+    Reasons are: a condition has no evidence for or against it, the runs have no op in common, or a run was cut short.
     """
     of_ops = [condition for condition in conditions if condition.what != "step"]
     if of_ops and not any(op.ratio is not None for op in comparison.ops):

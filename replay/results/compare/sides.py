@@ -110,9 +110,10 @@ CONFIDENCE = {
 
 
 def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
-    """Return one kind of time from a result file; `soc` names the simulated device, by default the only one.
+    """Return one kind of time from a result file.
 
-    Raises UsageError if the file has no such time.
+    `soc` names the simulated device; without it, the file must have only one. Raises UsageError if the file has no such
+    time.
     """
     source = str(file.header.trace.get("source") or "")
     if what == "simulated":
@@ -207,7 +208,7 @@ UNKNOWN = "its device time is unknown"
 
 
 def _without_wrong_times(side: Times) -> Times:
-    """Return a side without op times if its device times are wrong; otherwise return it unchanged."""
+    """Return the side unchanged or, if its device times are wrong, without any op times."""
     if not side.doubts.mistimed:
         return side
     replace = msgspec.structs.replace
@@ -218,7 +219,8 @@ def _without_wrong_times(side: Times) -> Times:
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %.
 
-    If recorded device times of a side are wrong, no op is judged; if some device times are unknown, there is no total.
+    If the recorded device times of a side are wrong, no op is judged. If some device times are unknown, the total is
+    not compared.
     """
     before, after = _without_wrong_times(before), _without_wrong_times(after)
     unknown = before.doubts.mistimed or after.doubts.mistimed
@@ -339,18 +341,18 @@ def _same_device(before: Times, after: Times) -> bool:
 
 
 def _predicts(before: Times, after: Times) -> bool:
-    """Check whether exactly one side is a prediction.
+    """Check whether exactly one side is a prediction, so that its band applies to the ratio.
 
-    Errors of two predictions are correlated, so their bands say nothing about the ratio.
+    The errors of two predictions are correlated, so their bands say nothing about the ratio.
     """
     return (before.what == "simulated") != (after.what == "simulated")
 
 
 def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -> Total | None:
-    """Return the ratio of the ops on both sides, using the number of calls before.
+    """Return the ratio of the total times of ops on both sides, with each op's number of calls before.
 
-    The ratio has an interval if one side is a prediction: as for a simulated step, errors add up within a class of work
-    and are independent between classes.
+    If one side is a prediction, the ratio has an interval. As for a simulated step, errors of ops in one class of work
+    add up, and errors of different classes are independent.
     """
     before_us, after_us = _sums_us(both)
     if not before_us or not after_us:
@@ -415,9 +417,9 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
 
 
 def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
-    """Return the op with its verdict, as for two runs.
+    """Return the op with its verdict, judged as for two runs.
 
-    Against a prediction, it is "same" only if the whole band is within the threshold.
+    If one side is a prediction, the op is "same" only if the whole band is within the threshold.
     """
     if op.verdict != "same" or op.ratio is None:
         return op

@@ -24,10 +24,11 @@ from opreplay.replay.results.stats import quantile
 Floats = npt.NDArray[np.float64]
 
 RIDGE_NAME, RIDGE_OP = 0.05, 0.3
-"""Ridge weights for all ops of a name and for one op, as sums of squared gauge readings in log units.
+"""Ridge weights, as sums of squared gauge readings in log units.
 
-RIDGE_NAME weighs the expected response (`_expected`) against the data of a name, RIDGE_OP the name's response against
-the data of an op. Chosen on 50 ops in 13 runs under load; higher and lower values were not better.
+RIDGE_NAME is the weight of the expected response (`expected` in `by_visits`) against the data of all ops of a name.
+RIDGE_OP is the weight of the response of the name against the data of one op. Both were chosen on 50 ops in 13 runs
+under load; higher and lower values were not better.
 """
 CLIP_DEVIATIONS = 3.0
 """Number of standard deviations at which differences between visits are clipped."""
@@ -36,15 +37,16 @@ OTHERS = 1.0
 OFF_THE_MEAN = 0.25
 """Share of an op's visits left out at either end (shortest and longest times); with three visits, none is left out."""
 NEAREST = (0.68, 0.9945)
-"""(share, standard deviations): the share of normal values within that many standard deviations of the mean.
+"""(share, number) so that this share of normally distributed values is within this number of standard deviations of the
+mean.
 
 Only this share of ops is used, because the other ops include those that really changed.
 """
 OF_FEW = 1.5
-"""Factor by which errors are enlarged if there are few ops.
+"""Minimum factor by which errors are enlarged if there are only a few ops.
 
-Of 15 ops whose visits all fell into a few seconds on a busy machine, most ratios were 0.9 to 1.2 times as far from 1 as
-expected, but a few were 2.5 to 7 times as far.
+It is based on 15 ops whose visits all fell into a few seconds on a busy machine. Most of their ratios were 0.9 to 1.2
+times as far from 1 as expected, but a few were 2.5 to 7 times as far.
 """
 MIN_OPS_FOR_SPREAD = 20
 """Minimum number of ops for estimating how much ratios scatter if nothing changed."""
@@ -55,17 +57,18 @@ class Adjusted(NamedTuple):
 
     ratio: float
     error: float
-    """Standard error of the ratio's logarithm.
+    """Standard error of the logarithm of the ratio.
 
-    The variation between a run's rounds gives an error, which is multiplied by how much farther from 1 most ratios are
-    than this error suggests. This includes effects that last longer than a run and do not appear between its rounds.
+    The variation between the rounds of a run gives a first error. If most ratios are farther from 1 than this error
+    suggests, it is multiplied by the factor by which they are. The result includes effects that last longer than a run,
+    which do not appear between its rounds.
     """
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
     """Map each op id to its adjusted ratio; `pairs` maps op ids to (name, before, after).
 
-    Ops that were not measured in at least two rounds with the same gauges in both runs are left out.
+    Both runs must have measured an op in at least two rounds, with the same gauges; other ops are left out.
     """
     groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
     for id_, (name, before, after) in pairs.items():
@@ -94,7 +97,7 @@ def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict
 
 
 def _gauges(measurement: Measurement) -> int:
-    """Return how many gauges were read with the visits; 0 if there are fewer than two visits or no gauges."""
+    """Return how many gauges were read in each visit. Return 0 if there are fewer than two visits, or no gauges."""
     if (
         len(measurement.visits) < 2
         or len({len(visit) for visit in measurement.visits}) != 1
@@ -141,9 +144,9 @@ def _trimmed_mean(visits: Sequence[float]) -> float:
 
 
 def _error_factor(ops: Sequence[Adjusted]) -> float:
-    """Return how much farther from 1 the ratios of these ops are than their errors suggest.
+    """Return the factor by which the ratios of these ops are farther from 1 than their errors suggest.
 
-    The result is at least 0.5, or at least `OF_FEW` if there are too few ops to estimate it.
+    It is at least 0.5. If there are too few ops to estimate it, it is at least `OF_FEW`.
     """
     share, normal = NEAREST
     distances = sorted(abs(math.log(op.ratio)) / max(op.error, 1e-9) for op in ops)

@@ -26,9 +26,10 @@ def emit_right(
     device: DeviceProfile,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Emitted:
-    """Emit programs whose values are correct for the given and for their own cases; list errors of other programs.
+    """Emit those programs whose values are correct, and list the errors of the others.
 
-    A program without cases is emitted for the ranks of its tensors (vectors or matrices) that give correct values.
+    Values are checked for the given cases and for the programs' own cases. A program without cases is emitted for each
+    combination of ranks of its tensors (vectors or matrices) that gives correct values.
     """
     right: list[Case] = []
     chosen: list[Program] = []

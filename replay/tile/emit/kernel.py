@@ -1,6 +1,6 @@
 """Run a program once with expressions in place of numbers, and record the statements of its kernel.
 
-Loops stay loops: the body of `steps` is run twice, and values that the second iteration takes from the first become
+Loops stay loops. The body of `steps` is run twice: values that the second iteration takes from the first become
 loop-carried values.
 """
 
@@ -127,10 +127,10 @@ class Tracer:
     # Sizes
 
     def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
-        """Return the outcome of a comparison and record it as a condition.
+        """Return the outcome of a comparison, and record it as a condition of the kernel.
 
-        A comparison that depends on block positions becomes a branch of the kernel; raises Refused if that is
-        impossible.
+        If the comparison depends on block positions, it becomes a branch of the kernel instead. Raises Refused if that
+        is impossible.
         """
         if not difference.known:
             text = f"{first} {how} {second}"
@@ -140,9 +140,10 @@ class Tracer:
         return outcome
 
     def required(self, first: Any, how: str, second: Any) -> None:
-        """Add a comparison to the launch conditions, unless the launcher does not know both sides.
+        """Require a comparison to be true: add it to the conditions of the kernel's launch.
 
-        Raises Refused if the comparison is false in the current case.
+        It is not added if the launcher does not know both sides. Raises Refused if the comparison is false in the
+        current case.
         """
         if same(first, second) or not plain_known(first) or not plain_known(second):
             return
@@ -159,9 +160,9 @@ class Tracer:
                 self.required(other, "==", size if value_of(other) == value_of(size) else 1)
 
     def fixed(self, number: Num) -> Any:
-        """Return a size as a plain Python value; the kernel is then valid only for this value.
+        """Return a size as a plain Python value, which makes the kernel valid only for this value.
 
-        A block position becomes one branch for each value. Raises Refused if that is not possible.
+        A block position becomes a branch of the kernel for each of its values. Raises Refused if that is not possible.
         """
         text = str(number)
         if not number.known:
@@ -368,7 +369,7 @@ class Tracer:
         self.add(Statement(None, (f"{call}({self.pointer(ref, tile.shape)}, ", tile.value, tail), user_line()))
 
     def computed(self, template: str, operands: Sequence[Any], dtype: str | None = None) -> Tile:
-        """Return the result of an elementwise expression; `{}` or `{0}` in the template stand for the operands."""
+        """Return the result of an elementwise expression. In the template, `{}` or `{0}` stands for an operand."""
         tiles = [operand for operand in operands if isinstance(operand, Tile)]
         shape = _broadcast([tile.shape for tile in tiles])
         for dim in range(-len(shape), 0):
@@ -416,9 +417,9 @@ class Tracer:
         return Tile(self.note(("tl.trans(", tile.value, ")")), tile.shape[::-1], tile.dtype)
 
     def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
-        """Return a loaded tile with its first dimensions merged, or with dimensions of size 1 added or removed.
+        """Return a loaded tile in another shape.
 
-        Raises Refused for other shapes.
+        Its first dimensions may be merged, or dimensions of size 1 added or removed. Raises Refused for other shapes.
         """
         rest = [n for n in tile.shape if not _is_single(n)]
         wanted = [n for n in shape if not _is_single(n)]
@@ -503,9 +504,9 @@ class Tracer:
 
 
 def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
-    """Return the (initial value, value after an iteration) of each loop-carried value, by the id of the initial value.
+    """Return the loop-carried values, by the id of the initial value.
 
-    Raises Refused if the iterations differ.
+    Each is (initial value, value after an iteration). Raises Refused if the iterations differ.
     """
     targets = {id(a.target) for a, _ in pairs if a.target is not None}
     first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}

@@ -1,7 +1,8 @@
 """Write tile programs as one Triton file: kernels, launchers, and a torch.library op for each program.
 
 A kernel serves all sizes and dtypes for which the program runs the same statements. If an `if`, `range` or dict key in
-Python depends on a size, there is one kernel for each outcome in the cases, and the launcher chooses.
+the Python program depends on a size, there is one kernel for each outcome that occurs in the cases. The launcher
+chooses the kernel.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ class Emitted:
 
 
 def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
-    """Emit kernels for the given cases and the programs' own cases, plus the default set derived from the first case.
+    """Emit the programs as Triton kernels that cover the given cases and the programs' own cases.
 
-    A program without cases is emitted for matrices.
+    The kernels also cover the default set (`default_set`) derived from the first case of each rank. A program without
+    cases is emitted for matrices.
     """
     parts: list[str] = []
     names: list[str] = []

@@ -1,7 +1,8 @@
 """Values of a program while it is emitted: sizes as expressions, parts of tensors, tiles, blocks.
 
-A size has an expression in the kernel, and a value in the current case. A comparison of sizes that the launcher knows
-becomes a condition of the kernel; a comparison of block positions becomes a branch, or is refused.
+A size has both an expression in the kernel and a value in the current case. If the launcher knows both sides of a
+comparison, the comparison becomes a condition of the kernel. A comparison of block positions becomes a branch, or is
+refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Atom:
     bases: frozenset[str]
     """Launcher arguments that the value depends on."""
     bound: Any = None
-    """Upper bound of a block position, known to the launcher; None if this is not a position."""
+    """Upper bound of a block position, as an expression that the launcher knows; None if this is not a position."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Atom) and self.text == other.text

@@ -187,9 +187,9 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def rebuilt(function: Any) -> Any:
-    """Return a copy of the function that calls this module's functions instead of the language's.
+    """Return a copy of a function that calls the functions of this module instead of those of the tile language.
 
-    Other functions of its file are copied in the same way.
+    Other functions of its file that it calls are copied in the same way.
     """
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
     namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)

@@ -1,8 +1,8 @@
 """Pipe, dtypes and cycles of each instruction, with the source of each number.
 
-A vector instruction takes `start + slope * elements` cycles. `slope` is for float32 on a core whose instructions are
-128 bytes wide in and out; for 2-byte types it is half of that. Numbers come from the public cost models of PTO-ISA and
-asc-devkit unless stated otherwise.
+A vector instruction takes `start + slope * elements` cycles. `slope` is for float32 on a core whose vector instructions
+read and write 128 bytes at a time; for 2-byte types, half of it is used. Unless stated otherwise, numbers come from the
+public cost models of PTO-ISA and asc-devkit.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ Advance = tuple[tuple[int, int], ...]
 
 
 class Repeat(NamedTuple):
-    """Repeat the preceding `length` steps of the list `times` more times, including nested repetitions.
+    """A step that repeats the preceding `length` steps of the list `times` more times, including nested repetitions.
 
-    In each repetition the buffers move on by `advance`.
+    `advance` says by how many uses the rotating buffers of each place in the source move on in each repetition.
     """
 
     length: int
@@ -246,15 +246,15 @@ CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
     )
     for pair in ((one, other), (other, one))
 )
-"""Dtype pairs that TCVT converts directly (asc-devkit's table of Cast for A2 and A3, float8 for A5).
+"""Pairs of dtypes between which TCVT converts directly; other conversions go through a third dtype.
 
-Other conversions go through a third dtype.
+Source: asc-devkit's table of Cast for A2 and A3, and the table for A5 for float8.
 """
 
 ROW_START, ROW_LINE, ROW_STEP = 30.0, 5.0, 2.0
-"""Row sums and maxima: cycles to start, per row, and per further 64 float32 elements of a row.
+"""Cycles of row sums and maxima: to start, for each row, and for each further 64 float32 elements of a row.
 
-This is 0.055 cycles per element at 128 columns (PTO-ISA).
+With 128 columns, this is 0.055 cycles per element (PTO-ISA).
 """
 EXPAND_START, EXPAND_ROW = 30.0, 1.0
 """Cycles to repeat one number of each row along the row, before an instruction that reads it as second source."""

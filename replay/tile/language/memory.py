@@ -43,18 +43,18 @@ EACH = Each()
 
 
 def blocks(total: int, size: int) -> Iterator[Block]:
-    """Yield blocks of `size` in a dimension of `total`, distributed round-robin to the cores; the last may be smaller.
+    """Yield the blocks of `size` elements of a dimension with `total` elements, distributed round-robin to the cores.
 
-    Blocks index tensors like slices. Raises TileError for a size below 1.
+    The last block may be smaller. Blocks index tensors like slices. Raises TileError for a size below 1.
     """
     for (block,) in grid((total,), (size,)):
         yield block
 
 
 def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Block, ...]]:
-    """Yield blocks of several dimensions, last dimension fastest, distributed round-robin to the cores.
+    """Yield the blocks of several dimensions, distributed round-robin to the cores.
 
-    The size EACH yields one position at a time.
+    The last dimension changes fastest. In a dimension with size EACH, each block is a single position.
     """
     core = current()
     if len(shape) != len(sizes):
@@ -113,9 +113,9 @@ def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[
 
 
 def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
-    """Yield blocks of a dimension that this core processes in sequence, e.g. a loop over K, keys or columns.
+    """Yield the blocks of a dimension one after the other on this core, e.g. for a loop over K, keys or columns.
 
-    `total` may be (start, stop).
+    `total` is the size of the dimension, or (start, stop).
     """
     core = current()
     first, last = total if isinstance(total, tuple) else (0, total)
@@ -164,7 +164,7 @@ class Half(Block):
 
 
 def vectors(rows: int) -> Iterator[Half]:
-    """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on them.
+    """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on the yielded core.
 
     If only the time is needed, only the first half is run, because both halves do the same work.
     """
@@ -197,9 +197,10 @@ def core_count() -> int:
 
 
 def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
-    """Allocate GM memory of this core or group, to pass data between its cube core and its vector cores.
+    """Allocate GM memory of this core or group, through which its cube core and vector cores pass data to each other.
 
-    Each call from this source line returns the next of `buffers`; storing to a buffer discards its old data.
+    Executing the same source line again returns the next of `buffers` rotating buffers. Storing to a buffer discards
+    its old data.
     """
     core = current()
     place = core.here("scratch")
@@ -245,7 +246,7 @@ def _last(ref: Ref | Memory) -> int:
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
-    """Return (number of contiguous runs, elements per run) of `ref`, a part of a tensor in memory.
+    """Return (number of contiguous runs, elements per run) of a part of a tensor in memory.
 
     Raises TileError if the elements of this part do not form runs.
     """
@@ -286,9 +287,9 @@ def load(
 ) -> Tile:
     """Copy a part of a tensor from GM to UB, or to L1 on the cube core.
 
-    `buffers` is the number of rotating buffers of this source line: the n-th load waits for readers of the (n -
-    buffers)-th load. `shape` pads the tile at the end of its dimensions, with `fill` if given; without `fill`, the
-    padding must not be used. `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
+    `buffers` is the number of rotating buffers of this source line: the n-th load waits until nothing reads the data of
+    load n - `buffers` any more. `shape` pads the tile at the end of its dimensions. The padding is filled with `fill`;
+    without `fill`, it must not be used. `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
     """
     core = current()
     if not isinstance(ref, Ref):
@@ -321,7 +322,7 @@ def load(
 
 
 def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
-    """Read an integer from 0 to `most` from an input, for use by the program itself: a page, a row, a count.
+    """Read an integer from 0 to `most` from an input for use in the program itself, such as a page, a row or a count.
 
     The scalar unit reads it from GM, and everything after it on this core waits for it. If only the time is needed, the
     value is `expected` if given, otherwise `most`.
@@ -370,7 +371,7 @@ def _load_place(core: Core, to: Place | None) -> Place:
 
 
 def _is_swapped(ref: Ref) -> bool:
-    """Check whether a matrix is stored in column-major order; the product reads it in that order."""
+    """Check whether a matrix is stored in column-major order, in which a matrix product can read it directly."""
     return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
 
 
@@ -515,9 +516,9 @@ def _unordered(core: Core, others: Any) -> Any:
 def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
     """Copy a tile from UB or L0C to a part of a tensor in GM with the same shape.
 
-    A tile from L0C is converted to the tensor's dtype on the way, after `relu` if set. `add` adds to the existing
-    values, from all cores in any order; the result must be a `tile.Sum`. `rows` is a tile of row numbers: row i goes to
-    row rows[i].
+    A tile from L0C is converted to the tensor's dtype on the way; with `relu`, negative values become 0 before that.
+    With `add`, the tile is added to the existing values; all cores may do this, in any order, and the result must be a
+    `tile.Sum`. `rows` is a tile of row numbers: row i of the tile goes to row rows[i].
     """
     core = current()
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):

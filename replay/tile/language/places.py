@@ -42,12 +42,13 @@ Limit = Literal[
     "size",
     "program",
 ]
-"""Limits that a program can violate.
+"""Kinds of limits that a program can exceed or violate.
 
-They are: a memory's size; a dtype for which the pipe has no instruction; shapes that do not fit; a path between
-memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of two cores or halves;
-a buffer that was overwritten by a later load; reading unwritten data; reading the padding of a partial tile; results
-that differ from the reference; requirements on cores; too much work to run; and any other error of the program.
+In the order of the list: the size of each memory; a dtype for which the pipe has no instruction; shapes that do not
+fit; a path between memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of
+two cores or halves; a buffer that a later load has overwritten; reading unwritten data; reading the padding of a
+partial tile; results that differ from the reference; requirements on cores; too much work to run; any other error of
+the program.
 """
 
 DTYPE_BYTES: dict[str, int] = {
@@ -66,7 +67,7 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e5m2": 1,
 }
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
-"""8-bit floating-point dtypes. All cores move them; only cubes that support them convert and multiply them."""
+"""8-bit floating-point dtypes. All cores can move them. Only cubes that support them can convert and multiply them."""
 BLOCK = 32
 """Rows in UB are padded to a multiple of this many bytes."""
 FRACTAL = 16
@@ -167,9 +168,10 @@ def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @cache
 def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
-    """Return the bytes that a tile takes: rows are padded to 32 bytes; in cube memories, also to multiples of 16.
+    """Return the number of bytes that a tile takes in a memory.
 
-    A single column is stored in UB as a row.
+    Rows are padded to 32 bytes. In cube memories, the number of rows is also padded to a multiple of 16, and in L0C the
+    number of columns, too. A single column is stored in UB like a row.
     """
     size = DTYPE_BYTES[dtype]
     rows, columns = rows_and_columns(shape)

@@ -1,8 +1,8 @@
 # pyright: strict
 """Positions of blocks as expressions over loop counters, and the conditions on positions that a program evaluated.
 
-Python's own `if`, `min` and `range` work on positions: each comparison is recorded with its outcome. Another iteration
-or block with the same outcomes does the same work and need not be run.
+Python's own `if`, `min` and `range` work on positions: each comparison is recorded with its outcome. If another
+iteration or block has the same outcomes, it does the same work and need not be run.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
 
 
 def combined(operate: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """Return the result of a non-linear operator as a position; a number if both operands are numbers."""
+    """Return the result of a non-linear operator as a position. If both operands are plain numbers, return a number."""
     value = operate(plain(first), plain(second))
     notes = [one.notes for one in (first, second) if isinstance(one, Position)]
     if not notes:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Record a program's work on one core: its instructions, its buffers, and its accesses to GM.
 
-This module handles places in the source, buffers, memory capacity by liveness, repeating loops, and hazards. `vector`,
-`cube` and `memory` define the costs of the language's functions.
+This module handles places in the source, buffers, used memory (by the lifetime of tiles), repeating loops, and hazards.
+`vector`, `cube` and `memory` define the costs of the language's functions.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Core:
     # Places and instructions
 
     def here(self, part: str = "") -> int:
-        """Return the id of the current place in the source; `part` distinguishes buffers of the same place."""
+        """Return the id of the current place in the source. `part` distinguishes several buffers of the same place."""
         at, line = spot(self._root)
         key = (at, self.unit + part)
         place = self._places.get(key)
@@ -305,8 +305,8 @@ class Core:
     def reserve_tile(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
         """Reserve memory for a computed tile until nothing refers to the tile.
 
-        The tile may reuse the memory of an operand that is not used again. Exceptions are `operands`, which are read
-        while the tile is written.
+        The tile may reuse the memory of a tile that is not used any more. `operands` are the exception: they are read
+        while the tile is written, so their memory cannot be reused.
         """
         self.check_reserved()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
@@ -323,10 +323,10 @@ class Core:
         value.reserved[0] = 0
 
     def check_reserved(self) -> None:
-        """Record an overflow if the memory reserved by the last instruction does not fit.
+        """Record an overflow if the memory that the last instruction reserved does not fit.
 
-        Tiles that are no longer referenced are free by now, except operands that had to exist at the same time as the
-        result.
+        By now, tiles that are no longer referenced are free. Operands that had to exist at the same time as the result
+        are still counted.
         """
         if self._unchecked is not None:
             unit, place, line, beside = self._unchecked
@@ -365,9 +365,9 @@ class Core:
         return "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
 
     def check_overflow(self, *, whole: bool) -> None:
-        """Raise TileError if a memory was used beyond its capacity.
+        """Raise TileError if more of a memory was used than it has.
 
-        With `whole`, the reported amount is for the entire program; otherwise it is a lower bound, because another
+        With `whole`, the reported amount is that of the entire program. Otherwise it is a lower bound, because another
         error stopped the program.
         """
         overflow = self._overflow
@@ -417,9 +417,10 @@ class Core:
         *,
         dealt: bool = False,
     ) -> Iterator[Item]:
-        """Yield the items of a loop; if values are not needed, skip repeating iterations except the last.
+        """Yield the items of a loop.
 
-        `cut` returns which sizes of an iteration's blocks are below the block size; `dealt` distributes items to cores.
+        If values are not needed, repeating iterations are skipped, except the last ones. `cut` returns which sizes of
+        an iteration's blocks are below the block size. With `dealt`, the items are distributed to cores.
         """
         place, notes = self.here("loop"), self.notes
         if not dealt:
@@ -480,9 +481,10 @@ class Core:
         partial: Sequence[bool],
         placed: Callable[[Sequence[int], Sequence[Expr]], Item],
     ) -> Iterator[Item]:
-        """Yield the blocks that do different work than earlier ones; some of the equal blocks are run and compared.
+        """Yield the blocks that do different work than earlier blocks.
 
-        Raises Unsurveyed if blocks assumed to be equal differ, or if a block depends on earlier blocks.
+        Some of the blocks assumed to do equal work are also run, and compared. Raises Unsurveyed if they differ, or if
+        a block depends on earlier blocks.
         """
         if survey.body_of:
             raise Unsurveyed  # a second loop over blocks
@@ -728,10 +730,10 @@ class _Blocks(Generic[Item]):
         return alike
 
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
-        """Run one of the blocks assumed to do the same work, and compare it.
+        """Run one of the blocks that are assumed to do the same work, and compare its work with theirs.
 
-        A block with many repetitions that were not yet compared is run with all loop iterations. Raises Unsurveyed if
-        the work differs.
+        If a block has many repetitions that were not compared yet, all iterations of its loops are run. Raises
+        Unsurveyed if the work differs.
         """
         repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
         repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}
@@ -849,9 +851,10 @@ def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[A
 
 
 def _counters() -> tuple[tuple[str, object], ...]:
-    """Return the numbers, flags and list lengths among the local variables of the function that runs a loop.
+    """Return the numbers, flags, texts and container lengths among the local variables of the function that runs a
+    loop.
 
-    A variable that changes between iterations may determine what a later iteration does.
+    If such a variable changes between iterations, it may determine what a later iteration does.
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):

@@ -88,7 +88,7 @@ NUMBERED = Where()
 
 
 class Block:
-    """A part of a dimension, as yielded by `blocks`, `grid` and `steps`; indexes tensors like a slice."""
+    """A part of a dimension, as yielded by `blocks`, `grid` and `steps`. It indexes tensors like a slice."""
 
     __slots__ = ("_first", "_index", "_most", "_notes", "_number", "_start", "_step", "_stop", "drop")
 

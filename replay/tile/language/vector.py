@@ -22,7 +22,7 @@ class TileCore(Core):
     """A core whose tiles support operators."""
 
     def elementwise(self, name: str, first: Any, *others: Any) -> Tile:
-        """Apply an elementwise instruction; the second source is broadcast along dimensions of size 1."""
+        """Apply an elementwise instruction. Dimensions of size 1 of the second source are broadcast."""
         spec, operands, numbers = _operands(name, first, others)
         tiles = [self.operand(t, spec.name) for t in operands]
         dtype = _common_dtype(spec, tiles)
@@ -552,9 +552,9 @@ def gather(t: Tile, index: Tile) -> Tile:
 
 
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
-    """Sort each run of 32 keys in a row in descending order, together with the number (int32) of each key; TSORT32.
+    """Sort each run of 32 keys of a row in descending order, and reorder the int32 numbers of the keys in the same way.
 
-    Takes a row of n keys; the last run may be shorter. `merge4` merges the runs.
+    Takes a row of n keys, whose last run may be shorter. `merge4` merges the runs. Instruction TSORT32.
     """
     return _sorted(keys, numbers, 32, "sort32", table.SORT_START, table.SORT_SLOPE)
 

@@ -77,7 +77,8 @@ def _in_pages(pages, table, lengths, size):
 def paged_decode(q, k, v, table, lengths, out: tile.Out):
     """Compute attention of one query per sequence to keys and values in pages [pages, places, heads, channels].
 
-    Query heads share key heads. table[b] lists the pages of sequence b, which uses lengths[b] of their places.
+    Several query heads share a key head. table[b] lists the pages of sequence b, which uses the first lengths[b] places
+    in them.
     """
     size, heads = k.shape[1], k.shape[2]
     queries, results = (x.view(x.shape[0], heads, -1, x.shape[2]) for x in (q, out))
@@ -120,8 +121,8 @@ def _latent(q, cache, table, lengths, rank=512, scale=192**-0.5):
 def mla_decode(q, cache, table, lengths, out: tile.Out, rank=512, scale=192**-0.5, *, heads=32, columns=128):
     """Compute attention of one query per sequence to latent keys in pages.
 
-    The keys' first `rank` channels are also the values. Queries [sequences, heads, channels] are already in the latent
-    space, followed by the rotary channels.
+    The first `rank` channels of the keys are also the values. Queries have shape [sequences, heads, channels]; their
+    channels are already in the latent space, followed by the rotary channels.
     """
     size = cache.shape[1]
     widths = [min(columns, rank - first) for first in range(0, rank, columns)]

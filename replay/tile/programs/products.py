@@ -17,7 +17,8 @@ from opreplay.replay import tile
 def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256, buffers=2):
     """Compute c = a @ b; either factor may be stored transposed.
 
-    `bk` is for 2-byte dtypes. With one buffer, products wait for loads.
+    `bk` is the block size along k for 2-byte dtypes; it is halved for float32. With `buffers=1`, each product waits for
+    its loads.
     """
     bk = bk // 2 if a.dtype == "float32" else bk
     for m, n in tile.grid(c.shape, (bm, bn)):
@@ -47,9 +48,10 @@ def _grouped(x, w, counts=None):
     choices={"bm": (64, 128), "bn": (128, 256), "bk": (128, 256)},
 )
 def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
-    """Multiply groups of rows of x by one matrix each: the next counts[g] rows by w[g].
+    """Multiply groups of rows of x by one matrix each.
 
-    Without counts, all groups have the same size.
+    Group g consists of the next counts[g] rows and is multiplied by w[g]. Without counts, all groups have the same
+    size.
     """
     bk = bk // 2 if x.dtype == "float32" else bk
     counts = counts or [x.shape[0] // w.shape[0]] * w.shape[0]
@@ -82,10 +84,10 @@ def _times_int4(a, w):
     dtypes=("float16",),
 )
 def matmul_int4(a, w, c: tile.Out, *, bm=128, bn=128, bk=64):
-    """Multiply a by a matrix of 4-bit integers.
+    """Multiply a by a matrix of 4-bit integers that is packed into w.
 
-    The low nibbles of w's bytes are the matrix's upper rows, the high nibbles its lower rows. Vector cores unpack them,
-    and the cube core multiplies.
+    The low nibbles of w's bytes are the upper rows of the matrix, and the high nibbles are its lower rows. Vector cores
+    unpack them, and the cube core multiplies.
     """
     lower = w.shape[0]
     for m, n in tile.grid(c.shape, (bm, bn)):
@@ -122,7 +124,8 @@ def _convolved(x, w):
 def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
     """Compute a convolution with stride 1 of an already padded input (images, rows, columns, channels).
 
-    A block of rows is loaded to L1 once; products read it shifted by each window position, which is im2col.
+    A block of rows is loaded to L1 only once. Each window position reads it at another offset as an operand of a
+    product; this is im2col.
     """
     images, height, width, _ = y.shape
     window, across = w.shape[:2]
@@ -139,9 +142,9 @@ def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
 
 
 def _patch(height, width, limit):
-    """Return the rows and columns of an image for a block of up to `limit` positions.
+    """Return the numbers of rows and columns of an image that a block of up to `limit` positions covers.
 
-    The choice gives the fewest blocks, then the shape closest to a square.
+    They give the fewest blocks and, among equal numbers of blocks, the shape closest to a square.
     """
     shapes = [(rows, min(width, limit // rows)) for rows in range(1, min(height, limit) + 1)]
     return min(shapes, key=lambda s: (-(-height // s[0]) * -(-width // s[1]), (s[0] + 2) * (s[1] + 2)))
@@ -168,10 +171,10 @@ def _attention(q, k, v, scale=0.0, causal=False):
     dtypes=("float16", "bfloat16"),
 )
 def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, bkv=512, chunk=128, ahead=2):
-    """Compute attention over (heads, queries, channels) without storing weights; softmax is updated as keys arrive.
+    """Compute attention over (heads, queries, channels) without storing all weights.
 
-    The cube core multiplies weights by values `ahead` key blocks later, so that cube core and vector cores work in
-    parallel.
+    The softmax is updated with each block of keys. The cube core multiplies the weights by the values `ahead` key
+    blocks later, so that it works in parallel with the vector cores.
     """
     scale = scale or q.shape[2] ** -0.5
     for h, m in tile.grid(q.shape[:2], (tile.EACH, bq)):

@@ -159,9 +159,9 @@ def _largest(x, k=8):
     dtypes=("float32", "float16"),
 )
 def topk(x, values: tile.Out, indices: tile.Out, k=8):
-    """Find the k largest values of each row with their columns, in descending order.
+    """Find the k largest values of each row and their columns, in descending order of the values.
 
-    Runs of 32 are sorted, then merged four at a time.
+    Runs of 32 elements are sorted, and then merged four at a time.
     """
     columns = x.shape[1]
     numbers = tile.arange(columns)

@@ -90,8 +90,8 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
 def _recorded_us(trace: Trace, graph: StepGraph) -> float:
     """Return the step's recorded length.
 
-    It is the time since the completion of the previous step if the trace shows that; otherwise the larger of the host
-    time and the time from the first to the last device work of the step.
+    If the trace shows when the previous step was completed, the length is the time since then. Otherwise, it is the
+    larger of the host time and the time from the first to the last device work of the step.
     """
     nodes, step, begin = graph.nodes, graph.step, graph.begin_us
     ends = nodes.start_us + nodes.dur_us
@@ -114,7 +114,7 @@ class _Start:
     source: tuple[int, float]
     lag_us: float
     after_previous_us: float | None
-    """Lag after the end of the thread's previous work, if that work can delay the start, too; None if it cannot."""
+    """Lag after the end of the thread's previous work; None if that work cannot delay the start."""
     kind: int
     recorded: bool
 
@@ -194,7 +194,8 @@ def _blocks(
 class _Parts:
     """The parts of a graph, with the node numbers of each part before sorting.
 
-    The order of nodes is: blocks of all threads, tasks, tasks of the previous step that something waits for.
+    Nodes come in this order: blocks of all threads, tasks, and those tasks of the previous step that something waits
+    for.
     """
 
     threads: list[_Thread]

@@ -41,10 +41,10 @@ NO_OP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """One row per device task, and per interval of a host thread; intervals end at launches, at waits, and at points
-    that others wait for.
+    """One row per device task and per interval of a host thread. Intervals end at launches, at waits, and at points
+    that other threads wait for.
 
-    Rows are sorted so that the target of each edge comes after its source. Times are µs after the step's start.
+    Rows are sorted so that the target of each edge comes after its source. Times are in µs after the step's start.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -205,7 +205,7 @@ class StepGraph:
     release_us: Floats
     """Earliest start of each node; 0 except for work that continues from before the step."""
     begin_us: float
-    """Completion of the previous step, if it is after this step's start on the host; otherwise 0."""
+    """Time in µs when the previous step was completed, if that is after this step's start on the host; otherwise 0."""
     recorded_us: float
     """Recorded length of the step, as `schedule.step_length` defines it."""
     host_us: float

@@ -28,7 +28,7 @@ class Schedule:
     step_us: float
     """Length of the step as in `step_length`; in steady state, the time from the completion of the previous step."""
     begin_us: float
-    """Completion of the previous step, if it is after this step's start on the host; otherwise 0."""
+    """Time in µs when the previous step was completed, if that is after this step's start on the host; otherwise 0."""
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
@@ -53,9 +53,10 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
     """Return the length, in µs, of a step that is one of many identical, consecutive steps.
 
-    It is the larger of two times: the time that the thread marking the step needs, without its wait until `begin_us`
-    for the device to finish the previous step; and the time from the completion of the previous step to the completion
-    of this step. Without previous work, it is the time until everything in the step has ended.
+    It is the larger of two times. One is the time that the thread marking the step needs; its wait until `begin_us` for
+    the device to finish the previous step does not count. The other is the time from the completion of the previous
+    step to the completion of this step. Without work of a previous step, the length is the time until everything in the
+    step has ended.
     """
     nodes = graph.nodes
     if not len(nodes):
@@ -188,10 +189,10 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
 
 
 def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
-    """Return the lags without unexplained waiting, and the lags with every possible dependency.
+    """Return two variants of the lags: without unexplained waiting, and with every possible dependency.
 
-    Each is `lags_us` itself if it would not differ. The gain of a change lies between the gains computed with these
-    lags and with `lags_us`.
+    If a variant would not differ, it is `lags_us` itself. The gain of a change lies between the gains computed with the
+    two variants and with `lags_us`.
     """
     edges = graph.edges
     possible = ~np.isnan(edges.possible_us)

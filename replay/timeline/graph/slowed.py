@@ -1,8 +1,8 @@
 # pyright: strict
 """Estimate from several steps how much collectives slow kernels, and compute kernel times for other overlaps.
 
-Kernels of the same name can take different times, so the estimate compares a kernel with the kernel at the same
-position in other steps: how much longer it took when more of it overlapped with a collective.
+Kernels of the same name can take different times. The estimate therefore compares a kernel with the kernel at the same
+position in other steps: how much longer did it take when more of it overlapped with a collective?
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ROUNDS = 4
 SETTLED = 1e-4
 """Stop rescheduling when kernel times change by at most this share of the step."""
 ALONE, BESIDE = 0.01, 0.99
-"""A kernel with at most the share ALONE of its time during collectives has no overlap; with at least BESIDE, full
-overlap.
+"""A kernel counts as not overlapped if at most the share ALONE of its time is during collectives, and as fully
+overlapped if the share is at least BESIDE.
 """
 
 
@@ -75,7 +75,8 @@ class CollectiveIntervals:
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
     """Return the schedule for given durations, in which collectives slow kernels as in the recording.
 
-    `durations_us` hold for each kernel's recorded overlap with collectives. With `apart`, no kernel is slowed.
+    `durations_us` are the times at the recorded overlap of each kernel with collectives. With `apart`, no kernel is
+    slowed.
     """
     nodes, lost = graph.nodes, graph.lost_during_collectives
     talking = nodes.kind == COLLECTIVE
@@ -109,18 +110,18 @@ def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
-    """Return the graph with the smallest and with the largest loss of speed during collectives; () if the bounds are
-    equal.
+    """Return the graph twice: with the smallest and with the largest loss of kernel speed during collectives. The
+    result is () if these bounds are equal.
     """
     low, high = graph.lost_bounds
     return () if high <= low else tuple(replace(graph, lost_during_collectives=lost) for lost in (low, high))
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
-    """Estimate (share of its speed that a kernel loses during collectives, lower bound, upper bound) from several
-    steps.
+    """Estimate from several steps which share of its speed a kernel loses during collectives.
 
-    The prior is a loss of 0 with the standard deviation `USUAL_LOST`; the bounds are those of the 90 % interval.
+    Returns (share, lower bound, upper bound); the bounds are those of the 90 % interval. The prior is a loss of 0 with
+    the standard deviation `USUAL_LOST`.
     """
     if not _runs_beside_collectives(graph):
         return 0.0, 0.0, 0.0
@@ -147,8 +148,8 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
-    """Return (loss of speed, its standard error) by least squares over kernels at the same position in several steps;
-    None if undetermined.
+    """Return (share of its speed that a kernel loses, standard error of the share); None if undetermined. The method is
+    least squares over kernels at the same position in several steps.
     """
     if not len(took):
         return None
@@ -213,8 +214,8 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
 
 
 def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, CollectiveIntervals]]:
-    """Yield, for each stream with kernels: (device, stream), its tasks in order, and when the device's other streams
-    run collectives.
+    """Yield, for each stream with kernels, (device, stream), its tasks in order, and the intervals in which other
+    streams of the device run collectives.
     """
     talking = tasks.kind == COLLECTIVE
     for index, key in enumerate(tasks.streams):

@@ -160,8 +160,8 @@ _BESIDE = 0.02
 def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
     """Return a mask of kernels that were ready but started only when a kernel of another stream ended.
 
-    The mask is empty if the device runs several kernels at once. A device runs one at a time if some kernels waited in
-    this way and kernels hardly ever overlapped.
+    The mask is empty if the device runs several kernels at once. It counts as running one at a time if some kernels
+    waited in this way and kernels hardly ever overlapped.
     """
     waited = np.zeros(len(tasks), bool)
     rows = np.flatnonzero(tasks.kind == KERNEL)
@@ -204,7 +204,7 @@ def _first_of_launch(tasks: Tasks) -> Bools:
 
 
 class _StreamWaits:
-    """Waits of streams for events of other streams; a trace records the other stream or only the wait call."""
+    """Waits of streams for events of other streams. Some traces record the other stream, others only the wait call."""
 
     def __init__(
         self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
@@ -225,7 +225,7 @@ class _StreamWaits:
             self._inferred(recorded)
 
     def _recorded(self) -> set[int]:
-        """Add the edges of waits whose other stream is recorded; return the rows of their calls."""
+        """Add an edge for each wait whose other stream is recorded; return the rows of these wait calls."""
         calls, waits = self.activity.calls, self.activity.waits
         row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
         numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
@@ -246,8 +246,8 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Add the edges of waits recorded only as calls: the dependency that the times show; if they show none, all
-        possible ones.
+        """Add the edges of waits that are recorded only as calls. A wait gets the dependency that the times show. If
+        they show none, it gets all possible ones.
         """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])
@@ -266,11 +266,11 @@ class _StreamWaits:
                 self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
 
     def add_unrecorded(self) -> None:
-        """Add possible dependencies for a profile that records no waits, at most one per task.
+        """Add possible dependencies, at most one per task, for a profile that records no waits.
 
-        Of the tasks last launched on the other streams, a task depends on the one that ended last, if the times permit
-        it. These dependencies delay nothing, and count only in the ranges of what-ifs. If several tasks of a stream
-        could wait for the same task, only the first one does.
+        The candidates for a task are the last tasks launched on the other streams. The task depends on the one that
+        ended last, if the times permit it. If several tasks of a stream could wait for the same task, only the first
+        one does. These dependencies delay nothing; they count only in the ranges of what-ifs.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
@@ -292,8 +292,8 @@ class _StreamWaits:
         return rows[np.argsort(self.call_us[rows], kind="stable")].tolist()
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
-        """Return pairs (last task of a stream before the event was recorded, first task of another stream after the
-        wait call) that the times permit.
+        """Return the pairs of tasks that one event may connect, as far as the times permit. A pair is (last task of a
+        stream before the event was recorded, first task of another stream after the wait call).
         """
         before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
         after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
@@ -312,7 +312,7 @@ class _StreamWaits:
         return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
-        """Return the id of a stream's last task launched before a time, in this step or before; None if unknown."""
+        """Return the id of a stream's last task launched before a time, in this or an earlier step; None if unknown."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us)) - 1
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
@@ -363,10 +363,9 @@ class _LatestEnds:
         self._of_stream[entry[1]] = entry
 
     def before(self, task: int) -> int | None:
-        """Return the task of another stream, launched before this task, that ended last before this task started, or
-        None.
+        """Return the task of another stream that ended last before this task started; None if there is none.
 
-        Must be called for tasks in launch order.
+        Only tasks launched before this task count. Must be called for tasks in launch order.
         """
         launch_us, stream = float(self.tasks.launch_us[task]), int(self.tasks.stream[task])
         while float(self.tasks.launch_us[self.order[self._launched]]) < launch_us:
@@ -429,10 +428,10 @@ class _Ends:
         return cause
 
     def in_the_way(self, task: int, ready_us: float) -> int:
-        """Return the task of another stream that kept the device busy while this task was ready, or -1.
+        """Return the task of another stream that kept the device busy while this task was ready; -1 if there is none.
 
         Streams share one device: a kernel starts when blocks of another kernel finish, a little before that kernel
-        ends. Tasks of other streams must have filled most of the wait; the result is the one whose end is nearest to
+        ends. Tasks of other streams must have filled most of the wait. The result is the one whose end is nearest to
         this task's start.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])

@@ -17,7 +17,7 @@ _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COPY_NAMES = ("memcpy",)
 """Substrings of kernel names that mark copies; needed because tasks of an NPU have no category."""
 HOST_DEVICE = -(1 << 31)
-"""Device number of collectives that run on a host thread without a recorded device; the stream number is the thread's
+"""Device number of collectives that run on a host thread without a recorded device. Their stream number is the thread's
 track.
 """
 
@@ -61,10 +61,10 @@ class Tasks:
 
 
 class Earlier:
-    """Tasks launched before the step, by stream and by the number of later tasks on that stream ("back").
+    """Tasks launched before the step, identified by stream and by "back": the number of later tasks on that stream.
 
-    All steps are assumed to be the same: an earlier task corresponds to the task of this step that has the same number
-    of later tasks on its stream.
+    All steps are assumed to be the same. An earlier task therefore corresponds to the task of this step that has the
+    same number of later tasks on its stream.
     """
 
     def __init__(
@@ -202,9 +202,10 @@ def _by_stream(
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
-    """Return, for each task, the start of the step's first task on its stream; if there is none, on its device.
+    """Return, for each task, the start of the step's first task on the same stream.
 
-    If there is none either, return the lowest integer.
+    If the step has no task on that stream, its first task on that device counts. If there is none either, the result is
+    the lowest integer.
     """
     first = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
@@ -270,8 +271,8 @@ _REPEATED_NS = 50_000_000
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
-    """Return `home`, extended to threads of processes without ops, matched by thread id: CANN records threads under
-    another process.
+    """Return `home`, extended to threads of processes without ops. CANN records threads under another process. Such
+    threads are matched with those of `home` by thread id.
     """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()

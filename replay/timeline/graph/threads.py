@@ -38,8 +38,8 @@ class HostEvents:
     """Row in `Activity.calls`, or -1 if the event is an op."""
 
     def enclosing_op(self) -> Ints:
-        """Return, for each event, the row of the innermost op that contains it or is the event itself; `NO_OP` if there
-        is none.
+        """Return, for each event, the row of the innermost op around it; an event that is an op counts as its own. The
+        row is `NO_OP` if there is none.
         """
         around = innermost_of(self.parent, self.op >= 0)
         return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
@@ -113,9 +113,10 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """Return the thread that marks the step; otherwise the thread, not one of autograd's, with the most time in ops.
+    """Return the thread that marks the step.
 
-    If there are no ops, return the thread with the most runtime calls; -1 if there is none.
+    If none does, return the thread with the most time in ops, except autograd's threads. If there are no ops, return
+    the thread with the most runtime calls; -1 if there is none.
     """
     if step.track >= 0:
         return step.track
@@ -135,9 +136,9 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """One thread's time as slices, and as blocks; blocks are split where the thread waits or others wait for it.
+    """One thread's time as slices, and as blocks. A block ends where the thread waits or where others wait for it.
 
-    Times in µs after the step's start; blocks exclude the thread's waits.
+    Times are in µs after the step's start. Blocks exclude the thread's waits.
     """
 
     start_us: Floats
@@ -154,10 +155,10 @@ def blocks_of(
     points_us: Iterable[float],
     waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """Return a thread's blocks from `begin_us` to `end_us`, split at `points_us` and without `waits_us`, the (start,
-    end) of its waits.
+    """Return a thread's blocks from `begin_us` to `end_us`.
 
-    The last block has zero length, so that other nodes can wait for the end.
+    They are split at `points_us` and exclude `waits_us`, which has (start, end) of the thread's waits. The last block
+    has zero length, so that other nodes can wait for the end.
     """
     bound, owner = _tiles(events, begin_us, end_us)
     waits = _merged(waits_us, begin_us, end_us)

@@ -13,9 +13,9 @@ from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, Floats, I
 def transfer_times(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
     """Return (durations of `graph`'s nodes, lags of its edges) with the times of `other` instead of the recorded ones.
 
-    Tasks take the times of matching tasks on their stream, by kernel and order; the times of tasks missing from `graph`
-    are added to the previous task. Host threads take the times between the launches of matched tasks. Unexplained
-    waiting comes from `other`; latencies and gaps come from `graph`.
+    Tasks of a stream are matched by kernel and order, and take the times of their match. A task of `other` without a
+    match adds its time to the previous task. Host threads take the times between the launches of matched tasks.
+    Unexplained waiting comes from `other`; latencies and gaps come from `graph`.
     """
     pairs = _matched_tasks(graph, other)
     durations = np.zeros(len(graph.nodes))

@@ -53,7 +53,7 @@ class HostWait:
     tasks: tuple[int, ...] = ()
     """Positions in `Tasks`, or ids of `Earlier`."""
     earlier: bool = False
-    """Whether the thread waits for work from before the step that has no recorded end; the work is assumed to end at
+    """Whether the thread waits for work from before the step whose end is not recorded. The work is assumed to end at
     `until_us`.
     """
     thread: tuple[int, float] | None = None
@@ -274,7 +274,7 @@ def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
 
 
 def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
-    """Return the task at whose end the call returned, for calls that do not synchronize: cudaMalloc, cudaFree,
+    """Return the task at whose end the call returned. Used for calls that do not synchronize: cudaMalloc, cudaFree,
     cudaHostAlloc, launches.
     """
     last, tasks = launched.ended_by(call.end), launched.tasks
@@ -311,7 +311,7 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
 def _waits_of_ops(
     trace: Trace, events: HostEvents, launched: Launched, known: list[float]
 ) -> tuple[list[HostWait], float]:
-    """Return (waits in ops that always block, total µs of long ops in which no task ended) for one thread.
+    """Return, for one thread, (waits in ops that always block, total µs of long ops in which no task ended).
 
     Used if the trace does not record the blocking calls. Ops in which one of the `known` waits ends are skipped.
     """
@@ -347,7 +347,7 @@ class Handover:
 
 
 def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_us: float) -> list[Handover]:
-    """Return gaps of the main thread that another thread's work fills, e.g. backward on autograd's thread.
+    """Return the gaps of the main thread that another thread's work fills, e.g. backward on autograd's thread.
 
     The other thread must be idle when the gap starts, and idle again when it ends.
     """

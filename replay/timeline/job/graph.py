@@ -58,8 +58,8 @@ class JobGraph:
     node: tuple[Ints, ...]
     """By rank: node in `whole` for each of the rank's nodes; for a collective with other members, the transfer."""
     arrival: tuple[Ints, ...]
-    """By rank: node in `whole` at which each of the rank's nodes starts to wait; the node itself, except for
-    collectives with other members.
+    """By rank: the node in `whole` at which each of the rank's nodes starts to wait. Only for a collective with other
+    members does it differ from the one in `node`.
     """
     transfer_share: tuple[Floats, ...]
     """By rank: share of each node's recorded time that is not spent waiting for other ranks."""
@@ -79,8 +79,8 @@ class JobGraph:
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
         """Return the durations of all nodes from the durations in each rank's graph (default: recorded).
 
-        For a collective with other members, only the share without waiting counts. Collectives marked 1.0 in `waitless`
-        (by rank, one value per node) count in full, because a prediction includes no waiting.
+        For a collective with other members, only the share of the time without waiting counts. `waitless` (by rank, one
+        value per node) is 1.0 for collectives whose time counts in full, because a prediction includes no waiting.
         """
         out = np.zeros(len(self.whole.nodes))
         for index, rank in enumerate(self.ranks):
@@ -98,7 +98,7 @@ class JobGraph:
         lags_us: Floats | None = None,
         held_together: bool = True,
     ) -> Schedule:
-        """Return the whole job's schedule; with `held_together=False` no rank waits for another."""
+        """Return the whole job's schedule. With `held_together=False`, no rank waits for another."""
         durations = self.durations() if durations_us is None else durations_us
         lags = self.lags() if lags_us is None else lags_us
         if not held_together:
@@ -121,7 +121,7 @@ class JobGraph:
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """Return (starts, ends) of one rank's nodes on its own clock; a collective starts when the rank arrives."""
+        """Return (starts, ends) of one rank's nodes on that rank's clock. A collective starts when the rank arrives."""
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
@@ -229,8 +229,8 @@ def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGra
 def _order(joined: _JobBuilder) -> tuple[list[int], list[bool], int]:
     """Return (nodes in topological order, whether each edge is kept, number of dropped collectives).
 
-    Nodes are sorted by time as far as the edges permit. If matches contradict each other, the earliest collective that
-    blocks the order is dropped.
+    As far as the edges permit, nodes are sorted by time. If matches of collectives contradict each other, the earliest
+    collective that blocks the order is dropped.
     """
     total = len(joined.rank)
     waits = [0] * total

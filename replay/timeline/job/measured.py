@@ -1,6 +1,6 @@
 # pyright: strict
-"""A job's step with op and collective times measured on this machine; collectives that were not measured keep their
-times.
+"""A job's step with times of ops and collectives that were measured on this machine. Collectives that were not measured
+keep their times.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def measured_job(
 ) -> JobMeasured:
     """Return the job's step with measured instead of recorded times; waits between ranks are recomputed.
 
-    A collective takes its measured transfer time, which includes no waiting, or its recorded time if it was not
-    measured. Raises TraceError for ranks with device work, and Unmatched if no op of any rank was measured.
+    A measured collective takes its measured transfer time, which includes no waiting. Other collectives take their
+    recorded transfer time. Raises TraceError for ranks with device work, and Unmatched if no op of any rank was
+    measured.
     """
     durations: list[Floats] = []
     waitless: list[Floats] = []

@@ -148,8 +148,8 @@ def _origins(traces: Sequence[Trace]) -> list[int]:
 
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
-    """Return the step to analyse on each rank: chosen on the first rank; on other ranks the step with the same number,
-    otherwise the step at the same time.
+    """Return the step to analyse on each rank. It is chosen on the first rank. Other ranks use the step with the same
+    number or, if they have none, the step at the same time.
     """
     first = chosen_step(traces[0], number)
     out = [first]
@@ -210,8 +210,8 @@ def _predicted(
 
 
 def _waitless(predicted: Predicted) -> Floats:
-    """Return 1.0 for each predicted task and 0.0 for others; the predicted time of a collective includes only the
-    transfer.
+    """Return 1.0 for each predicted task and 0.0 for others. The predicted time of a collective includes only the
+    transfer, no waiting.
     """
     out = np.zeros(len(predicted.durations_us))
     for us in predicted.families.values():
@@ -320,7 +320,7 @@ def _collective(matched: Matched, zero_ns: int) -> StepCollective:
 
 
 def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us: float) -> list[RankPathPart]:
-    """Return the critical path across ranks to the end of the last rank, merged by op; longest parts first."""
+    """Return the critical path across ranks to the end of the last rank. Its parts are merged by op, longest first."""
     path, waits = critical_path(job.whole, schedule)
     us: defaultdict[tuple[int | None, str, str], float] = defaultdict(float)
     times: defaultdict[tuple[int | None, str, str], int] = defaultdict(int)
@@ -388,8 +388,8 @@ def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: 
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """Return (step length after a change, its gains): the usual gain, then gains under other assumptions about unknown
-    waits and dependencies on all ranks.
+    """Return (step length after a change, gains of the change). The first gain is the usual one. The others hold under
+    other assumptions about unknown waits and dependencies on all ranks.
     """
     durations_us = job.durations([rank.durations_us for rank in changed])
     step_us = max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags([rank.lags_us for rank in changed]))))

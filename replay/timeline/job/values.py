@@ -123,8 +123,8 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us`, which covers two assumptions on all ranks: no unexplained waiting, and every
-    possible dependency.
+    """Upper end of the range of `step_us`. The range covers two assumptions on all ranks: no unexplained waiting, and
+    every possible dependency.
     """
     gain_us: float
     matched: int
@@ -153,7 +153,7 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[StepCollective, ...]
     """Collectives of the step with at least two of the given ranks."""
     disagreements: tuple[Disagreement, ...]
-    """Disagreements between ranks in the whole traces; `collective` is the index among matched collectives."""
+    """Disagreements between ranks in the whole traces. `collective` is an index into the matched collectives."""
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
     least_common: float

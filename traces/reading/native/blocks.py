@@ -2,8 +2,8 @@
 """Interface to the compiled reader of blocks, which fills the same tables; not available without a C compiler.
 
 This module defines the compiled part's input (categories, where names are interned) and how its rows reach the tables.
-The compiled part either reads a whole block or leaves the whole block to `decoding`, so that unusual input is handled
-in only one place.
+The compiled part reads a block entirely or leaves it entirely to `decoding`, so that unusual input is handled in only
+one place.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROW_FORMAT = 3
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:
-    """Return the compiled scanner; None if it was not built or writes another version of the columns."""
+    """Return the compiled scanner; None if it was not built or if it was built for another version of the columns."""
     try:
         from opreplay.traces.reading.native import _events
     except ImportError:
@@ -58,7 +58,7 @@ class CompiledBlocks:
     """Reads the blocks of one file into the tables of a collector."""
 
     def __init__(self, decoder: EventDecoder, collector: Collector, *, usable: bool = True) -> None:
-        """Create a reader; `usable` is False if requested columns are not supported by the compiled part."""
+        """Create a reader; `usable` is False if the compiled part does not support the requested columns."""
         self._decoder, self._collector = decoder, collector
         self._make = compiled_scanner() if usable else None
         self._scanner: EventScanner | None = None
@@ -67,9 +67,9 @@ class CompiledBlocks:
         self._refused = 0
 
     def read(self, data: bytearray, start: int, stop: int) -> bool:
-        """Add the events of data[start:stop], separated by commas. Raises TooLarge.
+        """Add the events of data[start:stop], which are separated by commas. Raises TooLarge.
 
-        Return False if the block was left to the Python reader.
+        Return False if nothing was added, because the Python reader must read the block.
         """
         scanner = self._ready()
         if scanner is None:
@@ -153,9 +153,10 @@ class CompiledPlaces:
         )
 
     def read(self, text: bytes | memoryview, *, exact: bool) -> Array | None:
-        """Return the columns track, start (ns), role, id, first byte and last byte of the events of a closed array.
+        """Return the columns track, start (ns), role, id, first byte and last byte, with one entry for each event of an
+        array.
 
-        Return None if the compiled part did not read the array.
+        The text is the array with its brackets. Return None if the compiled part refused to read it.
         """
         if self._scanner is None or self._scanner.scan(text, 1, len(text) - 1, exact) is None:
             return None

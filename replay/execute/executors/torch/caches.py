@@ -23,15 +23,15 @@ SECTOR_BYTES = 32
 """Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
 memory)."""
 CODE_BYTES = 1 << 20
-"""Maximum reuse distance of the op's code, in bytes; at this distance, a call on a copy of the arguments brings the
-code into the caches.
+"""Maximum reuse distance, in bytes, that is restored for the op's code. At that distance, a call on a copy of the
+arguments brings the code into the caches.
 
-In a step, the dispatcher and most kernels run again and again; a private cache holds more than this. The distance is
-shorter if the step ran the code more recently.
+In a step, the dispatcher and most kernels run again and again, and a private cache holds more than this. If the step
+ran the code more recently, the distance is shorter.
 """
 TWIN_BYTES = 16 << 20
-"""Maximum bytes of arguments for which the op is called on a copy; with larger ones, code caching does not affect the
-time.
+"""Maximum bytes of arguments with which the op is called on a copy. With larger arguments, it does not affect the time
+whether the code is cached.
 """
 GAUGE_NUMBERS = 1 << 14
 """Elements of the compute workload, few enough for torch to use one thread (at::internal::GRAIN_SIZE is 32,768).
@@ -42,14 +42,14 @@ GAUGE_STEPS = 64
 GAUGE_PIECES = 16
 """Number of 64 KiB pieces per reading of the memory workload: 1 MiB read and written."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
-"""Matrix size, and number of matrix products or passes over the buffer, per reading on an accelerator.
+"""Size of the matrices, and number of matrix products or passes over the buffer, for one reading on an accelerator.
 
 The accelerator's events have a resolution of half a microsecond.
 """
 
 
 class Caches:
-    """The last-level cache of a device, and a buffer that flushes the cache; the buffer is allocated on first use."""
+    """The last-level cache of a device, and a buffer that flushes this cache. The buffer is allocated on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,11 +64,11 @@ class Caches:
         self._whole().add_(1.0)
 
     def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
-        """Return a function that accesses a call's tensors at their reuse distances in the step, farthest first; None
-        if the tensors or the device do not permit it.
+        """Return a function that accesses a call's tensors at their reuse distances in the step, farthest first. None
+        if the tensors or the device do not permit this.
 
-        Between accesses it reads other memory in place of the step's data. `spare_bytes` is the memory for a second set
-        of arguments.
+        Between two accesses, the function reads other memory in place of the step's data. `spare_bytes` is the memory
+        available for a second set of arguments.
         """
         tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
@@ -114,8 +114,8 @@ class Caches:
             self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
-        """Return the device's reference workloads; the memory workload uses the buffer, and needs a known
-        cache size.
+        """Return the device's reference workloads. The memory workload uses the buffer, so it exists only if the cache
+        size is known.
         """
         return Gauge(_arithmetic(self._device), self._stream if self.evicted_bytes else None)
 
@@ -182,8 +182,8 @@ def argument_bytes(call: partial[Any]) -> int:
 
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
-    """Return the call and `count` - 1 copies with separate tensor memory; within a copy, arguments share memory as in
-    the call.
+    """Return the call and `count` - 1 copies with separate tensor memory. Arguments of a copy share memory with each
+    other as in the call.
     """
     calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):

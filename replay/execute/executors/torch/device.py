@@ -74,7 +74,7 @@ about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD
 VALUE_CALLS = 4
 """Number of consecutive calls to determine whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""If the times of two calls differ by more than this ratio, the time depends on the written values: an in-place sort is
+"""Ratio of the times of two calls above which the time depends on the written values. For example, an in-place sort is
 several times faster on sorted numbers.
 """
 
@@ -114,7 +114,7 @@ class TorchPrepared(Prepared):
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """Return the call and up to `count` - 1 copies of it.
 
-        For an op that writes to its arguments, return only the call, because only saved arguments can be reset.
+        An op that writes to its arguments gets no copies, because only saved arguments can be reset.
         """
         room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.python_call, max(1, min(count, 1 + room)))
@@ -134,10 +134,10 @@ class TorchPrepared(Prepared):
         self.first_call_us = (perf_counter() - started) * 1e6
 
     def find_settling(self, random_state: Callable[[], None]) -> None:
-        """Call the op again after its first call and set `settles` if the written values stay the same.
+        """Call the op again after its first call, and set `settles` if the written values stay the same.
 
-        Does nothing if memory is short. `random_state` restores the state that the random generator had before the
-        first call, so that an op that fills its argument with random numbers settles, too.
+        If memory is short, do nothing. `random_state` restores the random generator to its state before the first call.
+        An op that fills its argument with random numbers therefore settles, too.
         """
         size = sum(t.numel() * t.element_size() for t, _ in self._saved)
         if not size or 2 * size > self.spare_bytes:
@@ -358,8 +358,8 @@ class TorchExecutor(Executor):
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """Make the first call; if torch has no gradient for an argument (running means, loss weights), retry without
-        that gradient.
+        """Make the first call. If torch has no gradient for an argument (running means, loss weights), retry without
+        that argument's gradient.
         """
         notes: tuple[Assumption, ...] = ()
         while True:
@@ -376,8 +376,8 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """Return the op with the given arguments, which need more memory than the original ones. Raises NotReplayable
-        if they exceed the budget.
+        """Return the op with the given arguments, which need more memory than its own. Raises NotReplayable if they
+        exceed the budget.
         """
         op = msgspec.structs.replace(op, args=args)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
@@ -403,8 +403,8 @@ class TorchExecutor(Executor):
         )
 
     def _resolve_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """Resolve an op as `resolve` does, but without gradients: a sequence passes results from call to call, so
-        gradients would keep all of them alive.
+        """Resolve an op as `resolve` does, but without gradients. A sequence passes results from call to call, so
+        gradients would keep all results alive.
         """
         op, function, notes = self.resolve(op)
         off = (
@@ -457,7 +457,7 @@ class TorchExecutor(Executor):
         self._caches.evict()
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
-        """Return a function that restores the step's caches; None on an accelerator, and if the call's tensors differ
+        """Return a function that restores the step's caches. None on an accelerator, or if the call's tensors differ
         from the recorded ones.
         """
         return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
@@ -486,8 +486,8 @@ class TorchExecutor(Executor):
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
-        """Fill all tensors with default values, then apply the op's own initializer; return (its name, reports of
-        assumptions).
+        """Fill all tensors with default values, then apply the op's own initializer. Returns (the initializer's name,
+        reports of assumptions).
         """
         plain = DenseInit().initialize(context)
         reports = [plain]
@@ -525,7 +525,7 @@ class TorchExecutor(Executor):
         return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]
 
     def _probe(self, prepared: TorchPrepared, op: ReplayOp) -> None:
-        """Find how many consecutive calls keep the written values finite, to limit the calls per sample.
+        """Limit the calls per sample: find for how many consecutive calls the written values stay finite.
 
         A torch op that always writes the same values (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
         """
@@ -592,8 +592,8 @@ class TorchExecutor(Executor):
 
 
 def open_device(text: str) -> torch.device:
-    """Return the device named by `text` and make it current. Raises UsageError for invalid text, EnvironmentRefused if
-    the device is missing.
+    """Return the device named by `text`, and make it current. Raises UsageError for invalid text, and
+    EnvironmentRefused if the device is missing.
     """
     if text.partition(":")[0] == "npu":
         if importlib.util.find_spec("torch_npu") is None:
@@ -714,8 +714,8 @@ def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Calla
 
 
 def _load_compiler_for_users() -> None:
-    """Import torch's compiler if plugins registered custom ops; otherwise their first call would import it, which takes
-    seconds.
+    """Import torch's compiler if plugins registered custom ops. Otherwise, the first call of such an op would import
+    it, which takes seconds.
     """
     if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
         importlib.import_module("torch._dynamo")

@@ -18,7 +18,7 @@ from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
 EVENT_ROUNDS, EVENT_CALLS = 5, 200
-"""Number of rounds, and of calls per round, to measure the overhead per child op; the minimum counts, since all
+"""Number of rounds, and of calls per round, to measure the overhead per child op. The fastest round counts, since all
 disturbances add time.
 """
 MAX_BELOW = 512
@@ -28,14 +28,16 @@ MAX_BELOW = 512
 def torch_profiler(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
     """Return torch's profiler as a context manager for the host and, if `device` is "cuda", for the device.
 
-    This is the class that torch.profiler wraps; the wrapper would import torch._inductor (1.7 s of CPU time).
+    This is the class that torch.profiler wraps. The wrapper would import torch._inductor, which takes 1.7 s of CPU
+    time.
     """
     use_device = "cuda" if device == "cuda" else None
     return profile(use_kineto=True, use_device=use_device, record_shapes=record_shapes, profile_memory=memory)
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
-    """Return what one call of the op `name` launches: its children, or all ops of the function that replaces it.
+    """Return what one call of the op `name` launches: its children. If another function replaces the op, return all ops
+    of that function.
 
     Raises RuntimeError if the profiler cannot start.
     """
@@ -52,8 +54,8 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
 
 
 def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Return (direct children of op `name`, all nested ops) by name; if the op is missing, the top-level ops
-    and None.
+    """Return (direct children of op `name`, all ops nested in it), by name. If the op is missing, return (top-level
+    ops, None).
     """
     op_event = next((event for event in top if event.name == name), None)
     if op_event is None:

@@ -1,7 +1,7 @@
 """Calls ATen ops as a Python program does, through torch's own bindings.
 
-Calls through `torch.ops` box their arguments, which costs 1 to 4 us per call. Contains no tensors and measures no
-times.
+Calls through `torch.ops` box their arguments, which costs 1 to 4 us per call. This module contains no tensors and
+measures no times.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _Spelling = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 def python_call(call: partial[Any]) -> partial[Any]:
     """Return the same call through a torch binding, without arguments that have their default value.
 
-    `call` is an overload of torch.ops, possibly inside `with_gradients`, with its arguments. A binding is used only if
-    it dispatches to the same overload with the same arguments, which is checked without running anything. Without a
-    binding, e.g. for ops outside ATen, the result is `call`.
+    `call` is an overload of torch.ops with its arguments, possibly inside `with_gradients`. A binding is used only if
+    it dispatches to the same overload with the same arguments; this is checked without running anything. If there is no
+    such binding, e.g. for ops outside ATen, the result is `call`.
     """
     function, args, named = call.func, call.args, call.keywords
     gradients = function is with_gradients

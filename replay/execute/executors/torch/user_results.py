@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[Assumption, ...]:
     """Return notes on the results of a user's function for an op.
 
-    Results that share memory with an argument or with each other give a note unless the schema allows it, because an op
-    that copies takes longer. Raises NotReplayable if a function of the form (inputs, attrs) returns a different number
-    of tensors than the schema or the recording.
+    A result that shares memory with an argument or another result gives a note, because an op that copies takes longer.
+    If the schema allows the sharing, there is no note. Raises NotReplayable if a function of the form (inputs, attrs)
+    returns a different number of tensors than the schema or the recording has.
     """
     results = tensors_in(returned)
     returns = _returns(op)

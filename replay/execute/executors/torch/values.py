@@ -27,10 +27,11 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.int8: 1.0,
     torch.uint8: 1.0,
 }
-"""Element type → tolerance, relative to the element's magnitude plus the root mean square.
+"""Element type → tolerance, relative to the sum of the element's magnitude and the root mean square of all elements.
 
-It is about ten times the rounding error of 16-bit types and a thousand times that of longer types, since sums may be
-reordered. For 8-bit (quantised) integers, it is a difference of 1. Other integers and bools must be equal.
+Since sums may be reordered, it is about ten times the rounding error for 16-bit types, a thousand times for float32 and
+complex64, and more for longer types. For 8-bit (quantised) integers, it is a difference of 1. Other integers and bools
+must be equal.
 """
 EIGHT_BIT_FLOATS = 0.25
 """Tolerance of float8 types, whose rounding error is an eighth."""
@@ -87,8 +88,8 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 
 def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Compare the results of the op's own implementation with those of the replay, and the pairs of values that both
-    wrote to arguments (`written`).
+    """Compare the results of the op's own implementation with those of the replay. `written` has pairs of the values
+    that both wrote to arguments; these are compared, too.
     """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):
@@ -102,7 +103,7 @@ def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any
 
 
 def difference(expected: Any, actual: Any) -> str:
-    """Describe how two results differ by more than the tolerance of their dtype; "" if they do not."""
+    """Describe how two results differ by more than the tolerance of their dtype; "" if they agree."""
     if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
         return f"{type(actual).__name__} instead of {type(expected).__name__}"
     if not isinstance(expected, torch.Tensor):

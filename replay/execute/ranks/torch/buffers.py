@@ -34,8 +34,8 @@ Issue = Callable[[bool], Any]
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
-    """Return the dtype in which a message of `dtype` is moved: `dtype` if the back-end supports it, otherwise one of
-    the same width.
+    """Return the dtype in which a message of `dtype` is moved. It is `dtype` if the back-end supports it, otherwise a
+    dtype of the same width.
     """
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
         return dtype
@@ -150,7 +150,7 @@ class Buffers:
         return lambda later: dist.scatter(output, parts, root, group=group, async_op=later)
 
     def _send(self) -> Issue:
-        """Return this rank's side of a send and receive; the first member sends, the second receives."""
+        """Return this rank's side of a send and receive. The first member sends, and the second receives."""
         tensor, group, other = self.input, self.group, self.share.members[1 - self.me]
         move: Callable[..., Any] = dist.isend if self.me == 0 else dist.irecv
         return lambda later: _wait_all([move(tensor, other, group=group)], later)

@@ -1,8 +1,8 @@
-"""A recorded step on one rank: calls in order, collectives started and awaited at their recorded positions; imports
-torch.
+"""A recorded step on one rank: calls run in order, and collectives are started and awaited at their recorded positions;
+imports torch.
 
 Three kinds of passes alternate: calls with overlapping collectives, only calls, only collectives. Passes that are
-adjacent in time show how much time overlap hides, and how much calls and collectives slow each other.
+adjacent in time show how much time the overlap hides. They also show how much calls and collectives slow each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.results import stats
 
 MOST_STAMPS = 20_000
-"""Maximum number of stored times of collectives; a step with many collectives gets fewer passes."""
+"""Maximum number of times of collectives to store. A step with many collectives therefore gets fewer passes."""
 Span = tuple[int, int]
 """(start, end) in ns on the monotonic clock."""
 Groups = Mapping[tuple[int, ...], Any]
@@ -38,9 +38,9 @@ Groups = Mapping[tuple[int, ...], Any]
 def run_step(
     step: SharedStep, rank: int, groups: Groups, *, backend: str, device: str, host: str, check: bool, op_bytes: int
 ) -> SharedStepOutcome:
-    """Run this rank's part of the step; tensors of collectives may take `op_bytes`.
+    """Run this rank's part of the step. Tensors of collectives may take `op_bytes`.
 
-    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they succeeded
+    Every rank makes the same number of passes of each kind. Raises Raised if a call raises although it succeeded
     before.
     """
     options = step.config.options
@@ -116,7 +116,7 @@ class StepCollectives:
         device: str,
         budget_bytes: int,
     ) -> None:
-        """`places` maps positions in the task to positions in the program; `at` is called with the next op.
+        """`places` maps positions in the task to positions in the program. `at` is called with the next op.
 
         Raises NotReplayable if the tensors need more than `budget_bytes`.
         """
@@ -369,9 +369,9 @@ class _Passes:
 
 
 def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
-    """Return how long collectives were in flight (`on`) while nothing waited for them.
+    """Return for how long collectives were in flight (`on`) while nothing waited for them.
 
-    The spans in `on` and in `waits` are in order, and those of one list do not overlap.
+    Both lists of spans are in order, and the spans of one list do not overlap each other.
     """
     hidden = sum(end - begin for begin, end in on)
     at = 0

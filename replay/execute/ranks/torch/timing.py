@@ -27,9 +27,9 @@ OVERRUN = 3.0
 
 
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
-    """Return the reply with times of a collective that has run once. `wait` returns when the device has finished.
+    """Return the reply with times of a collective that has run once. `wait` must return when the device has finished.
 
-    All ranks make the same number of calls and samples, which follows from the slowest rank's estimate.
+    All ranks make the same number of calls and samples. The number follows from the estimate of the slowest rank.
     """
     call_us = _agreed(_warm(buffers, options, wait), buffers)
     calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))

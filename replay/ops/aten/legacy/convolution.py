@@ -1,9 +1,10 @@
 # pyright: strict
-"""Convolution backward ops as torch named them until 1.10: one per library and gradient.
+"""Convolution backward ops as torch named them until 1.10: one op per library and gradient.
 
-Each op calls `convolution_backward` with the gradient mask that its name implies. Arguments follow the old schemas
-(`legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], or [C, O / groups, *k] if
-transposed; the sizes of tensors that the op does not receive come from the call's size arguments.
+Each op calls `convolution_backward` with the gradient mask that its name implies. The arguments are those of the old
+schemas (module `legacy`). Gradients are [N, O, *out], inputs [N, C, *in] and weights [O, C / groups, *k]; weights of
+transposed convolutions are [C, O / groups, *k]. If an op does not receive a tensor, its size comes from the call's size
+arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ..
 
 
 def backward(c: Call) -> tuple[Maybe, ...]:
-    """Return the gradients of input and weight, and of the bias if the mask has three entries.
+    """Return the gradients of input and weight; if the mask has three entries, also that of the bias.
 
     The convolution is transposed if the call has an output padding.
     """
@@ -60,8 +61,8 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """Return the gradients of a convolution without groups, with dilation 1 if the op has no such argument; buffers of
-    the forward pass are not read.
+    """Return the gradients of a convolution without groups. The dilation is 1 if the op has no such argument. Buffers
+    of the forward pass are not read.
     """
     return backward(with_changes(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 

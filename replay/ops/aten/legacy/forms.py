@@ -2,10 +2,10 @@
 """Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
 The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
-1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. Functional forms that need more than a new
-name have a row here. `WITHOUT` holds ops without an equivalent, with the reason. `out=` variants of removed ops have no
-row, because autograd and the public functions of these versions call the functional forms. torch is imported only when
-a row is used.
+1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. Functional forms for which a new name is
+not enough have a row here. `WITHOUT` gives, for each op without an equivalent, the reason. `out=` variants of removed
+ops have no row, because autograd and the public functions of these versions call the functional forms. torch is
+imported only when a row is used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Legacy:
     """One overload that torch removed after some version, and its equivalent."""
 
     schema: str
-    """Schema without the namespace. The overload name is torch's own, or `until_1_10` if torch now uses that name for
-    another overload.
+    """Schema without the namespace. The overload name is the one that torch used. If torch now uses that name for
+    another overload, it is `until_1_10`.
     """
     via: str
     """Op that does the work today; "plain torch" for a composition of several ops."""
     function: str = ""
-    """"module.function" in `ops.aten` that takes the arguments of `schema`. If "", `via` is called by keyword with the
-    arguments that occur in both schemas.
+    """Function of package `ops.aten`, as "module.function", that takes the arguments of `schema`. If "", op `via` is
+    called instead. It gets, by keyword, the arguments that both schemas have.
     """
     given: tuple[tuple[str, Any], ...] = ()
     """Arguments of `via` that the old overload did not have, with their values."""
@@ -62,7 +62,7 @@ class Legacy:
 def _by_name(row: Legacy) -> Callable[..., Any]:
     """Return a function that takes the old schema's arguments and calls `row.via`.
 
-    Arguments that `row.via` lacks are dropped; the constants in `row.given` are added.
+    It drops arguments that `row.via` does not have, and adds the constants in `row.given`.
     """
     import torch
 

@@ -34,7 +34,8 @@ def batch_norm_elemt(
 ) -> Tensor:
     """Return the gradient of x [N, C, *].
 
-    All other tensors are [C]; mean_dy is the mean gradient, mean_dy_xmu the mean of gradient · (x - mean).
+    All other tensors except `grad` are [C]. mean_dy is the mean of the gradient; mean_dy_xmu is the mean of gradient ·
+    (x − mean).
     """
     shape = [1, -1, *[1] * (x.dim() - 2)]
     scale = invstd if weight is None else invstd * weight

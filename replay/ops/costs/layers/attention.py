@@ -46,10 +46,10 @@ def _call(
 
 
 def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window: float | None = None) -> float:
-    """Return the number of visible (query, key) pairs of one head and sequence.
+    """Return the number of (query, key) pairs of one head and sequence in which the query sees the key.
 
-    A causal mask is aligned to the first key or, with `from_end`, to the last key; `window` is the maximum number of
-    keys that a query attends to.
+    A causal mask is aligned to the first key or, with `from_end`, to the last key. `window` is the maximum number of
+    keys that a query sees.
     """
     both = queries * keys
     if causal:

@@ -44,8 +44,8 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def re_routing(op: OpView) -> Iterable[KernelCall]:
-    """Return MoeReRouting of tokens (T, H) from rank order to expert order; each (rank, expert) pair is one block of
-    rows.
+    """Return MoeReRouting, which moves tokens (T, H) from rank order to expert order. The tokens of each (rank, expert)
+    pair are one block of rows.
     """
     tokens = op.need("tokens", at=0, rank=2)
     out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
@@ -87,11 +87,12 @@ def grouped(
     fixed: bool = False,
     weight_bits: int = 0,
 ) -> KernelCall:
-    """Return GroupedMatmul with rows spread evenly over the experts; `busiest` is the largest row count if it is known.
+    """Return GroupedMatmul with `rows` spread evenly over the experts.
 
-    `loads`: rows of each expert, if the shapes determine them; otherwise they come from the call's contents. `fixed`:
-    the recorded contents determine how rows are distributed over experts, but not the number of rows. `weight_bits`:
-    bits per weight element in memory, if the weights are packed.
+    Its attribute `busiest` is the largest row count of an expert if the counts are known. They are `loads` if given,
+    otherwise those of the call's contents. With `fixed`, the counts only say how rows are distributed: they are scaled
+    so that their sum is `rows`. `weight_bits` is the number of bits per weight element in memory if the weights are
+    packed.
     """
     if loads is None and op.contents is not None:
         loads = op.contents.expert_rows
@@ -147,10 +148,11 @@ def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
 
 
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of an MoE layer whose weights are not arguments: hidden states (T, H), router logits (T, E).
+    """Return the kernels of an MoE layer whose weights are not arguments, from hidden states (T, H) and router logits
+    (T, E).
 
-    The experts' sizes come from the user; if the user gives none, they are the largest that the recorded time allows
-    (`expert_sizes`). Without either, nothing is predicted.
+    The experts' sizes come from the user. If the user gives none, they are the largest that the recorded time allows
+    (`expert_sizes`). If no time is recorded either, nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
@@ -218,9 +220,9 @@ def _rows_by_expert(
 
 
 def _product_of_lists(op: OpView) -> list[KernelCall]:
-    """Return GroupedMatmul of rows (one tensor, or one per weight) with a list of weights (K, N).
+    """Return GroupedMatmul of rows with a list of weights (K, N).
 
-    Weights of different shapes are costed as one GroupedMatmul each.
+    There is one tensor of rows, or one per weight. Weights of different shapes get one GroupedMatmul each.
     """
     rows, weights = op.metas("x"), op.metas("weight")
     if any(len(t.shape) != 2 for t in (*rows, *weights)) or len(rows) not in (1, len(weights)):
@@ -274,8 +276,8 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """
 )
 def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
-    """Return MoeDistributeDispatch, which sends each token to the ranks of its top-k experts, or MoeDistributeCombine,
-    which sends the results back.
+    """Return MoeDistributeDispatch or MoeDistributeCombine. Dispatch sends each token to the ranks of its top-k
+    experts. Combine sends the results back.
     """
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)

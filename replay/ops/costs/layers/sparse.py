@@ -32,8 +32,8 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of attention in which a query sees only the keys (or blocks of keys) in its row of indices;
-    keys are read row by row.
+    """Return the kernels of attention in which a query sees only selected keys, which are read row by row. The query's
+    row of indices lists these keys, or blocks of keys.
     """
     q = op.need("query", "q", at=0, rank=3)
     k = op.need("key", "ori_kv", at=1, rank=3)
@@ -97,10 +97,10 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
 
 
 def latent_projections(op: OpView) -> Iterable[KernelCall]:
-    """Return MLA's four products before attention as one kernel.
+    """Return one kernel for the four products that MLA does before attention.
 
-    The products are token to query latent, query latent to query, query into key space, and token to key latent. Each
-    weight is read once: with so few tokens, the weights dominate.
+    The products are: token to query latent, query latent to query, query into key space, token to key latent. Each
+    weight counts as read once. With so few tokens, reading the weights dominates.
     """
     x = op.need("token_x", at=0, rank=2)
     down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Lowering of state-space layers: causal convolutions over a few steps, and selective scans.
 
-CANN has no kernels for these layers: the cost is one pass over all rows per tap or state.
+CANN has no kernels for these layers. Their cost is one pass over all rows for each convolution tap or each state.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CHUNK = 64
 def delta_rule(op: OpView) -> Iterable[KernelCall]:
     """Return the kernels of the gated delta rule, recurrent or chunked.
 
-    Recurrent: every sequence's state is read and written at each step. Chunked: products within each chunk and with the
-    states between chunks, at the speed of attention.
+    In the recurrent form, each sequence's state is read and written at every step. In the chunked form, there are
+    products within each chunk and products with the states between chunks, at the speed of attention.
     """
     q, v = op.need("query", "q", at=0, rank=3), op.need("value", "v", "u", at=2, rank=3)
     k = op.need("key", "k", at=1, rank=3)

@@ -36,8 +36,8 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """Return GatherV2 of whole rows, or GatherElements, which picks elements in the cores' memory, if a row is shorter
-    than a block.
+    """Return GatherV2, which reads whole rows. If a row is shorter than a block, return GatherElements instead, which
+    picks single elements in the cores' memory.
     """
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
@@ -60,8 +60,8 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
 def single_elements(op: OpView) -> Iterable[KernelCall]:
     """Return GatherElements, which reads single elements of rows.
 
-    For a dimension other than the last, the data is transposed before and after, unless fewer blocks are read than the
-    table has.
+    If the indexed dimension is not the last, the data is transposed before and after. The transposes are left out if
+    the elements take fewer blocks than the whole table.
     """
     table = op.need("self", at=0)
     index = _index(op, "index")
@@ -93,8 +93,8 @@ def _transpose_innermost(tensor: TensorSpec, dim: int, *, back: bool) -> KernelC
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """Return the sizes of the indexed dimension and the dimensions after it; for a table indexed flat, its
-    total size.
+    """Return the sizes of the indexed dimension and of the dimensions after it. For a table that is indexed as if it
+    were flat, return only its total size.
     """
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
@@ -104,19 +104,19 @@ def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
 BLOCK = 32
 """Bytes that a core reads from memory at once."""
 TOGETHER, IN_CORE = 64, 4096
-"""Number of single elements, within a core's memory, that count as one access: in general (assumed), and for
-GatherElements and ScatterElements.
+"""Number of single elements within a core's memory that count as one access.
 
-GatherElements and ScatterElements take little longer than moving their bytes (gather of 8 and scatter_reduce of 33.5
-million elements on a 910B2, hicann/cann-bench).
+TOGETHER is the general number (assumed). IN_CORE is the number for GatherElements and ScatterElements, which take
+little longer than moving their bytes does. Sources: gather of 8 million and scatter_reduce of 33.5 million elements on
+a 910B2 (hicann/cann-bench).
 """
 
 
 def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
     """Return the number of memory accesses for n single elements.
 
-    Elements in the part of the dimension that fits into half of a core's memory (assumed) count as one access per
-    `together` elements. Every other element needs its own access to device memory.
+    The part of the dimension that fits into half of a core's memory (assumed) is read together: `together` of its
+    elements count as one access. Every other element needs its own access to device memory.
     """
     outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
     return max(n // together + 1, round(n * outside))
@@ -132,7 +132,7 @@ def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
 def _span(along: int, picks: int, dtype: str) -> int:
     """Return how many elements of a dimension a core must hold to reach `picks` of them.
 
-    Memory is read in blocks, so all elements of these blocks count, up to the dimension's length.
+    Memory is read in blocks. Hence all elements of the blocks count, but at most the dimension's length.
     """
     return min(along, picks * max(1, BLOCK // itemsize(dtype)))
 
@@ -181,8 +181,8 @@ def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
 
 
 def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
-    """Return the number of True mask elements, from the result or the values; if neither is known, assume half and add
-    a note.
+    """Return the number of True elements of the masks. It comes from the size of the result or of the values. If
+    neither is known, half of the elements are assumed to be True, and a note is added.
     """
     moved = op.op.outputs[0] if op.op.outputs else None
     if "values" in op.args:
@@ -224,7 +224,7 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
 
 
 def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
-    """Return the copy that an out-of-place op makes of its target tensor; empty for in-place ops."""
+    """Return the kernel by which an out-of-place op copies its target tensor; an empty list for in-place ops."""
     in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
     return [] if in_place else [kernel("TensorMove", [table], [table])]
 
@@ -235,7 +235,9 @@ def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
-    """Return ScatterElements, which writes single elements at an index; the rest of the table is not touched."""
+    """Return ScatterElements, which writes single elements at an index. The rest of the table is not touched, except
+    that an out-of-place op copies the table first.
+    """
     table = op.need("self", at=0)
     index = _indices(op, "index")
     source = op.meta("src", "source", "value", "updates")
@@ -255,10 +257,11 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::index_add aten::index_copy aten::index_fill aten::index_reduce")
 def rows_put(op: OpView) -> Iterable[KernelCall]:
-    """Return ScatterUpdate, which writes rows along a dimension at an index; the rest of the table is not touched.
+    """Return ScatterUpdate, which writes rows along a dimension at an index.
 
-    Rows shorter than a block are written one element at a time. If that takes as many blocks as the table has, the
-    table is transposed instead, so that each row is contiguous.
+    The rest of the table is not touched, except that an out-of-place op copies the table first. Rows shorter than a
+    block are written one element at a time. If that takes as many blocks as the table has, the table is transposed
+    instead, so that each row is contiguous.
     """
     table = op.need("self", at=0)
     index = _indices(op, "index")

@@ -231,7 +231,7 @@ def cache_write(op: OpView) -> Iterable[KernelCall]:
 def slices_written(op: OpView) -> Iterable[KernelCall]:
     """Return Scatter or ScatterNdUpdate, which writes contiguous slices into a tensor at the indices.
 
-    Out of place, the tensor is copied first; in place, the rest of the tensor is not touched.
+    An out-of-place op copies the tensor first. An in-place op does not touch the rest of the tensor.
     """
     table, updates = op.need("self", at=0), op.need("updates", "update")
     index = op.need("indices", "indice")

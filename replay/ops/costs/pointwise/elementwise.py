@@ -194,9 +194,10 @@ BLOCK_BYTES = 32
 
 
 def swiglu(op: OpView) -> Iterable[KernelCall]:
-    """Return SwiGlu on a tensor whose halves are gate and value.
+    """Return SwiGlu on a tensor whose two halves are gate and value.
 
-    A 910B runs a Slice first if the rows of a half do not fill whole blocks (kernels listed in hicann/cann-bench).
+    If the rows of a half do not fill whole blocks, a 910B runs a Slice first (according to the kernels listed in
+    hicann/cann-bench).
     """
     (glu,) = _halves(op, "SwiGlu")
     source, half = glu.inputs[0], glu.outputs[0]
@@ -280,11 +281,11 @@ FP8_CODES = {35: "float8_e5m2", 36: "float8_e4m3fn"}
 """torch_npu's `dst_type` code → dtype; codes 40 and 41 are 4-bit numbers, two per byte."""
 FP4_CODES = frozenset({40, 41})
 NO_HALF_TO_FP4 = 5.0
-"""Cost of converting a float16 element to 4 bits, relative to a bfloat16 element.
+"""Cost of converting a float16 element to 4 bits, as a multiple of the cost for a bfloat16 element.
 
-float16 has no direct conversion to 4 bits and goes through float32 and bfloat16. For 1 to 17 million elements, a core
-of a 950PR takes 0.6 cycles per float16 element and 0.12 per bfloat16 element (npu_dynamic_mx_quant_with_dual_axis,
-hicann/cann-bench).
+float16 has no direct conversion to 4 bits: it is converted to float32 and then bfloat16 first. For 1 to 17 million
+elements, a core of a 950PR takes 0.6 cycles per float16 element and 0.12 per bfloat16 element
+(npu_dynamic_mx_quant_with_dual_axis, hicann/cann-bench).
 """
 MX_BLOCK = 32
 """Elements per scale in OCP's microscaling formats."""
@@ -304,9 +305,10 @@ def mx_quantised(op: OpView, source: TensorSpec) -> tuple[TensorSpec, TensorSpec
 
 
 BOTH_ROWS, BOTH_COLUMNS = 64, 256
-"""Tile size for quantising along both dimensions.
+"""Rows and columns of a tile when quantising along both dimensions.
 
-Measured times of 17 shapes rise in steps, one for every 64 tiles (one tile per core; 950PR, hicann/cann-bench).
+Source: the measured times of 17 shapes rise by one step for every 64 tiles, one tile per core (950PR,
+hicann/cann-bench).
 """
 
 

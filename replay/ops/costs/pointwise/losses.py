@@ -63,9 +63,9 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return NLLLoss: it reads one score per sample, or all scores for margin losses.
+    """Return NLLLoss, which reads one score per sample; margin losses read all scores.
 
-    Without margin, a reduced loss first clears its accumulator.
+    If a loss without margin is reduced, its accumulator is cleared first.
     """
     x = op.need("self", at=0)
     samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)
@@ -78,9 +78,10 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 READ_TOGETHER = 128
-"""Bytes that one read of scores fetches; neighbouring samples with few classes share a read.
+"""Number of bytes that one read of scores fetches.
 
-A million samples of two classes take 42 us on a 950PR, 8192 samples of 16384 classes 13 us (hicann/cann-bench).
+If there are few classes, neighbouring samples share a read. Measured on a 950PR: a million samples of two classes take
+42 us, 8192 samples of 16384 classes take 13 us (hicann/cann-bench).
 """
 
 
@@ -107,10 +108,11 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cross_entropy_loss")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """Return LogSoftmaxV2 over the classes, then NLLLoss for labels or the sum of products for probabilities.
+    """Return LogSoftmaxV2 over the classes and the kernels that compute the loss from it.
 
-    For labels, weights of 1 are written; for images, the class dimension is moved last (kernels listed in
-    hicann/cann-bench). Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
+    For labels, the loss is NLLLoss; for probabilities, it is the sum of products. With labels but no class weights,
+    weights of 1 are written first. For images, the class dimension is moved last. Both follow the kernels listed in
+    hicann/cann-bench. Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
     """
     x, target, weight = op.need("self", "input", at=0), op.meta("target", at=1), op.meta("weight")
     source, smoothing = spec(x.shape, x.dtype), op.number("label_smoothing")

@@ -95,10 +95,10 @@ def _parameters(op: OpView, name: str) -> list[TensorSpec]:
 
 @costs(*(f"aten::{name}" for name in RANDOM))
 def random(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel that draws random numbers.
+    """Return the kernel that draws random numbers, with the kernels that adjust them.
 
-    The kernel reads probabilities or rates; means and deviations are applied afterwards. A Dirichlet distribution
-    consists of gammas divided by their sum.
+    Probabilities and rates are inputs of the drawing kernel. Means and deviations are applied by separate kernels
+    afterwards. A Dirichlet distribution is drawn as gammas, which are then divided by their sum.
     """
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
     kind = RANDOM[name]

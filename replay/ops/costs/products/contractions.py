@@ -70,17 +70,17 @@ def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
 
 
 EXPONENTIAL_PRODUCTS = 9
-"""Products of a matrix exponential: five for a Taylor polynomial of degree 18, and four squarings.
+"""Number of matrix products of a matrix exponential: five for a Taylor polynomial of degree 18, and four squarings.
 
-The polynomial is that of Bader, Blanes and Casas 2019, which PyTorch uses. The number of squarings depends on contents
-and is assumed.
+The polynomial is that of Bader, Blanes and Casas 2019, which PyTorch uses. The number of squarings depends on the
+matrix's contents, so four is an assumption.
 """
 
 
 @costs("aten::matrix_exp aten::linalg_matrix_exp aten::matrix_exp_backward")
 def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
-    """Return products of the matrix with itself; the gradient is a block of the exponential of a matrix of twice the
-    size.
+    """Return the products of the matrix with itself that compute its exponential. The gradient is a block of the
+    exponential of a matrix of twice the size, so its products have twice the size.
     """
     source = op.need("self", at=0, rank=2)
     size = source.shape[-1] * (2 if "backward" in op.op.name else 1)
@@ -130,9 +130,10 @@ def tensordot(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::bilinear")
 def bilinear(op: OpView) -> Iterable[KernelCall]:
-    """Return one product of (N, I) with weights (O, I, J), and the sum over J of its result times the second input.
+    """Return the kernels of a bilinear layer.
 
-    The result of the product is (N, O, J); the second input is (N, 1, J).
+    First, input1 (N, I) is multiplied by the weights (O, I, J), which gives (N, O, J). This result is multiplied by
+    input2, as (N, 1, J), and summed over J.
     """
     a, b, weight = op.need("input1", at=0, rank=1), op.need("input2", at=1), op.need("weight", at=2, rank=3)
     rows, (out, inner, other) = prod(a.shape[:-1]), weight.shape[:3]

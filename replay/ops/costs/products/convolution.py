@@ -66,8 +66,8 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Return the number of groups; depthwise ops have no such argument: image channels divided by channels per
-        filter.
+        """Return the number of groups if the call has no such argument, as for depthwise ops. It is the number of image
+        channels divided by the number of channels per filter; for transposed convolutions it is 1.
         """
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 

@@ -13,9 +13,9 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 
 def operand(op: OpView, meta: TensorMeta) -> tuple[TensorSpec, bool]:
-    """Return a matrix operand as stored, and whether the product reads it transposed.
+    """Return a matrix operand as it lies in memory, and whether the product reads it transposed.
 
-    A transposed view is read in place; any other strided view is copied first.
+    A transposed view is read in place. Any other strided view is copied first.
     """
     shape = meta.shape
     if len(shape) < 2 or is_contiguous(meta):

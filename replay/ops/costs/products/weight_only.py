@@ -2,7 +2,8 @@
 """Lowering of products in which only the weights are quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed
 weights.
 
-The weights are read packed; the vector cores unpack them to the dtype of the activations in parallel with the product.
+The weights are read in packed form. While the product runs, the vector cores unpack them to the dtype of the
+activations.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _experts(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, dtype: s
 
 
 def marlin_layer(op: OpView) -> Iterable[KernelCall]:
-    """Return routing, GroupedMatmul, SwiGlu, GroupedMatmul and the sum over experts.
+    """Return the kernels of a whole MoE layer: routing, GroupedMatmul, SwiGlu, GroupedMatmul, sum over experts.
 
     Weights are w1 (E, H / 16, packed) and w2 (E, I / 16, packed).
     """

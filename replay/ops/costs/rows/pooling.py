@@ -152,9 +152,9 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
-    """Return a reduction for a global pool, otherwise AdaptiveAvgPool3d or AdaptiveMaxPool3d between transposes.
+    """Return AdaptiveAvgPool3d or AdaptiveMaxPool3d between transposes; for a global pool, return a reduction instead.
 
-    The pooling kernel works on channels-last data.
+    The transposes are needed because the pooling kernel works on channels-last data.
     """
     meta = _input(op)
     space = space_of(op, meta)

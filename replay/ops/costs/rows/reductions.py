@@ -22,7 +22,7 @@ def reduced(op: OpView) -> tuple[int, ...]:
 
 
 def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
-    """Return the attribute `inner`, the product of all sizes after `dim`; empty if `dim` is innermost."""
+    """Return {"inner": product of all sizes after `dim`}, an attribute of kernels; {} if `dim` is None or innermost."""
     if dim is None:
         return {}
     inner = prod(shape[dim + 1 :])

@@ -84,7 +84,7 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """Return GridSampler2D, which reads images and a grid of positions and writes one element per position and channel.
 
-    Channels are first transposed to the innermost dimension, unless cores load single elements.
+    A transpose first makes the channels the innermost dimension. Devices whose cores load single elements skip it.
     """
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2

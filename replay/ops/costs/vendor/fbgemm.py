@@ -44,10 +44,10 @@ def reorder_segments(op: OpView) -> Iterable[KernelCall]:
 
 
 def scan_row(op: OpView) -> Iterable[KernelCall]:
-    """Return a scan of one long row by a dedicated kernel, which sums up blocks and then scans them.
+    """Return a scan of one long row by a dedicated kernel, which first sums up blocks and then scans them.
 
-    NPU libraries for recommendation models have this kernel; CANN's sequential cumulative sum would take thousands of
-    times as long.
+    NPU libraries for recommendation models have this kernel. CANN's own cumulative sum is sequential and would take
+    thousands of times as long.
     """
     source = op.dense(at=0)
     if source is None:
@@ -91,10 +91,10 @@ def compiled_kernel(op: OpView) -> Iterable[KernelCall]:
 
 
 def count_rows_read(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
-    """Return the number of table rows that are read.
+    """Return the number of rows of `table` that are read.
 
-    All rows count, unless no other tensor has as many rows as the table and another tensor has one row per index: then
-    the number of indices counts.
+    It is the number of indices if another tensor has one row per index and no other tensor has as many rows as the
+    table. Otherwise, all rows of the table count.
     """
     rows = table.shape[0]
     others = [t for t in metas if t is not table]

@@ -114,7 +114,7 @@ def feed_forward(op: OpView) -> Iterable[KernelCall]:
 
 
 def ungated_experts(op: OpView) -> Iterable[KernelCall]:
-    """Return routing, GroupedMatmul, Gelu, GroupedMatmul and the sum over experts.
+    """Return the kernels of experts without gating: routing, GroupedMatmul, Gelu, GroupedMatmul, sum over experts.
 
     Weights are gate (E, I, H) and down (E, H, I), both int8.
     """

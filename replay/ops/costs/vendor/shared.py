@@ -67,8 +67,8 @@ def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
 
 
 def hadamard(op: OpView) -> Iterable[KernelCall]:
-    """Return a Hadamard transform as a product of all rows with a square matrix of their width: the cube is the fastest
-    unit for it.
+    """Return a Hadamard transform as a product of all rows with a square matrix of their width. The cube (matrix unit)
+    is the fastest unit for it.
     """
     x = op.need("x", at=0, rank=1)
     width = x.shape[-1]

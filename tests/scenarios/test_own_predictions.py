@@ -125,7 +125,7 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     assert 10 < found["time_us"] < 40
     explained = console("plan", trace, *args, "--explain", "my_ops::scaled_add").stdout
     assert ("unnamed argument 0 is assumed to be x" in " ".join(explained.split())) == (first == "")
-    assert found["taken_for"].startswith("Axpy as a kernel of family ")
+    assert found["taken_for"].startswith("Axpy costed as a kernel of family ")
     assert f"kernels from your rule scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
     beside = "argument names not checked, because the library is not installed: x = argument 0, y = argument 1"
     assert (beside in found["taken_for"]) == (first == "")
